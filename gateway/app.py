@@ -8,6 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from penstock.gateway.errors import ApiError, error_response
 from penstock.gateway.exchange.serve import Read, count_tokens, serve
+from penstock.gateway.external_sessions import post_session
 from penstock.gateway.feedback import (
     delete_feedback,
     get_feedback,
@@ -50,6 +51,7 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
             web.post("/v1/messages/count_tokens", partial(count_tokens, services, read_count)),
             web.get("/v1/models/{model:.+}", partial(model, services)),
             web.get("/v1/models", partial(models, services)),
+            web.post("/v1/sessions", partial(post_session, services)),
             web.post("/v1/feedback", partial(post_feedback, services)),
             web.post("/v1/feedback/batch", partial(post_feedback_batch, services)),
             web.get("/v1/feedback/{feedback_id}", partial(get_feedback, services)),

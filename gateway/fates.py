@@ -2,6 +2,7 @@
 
 ```
  waiting ─LiveSampleJoined─▶ joined ─BatchManifest─▶ training ─StepCompleted─▶ trained
+    │  └─ Label, PreferencePair ──────────┘ (as a judgment or correction, beside its sample)
     │                          │                └─▶ stale, capped ...: its outcome
     │                          └─ a later revision does without it ─▶ superseded
     ├─ FeedbackQuarantined ─▶ quarantined ─ QuarantineReleased ─▶ waiting
@@ -23,6 +24,7 @@ from penstock.messages.feedback import (
     feedback_key,
 )
 from penstock.messages.reward import Outcome
+from penstock.messages.signals.preferences import PreferenceFate
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, StepCompleted
 
@@ -52,6 +54,8 @@ class _Given:
     """Tenant and user who may have given it in a burst; a trusted key never does."""
     times: list[float] = field(default_factory=list[float])
     """When it and its amendments came: the first, and the newest."""
+    preferred: set[int] = field(default_factory=set[int])
+    """Steps that train it as a judgment or a correction."""
 
 
 class FeedbackFates:
@@ -65,6 +69,8 @@ class FeedbackFates:
         self._bursts: OrderedDict[str, FeedbackQuarantined] = OrderedDict()
         self._by_user: dict[tuple[str, str], dict[str, None]] = {}
         self._released: OrderedDict[str, None] = OrderedDict()
+        self._roots: OrderedDict[str, str] = OrderedDict()
+        """Amendment -> the first that it amends."""
         self._step = 0
 
     def received(self, event: FeedbackReceived, at: float) -> None:
@@ -75,7 +81,11 @@ class FeedbackFates:
             at: When the log took it, unix seconds.
 
         """
-        given = self._of(feedback_key(event.tenant, event.amends or event.feedback_id))
+        root = feedback_key(event.tenant, event.amends or event.feedback_id)
+        given = self._of(root)
+        if event.amends:
+            self._roots[event.key()] = root
+            _bound(self._roots, self._num_max)
         if event.is_trusted:
             return
         given.user = (event.tenant, event.user)
@@ -122,6 +132,10 @@ class FeedbackFates:
         for entry in event.live:
             ends = self._sample(entry.rollout_id).ends
             ends[entry.revision] = (entry.outcome, event.step)
+        for preference in event.preferences:
+            if preference.fate is PreferenceFate.TRAINED:
+                root = self._roots.get(preference.feedback, preference.feedback)
+                self._of(root).preferred.add(event.step)
 
     def step(self, event: StepCompleted) -> None:
         """Note that a step was taken, or skipped."""
@@ -144,9 +158,20 @@ class FeedbackFates:
             for name in given.samples
             if name in self._samples
         ]
-        versions = sorted({version for sample in samples for version in sample["versions"]})
+        preferred = {step for step in given.preferred if step not in self._skipped}
+        versions = {version for sample in samples for version in sample["versions"]}
+        versions |= {step for step in preferred if step <= self._step}
         status, reason = self._status(given, samples)
-        return {"status": status, "versions": versions, "samples": samples, "reason": reason}
+        if versions and not given.is_retracted and given.reason is None:
+            status, reason = "trained", ""
+        elif preferred and not given.is_retracted and given.reason is None:
+            status, reason = "training", ""
+        return {
+            "status": status,
+            "versions": sorted(versions),
+            "samples": samples,
+            "reason": reason,
+        }
 
     def _status(self, given: _Given, samples: list[dict[str, Any]]) -> tuple[str, str]:
         if given.is_retracted:

@@ -11,6 +11,7 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content, with_correction_ids
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
+from penstock.gateway.routes.feedback import AmendmentBody, FeedbackBatch, FeedbackBody
 from penstock.gateway.services import Services
 from penstock.messages.errors import ErasedError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
@@ -22,44 +23,6 @@ from penstock.messages.streams import check_token
 TEXT_CHARS_MAX = 16_384
 ID_CHARS_MAX = 128
 BATCH_ITEMS_MAX = 256
-
-
-class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/feedback`; `key`/`metric_name` and `score` are other names."""
-
-    name: str = ""
-    key: str = ""
-    metric_name: str = ""
-    value: float | bool | None = None
-    score: float | bool | None = None
-    feedback_id: str = ""
-    request_id: str = ""
-    session_id: str = ""
-    """Instead of a request: the last one of the session."""
-    user: str = ""
-    """The end user who gives it, as the requests name users; default: who made the request."""
-    weight: float = 1.0
-    comment: str = ""
-    correction: str = ""
-    source: str = ""
-    occurred_at: str = ""
-    metadata: dict[str, str] | None = None
-
-
-class FeedbackBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/feedback/batch`."""
-
-    items: list[msgspec.Raw]
-    """Bodies of `POST /v1/feedback`."""
-
-
-class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/feedback/{feedback_id}`: only what changes."""
-
-    value: float | bool | None = None
-    weight: float | None = None
-    comment: str | None = None
-    correction: str | None = None
 
 
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
@@ -96,13 +59,23 @@ async def get_feedback(services: Services, request: web.Request) -> web.Response
 
 
 async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
-    """Check and store one piece of feedback; return its part of the reply."""
     body = decode_body(data, FeedbackBody)
-    event = await _received(body, key, services)
+    return await give(services, key, body, await check_feedback(services, key, body), len(data))
+
+
+async def give(
+    services: Services, key: KeySpec, body: FeedbackBody, event: FeedbackReceived, num_bytes: int
+) -> dict[str, Any]:
+    """Store feedback that `check_feedback` accepted; return its part of the reply.
+
+    Raises:
+        ApiError: 429, the key has given too much.
+
+    """
     content = FeedbackContent(
         comment=_short(body.comment, "comment"), correction=_short(body.correction, "correction")
     )
-    await _admit(event, len(data), key, services)
+    await _admit(event, num_bytes, key, services)
     event = await _with_content(event, content, key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
@@ -178,7 +151,13 @@ async def _find_changeable(
     return event
 
 
-async def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackReceived:
+async def check_feedback(services: Services, key: KeySpec, body: FeedbackBody) -> FeedbackReceived:
+    """Return the event of a body, without what its user wrote.
+
+    Raises:
+        ApiError: 400 that names the field; 403, the key may not give it.
+
+    """
     spec = _declared(_token(body.name or body.key or body.metric_name, "name"), key, services)
     value = body.value if body.value is not None else body.score
     if spec.kind.is_text:

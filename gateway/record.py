@@ -73,6 +73,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn
     policy_version: int
     replica: str
+    is_external: bool = False
 
 
 async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
@@ -115,6 +116,7 @@ def _recorded(answered: Answered, sealed: Sealed) -> InferenceRecorded:
         turn=SealedTurn(summary=answered.turn.summary, sealed=sealed),
         policy_version=answered.policy_version,
         replica=answered.replica,
+        is_external=answered.is_external,
     )
 
 

@@ -71,7 +71,11 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     turn: SealedTurn | StoredTurn
     """Sealed wherever it lies."""
     policy_version: int
+    """Oldest that sampled one of its tokens; `EXTERNAL_VERSION` of an external session."""
     replica: str
+    is_external: bool = False
+    """A whole session that was sampled elsewhere and submitted when it was over: its tokens are the
+    chat format's, and what came between its turns is in `Turn.forced`."""
 
     def key(self) -> str:
         """One per request."""

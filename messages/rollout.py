@@ -4,13 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from penstock.messages.base import Array, Claim, Event, Part, Stream
 from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
 from penstock.messages.task import Purpose, Sampling
+
+EXTERNAL_VERSION = -1  # Of an external session's tokens, which no version of this run sampled.
 
 
 class StopReason(StrEnum):
@@ -46,7 +48,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A run of tokens sampled under one policy version."""
 
-    policy_version: NonNegativeInt
+    policy_version: Annotated[int, msgspec.Meta(ge=EXTERNAL_VERSION)]
     num_tokens: NonNegativeInt
 
 
@@ -129,8 +131,7 @@ class Turn(Part, frozen=True, kw_only=True):
     positions again, and they take the place of what was recorded."""
 
     arithmetic: str = ""
-    """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another
-    format refuses the turn."""
+    """The sampler's step and format of the experts, e.g. `native/mxfp8`; checked by the trainer."""
     sampling: Sampling | None = None
     """What shaped the distribution; None where nobody knows, and such a turn is not trained. A
     grammar's text is left out."""
@@ -138,8 +139,8 @@ class Turn(Part, frozen=True, kw_only=True):
     """Sealed (`kernels.support`): the tokens that could be drawn at each position, where the
     settings leave some out."""
     forced: list[tuple[NonNegativeInt, NonNegativeInt]] = []
-    """Spans [start, end) of the sampled tokens that were the only one allowed: context, not
-    trained."""
+    """Spans [start, end) that are context: of tokens that were the only one allowed; of an external
+    session, what came between its turns."""
     starts_segment: bool = False
     """Whether its context is the whole prompt of a new segment: nothing before it was read, and
     positions and routes begin at 0 again."""

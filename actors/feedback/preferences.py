@@ -31,6 +31,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     policy_version: int
     has_consent: bool
+    is_external: bool
 
 
 class Preferences:
@@ -49,6 +50,7 @@ class Preferences:
             user=record.user,
             policy_version=record.policy_version,
             has_consent=record.training_consent,
+            is_external=record.is_external,
         )
         if len(self._requests) > self._num_max:
             self._requests.popitem(last=False)
@@ -72,7 +74,8 @@ class Preferences:
             return
         spec = self._declared[event.name]
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
-        if spec.kind is SignalKind.CORRECTION and event.content is not None:
+        is_pair = spec.kind is SignalKind.CORRECTION and event.content is not None
+        if is_pair and not request.is_external:  # Of which of its replies nobody knows.
             yield PreferencePair(
                 feedback=event.key(),
                 root=root,
@@ -83,7 +86,8 @@ class Preferences:
                 policy_version=request.policy_version,
             )
         score, weight = spec.score(event.value), spec.weight * event.weight
-        if spec.level is SignalLevel.REQUEST and abs(score) >= CLEAR and weight > 0:
+        is_whole = spec.level is SignalLevel.REQUEST or request.is_external
+        if is_whole and abs(score) >= CLEAR and weight > 0:
             yield Label(
                 feedback=event.key(),
                 root=root,

@@ -227,6 +227,9 @@ class RunFold:
         )
 
     def _inference_recorded(self, event: InferenceRecorded, at: float) -> None:
+        if event.is_external:
+            self._state.live.num_external += 1
+            return
         self._state.live.num_requests += 1
         self._state.live.num_consented += int(event.training_consent)
 

@@ -183,6 +183,8 @@ class LiveView(msgspec.Struct, kw_only=True):
     num_consented: int = 0
     num_counted: int = 0
     """Requests that may not be stored: of these the log has counts alone."""
+    num_external: int = 0
+    """Sessions that were sampled elsewhere and submitted; not among the requests."""
     num_feedback: int = 0
     num_retracted: int = 0
     num_joined: int = 0

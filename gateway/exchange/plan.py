@@ -5,8 +5,9 @@ time: who sends them waits for their own.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.prompt import ReplyMemory, messages_of, remembered, told_tools
 from penstock.gateway.exchange.sampling import sampling_of
+from penstock.gateway.exchange.session_tokens import SessionTokens, session_tokens
 from penstock.messages.task import Sampling
 
 BYTES_PER_TOKEN = 4
@@ -28,6 +30,7 @@ BYTES_PER_TOKEN = 4
 INLINE_BYTES_MAX = 16 << 10
 """Longer prompts, tools included, are tokenized in a thread."""
 NUM_THREADS = 2
+T = TypeVar("T")
 
 
 class Plan(NamedTuple):
@@ -118,6 +121,29 @@ class Planner:
         sampling = sampling_of(conversation, self._format, num_reply, seed)
         return Plan(session_id, context, sampling, told)
 
+    async def session(
+        self, conversation: LiveRequest, *, key_id: str, charge: TokenCharge
+    ) -> SessionTokens:
+        """Return a finished session in tokens; arguments as `plan` has them.
+
+        Raises:
+            ApiError: 400, the session does not fit the context or the format.
+
+        """
+        told = told_tools(conversation)
+        messages = messages_of(conversation)
+        num_max = self._config.context_tokens_max
+        found = await self._rendered(
+            lambda: session_tokens(self._format, messages, told, num_max),
+            conversation,
+            key_id,
+            told,
+        )
+        charge.num_tokens = found.num_tokens
+        if found.num_tokens > num_max:
+            raise _too_long(f"resulted in at least {found.num_tokens} tokens", num_max)
+        return found
+
     async def _context(
         self,
         conversation: LiveRequest,
@@ -136,6 +162,16 @@ class Planner:
                 return self._format.tokenizer.encode(prompt)
             return self._format.render_prompt(messages, told, sampled)
 
+        return await self._rendered(render, conversation, key_id, told)
+
+    async def _rendered(
+        self,
+        render: Callable[[], T],
+        conversation: LiveRequest,
+        key_id: str,
+        told: OfferedTools,
+    ) -> T:
+        """Render here, or where that takes long in a thread: of a key one at a time."""
         try:
             num_bytes = _num_bytes(conversation) + len(msgspec.json.encode(told.schemas))
             if num_bytes <= INLINE_BYTES_MAX:

@@ -39,7 +39,9 @@ Read = Callable[[bytes], Asked]
 
 
 @dataclass(frozen=True)
-class _Admitted:
+class Admitted:
+    """A request with its key, and what it costs."""
+
     request: web.Request
     key: KeySpec
     charge: TokenCharge
@@ -52,7 +54,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
         ApiError: The request is refused.
 
     """
-    async with _admitted(services, request) as admitted:
+    async with admit(services, request) as admitted:
         body = await read_whole(services, request)
         if HEADER not in request.headers:
             return (await _answer(services, _read(services, read, request, body), admitted))[0]
@@ -74,13 +76,13 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
 
 
 async def _answer(
-    services: Services, asked: Asked, admitted: _Admitted, *, may_keep: bool = False
+    services: Services, asked: Asked, admitted: Admitted, *, may_keep: bool = False
 ) -> tuple[web.StreamResponse, bytes | None]:
     """Return the response, and its body if that may be kept for a while."""
     request, key, charge = admitted.request, admitted.key, admitted.charge
     conversation = asked.conversation
     may_store = consent_of(key, conversation.store, conversation.metadata).storage
-    with _places(services, conversation.num_choices):
+    with hold_places(services, conversation.num_choices):
         plan = await _plan(services, conversation, admitted)
         exchange = Exchange(services, request, key, asked, plan, keeps=may_keep and may_store)
         try:
@@ -97,16 +99,16 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
         ApiError: The request is refused.
 
     """
-    async with _admitted(services, request) as admitted:
+    async with admit(services, request) as admitted:
         asked = _read(services, read, request, await read_whole(services, request))
-        with _places(services, 1):
+        with hold_places(services, 1):
             request[THREAD] = _thread(services, request, admitted.key, asked.conversation)
             plan = await _plan_as_it_is(services, admitted, asked.conversation)
         return web.json_response({"input_tokens": len(plan.context_ids)})
 
 
 @contextlib.asynccontextmanager
-async def _admitted(services: Services, request: web.Request) -> AsyncGenerator[_Admitted, None]:
+async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admitted, None]:
     """Hold a request's account with its key, and charge it at the end.
 
     Raises:
@@ -117,7 +119,7 @@ async def _admitted(services: Services, request: web.Request) -> AsyncGenerator[
     request[EXTRA_HEADERS] = dict(await services.limits.enter(key))
     charge = TokenCharge()
     try:
-        yield _Admitted(request, key, charge)
+        yield Admitted(request, key, charge)
     finally:
         await asyncio.shield(services.limits.leave(key, charge.num_tokens))
 
@@ -129,7 +131,7 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
     return asked
 
 
-async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitted) -> Plan:
+async def _plan(services: Services, conversation: LiveRequest, admitted: Admitted) -> Plan:
     request, key = admitted.request, admitted.key
     request[THREAD] = _thread(services, request, key, conversation)
     plan_of = partial(_plan_as_it_is, services, admitted)
@@ -139,9 +141,7 @@ async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitt
     return await Summarizer(services, request, key, admitted.charge, plan_of).plan(conversation)
 
 
-async def _plan_as_it_is(
-    services: Services, admitted: _Admitted, conversation: LiveRequest
-) -> Plan:
+async def _plan_as_it_is(services: Services, admitted: Admitted, conversation: LiveRequest) -> Plan:
     request, key = admitted.request, admitted.key
     services.planner.check_size(conversation, admitted.charge)
     plan = await services.planner.plan(
@@ -206,7 +206,7 @@ def _told_ignored(names: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _places(services: Services, num: int) -> Generator[None, None, None]:
+def hold_places(services: Services, num: int) -> Generator[None, None, None]:
     """Hold the gateway's places for a request's replies.
 
     Raises:

@@ -242,10 +242,11 @@ function drawSandbox() {
 
 function drawLive() {
   const { live } = state;
-  if (!live.num_requests) { fill("live", empty("No user has asked anything yet.")); return; }
+  if (!live.num_requests && !live.num_external) { fill("live", empty("No user has asked anything yet.")); return; }
   const list = html("dl");
   const rows = [["requests answered", live.num_requests], ["with consent to train", live.num_consented], ["feedback signals", live.num_feedback],
     ["retracted", live.num_retracted], ["joined to samples", live.num_joined], ["trained", live.num_trained]];
+  if (live.num_external) rows.push(["sessions sampled elsewhere", live.num_external]);
   for (const [name, value] of rows) list.append(html("dt", "", name), html("dd", "", integer(value)));
   if (live.num_joined) list.append(html("dt", "", "mean reward"), html("dd", "", live.reward_mean.toFixed(2)));
   fill("live", list);

@@ -147,10 +147,7 @@ def read_chat(body: bytes) -> Asked:
 
     """
     chat, ignored = read_body(body, ChatBody)
-    if not 0 < len(chat.messages) <= NUM_MESSAGES_MAX:
-        raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
-    if len(chat.tools) > NUM_TOOLS_MAX:
-        raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
+    said = read_messages(chat.messages)
     if not 1 <= chat.n <= NUM_CHOICES_MAX:
         raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", "n")
     if not 0 <= chat.top_logprobs <= NUM_TOP_LOGPROBS_MAX:
@@ -159,10 +156,10 @@ def read_chat(body: bytes) -> Asked:
         raise invalid("expected logprobs: true beside it", "top_logprobs")
     if chat.modalities not in ([], ["text"]):
         raise invalid('expected ["text"]: this model writes text alone', "modalities")
-    tools = _tools(chat)
+    tools = read_tools(chat.tools)
     conversation = LiveRequest(
         model=chat.model,
-        messages=tuple(_said(message, index) for index, message in enumerate(chat.messages)),
+        messages=said,
         tools=tools,
         tool_choice=_choice(chat, tools),
         allows_parallel_calls=chat.parallel_tool_calls,
@@ -176,6 +173,36 @@ def read_chat(body: bytes) -> Asked:
         metadata=chat.metadata,
     )
     return Asked(conversation, partial(_writer, chat), ignored)
+
+
+def read_messages(messages: Sequence[ChatBodyMessage]) -> tuple[Said, ...]:
+    """Return what a body's messages say.
+
+    Raises:
+        ApiError: 400 that names the field.
+
+    """
+    if not 0 < len(messages) <= NUM_MESSAGES_MAX:
+        raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
+    return tuple(_said(message, index) for index, message in enumerate(messages))
+
+
+def read_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    """Return a body's tools; raises as `read_messages` does."""
+    if len(given) > NUM_TOOLS_MAX:
+        raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
+    functions = [tool.function for tool in given]
+    return check_tools(
+        [
+            Tool(
+                name=function.name,
+                description=function.description or "",
+                parameters=function.parameters or {},
+                is_strict=bool(function.strict),
+            )
+            for function in functions
+        ]
+    )
 
 
 def _writer(chat: ChatBody, opening: Opening) -> ChatReplyWriter:
@@ -218,21 +245,6 @@ def _text(content: str | list[ContentPart] | None, place: str) -> str:
             text = f"expected a part of type text: this model cannot read {part.type!r}"
             raise invalid(text, f"{place}[{index}].type")
     return "".join(part.text or part.refusal for part in content)
-
-
-def _tools(chat: ChatBody) -> tuple[Tool, ...]:
-    functions = [tool.function for tool in chat.tools]
-    return check_tools(
-        [
-            Tool(
-                name=function.name,
-                description=function.description or "",
-                parameters=function.parameters or {},
-                is_strict=bool(function.strict),
-            )
-            for function in functions
-        ]
-    )
 
 
 def _choice(chat: ChatBody, tools: Sequence[Tool]) -> ToolChoice:

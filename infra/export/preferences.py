@@ -137,10 +137,10 @@ class PreferenceReader:
     def _reply(self, ids: list[int]) -> str | list[TraceMessage]:
         if self._chat is None:
             return self._tokenizer.decode(ids)
-        message = self._chat.read_turn(ids)
-        if message is None:
-            raise CodecError("its reply is no turn of the chat format")
-        return [_message(message)]
+        messages = self._chat.read_reply(ids)
+        if messages is None:
+            raise CodecError("its reply has a turn that is none of the chat format")
+        return [_message(message) for message in messages]
 
     def _own(self, text: str) -> str | list[TraceMessage]:
         return text if self._chat is None else [TraceMessage(role="assistant", content=text)]

@@ -135,6 +135,24 @@ class PenstockChat:
             return None
         return ChatMessage(role=Role.ASSISTANT, content=parsed.text, calls=parsed.calls)
 
+    def read_reply(self, ids: Sequence[int]) -> list[ChatMessage] | None:
+        """Return a turn, or several with what came between them; None if one does not parse."""
+        opening = self.tokenizer.special_id(special_tokens.ASSISTANT)
+        messages: list[ChatMessage] = []
+        left = [opening, *ids]
+        while left:
+            end = left.index(self.end_id) + 1 if self.end_id in left else len(left)
+            found = (
+                self.read_turn(left[1:end])
+                if left[0] == opening
+                else next(iter(self.read_prompt([*left[:end], opening]) or ()), None)
+            )
+            if found is None:
+                return None
+            messages.append(found)
+            left = left[end:]
+        return messages
+
     def parse_turn(
         self,
         token_ids: Sequence[int],

@@ -88,7 +88,7 @@ class ExampleReader:
             raise CodecError(f"request {entry.request_id}: it may not be trained")
         turn = await open_live_turn(self._store, self._opener, record.turn, entry.request_id)
         context = from_array(turn.context_ids).astype(np.int64)
-        reply = _reply(context, from_array(turn.token_ids))
+        reply = _reply(context, from_array(turn.token_ids), turn.forced)
         if entry.kind is PreferenceKind.LABEL:
             return PreferenceExample(
                 chosen=reply if entry.is_desirable else None,
@@ -109,6 +109,12 @@ class ExampleReader:
         return content.correction_ids
 
 
-def _reply(context: np.ndarray, token_ids: np.ndarray) -> PreferenceReply:
+def _reply(
+    context: np.ndarray, token_ids: np.ndarray, forced: Sequence[tuple[int, int]] = ()
+) -> PreferenceReply:
+    """Return a reply whose forced tokens are context, as in every loss."""
     ids = token_ids.astype(np.int64)
-    return PreferenceReply(context_ids=context, reply_ids=ids, is_target=np.ones(ids.size, bool))
+    is_target = np.ones(ids.size, bool)
+    for start, end in forced:
+        is_target[start:end] = False
+    return PreferenceReply(context_ids=context, reply_ids=ids, is_target=is_target)

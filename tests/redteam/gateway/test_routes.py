@@ -8,10 +8,23 @@ import random
 import aiohttp
 import pytest
 from tests.e2e.gateway.conftest import Reply, Site
-from tests.property.test_gateway_bodies import SEEDS
+from tests.property.test_gateway_bodies import CALL, FUNCTION, SEEDS
 
 HEADERS = {"Authorization": "Bearer psk-test", "Content-Type": "application/json"}
-GOOD = {path: body | {"stream": False} for path, body in SEEDS.items()}
+SESSION = {
+    "session_id": "s",
+    "messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+        {"role": "assistant", "content": "x"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "outcome": [{"name": "commit", "value": 1, "comment": "x"}],
+    "user": "x",
+}
+BODIES = SEEDS | {"/v1/sessions": SESSION}
+GOOD = {path: body | {"stream": False} for path, body in SEEDS.items()} | {"/v1/sessions": SESSION}
 DEEP = b'{"model":"policy","messages":' + b"[" * 5000 + b"]" * 5000 + b"}"
 
 
@@ -65,8 +78,8 @@ async def test_no_request_breaks_a_route_and_the_next_is_answered(bus, tmp_path,
     rng = random.Random(seed)
     async with site.running(), aiohttp.ClientSession(site.url) as http:
         for _ in range(40):
-            path = rng.choice(sorted(SEEDS))
-            data, headers = attacks(rng, SEEDS[path])
+            path = rng.choice(sorted(BODIES))
+            data, headers = attacks(rng, BODIES[path])
             async with asyncio.timeout(20):
                 reply = await http.post(path, data=data, headers=HEADERS | headers)
                 text = await reply.text()

@@ -15,19 +15,24 @@ from penstock.actors.trainer.preferences.examples import (
     StoredReply,
     encode_examples,
 )
+from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.infra.privacy.erase import erase
 from penstock.infra.privacy.lineage import read as read_lineage
+from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
     InferenceRecorded,
+    LiveSampleJoined,
     feedback_key,
     owner_of,
 )
 from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reading.sealed import FeedbackContent, SealedTurn
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import EXTERNAL_VERSION, VersionSpan
 from penstock.messages.signals.preferences import (
     Label,
     PreferenceFate,
@@ -334,3 +339,44 @@ async def test_examples_that_do_not_fit_the_policy_are_refused(make_world):
     world.store.objects[PREFERENCES_HELDOUT_KEY] = encode_examples([])
     with pytest.raises(CorruptDataError, match="token ids: expected 0 to 63"):
         await world.run()
+
+
+async def test_an_external_session_is_counted_as_not_reproducible_and_trained_as_a_label(critics):
+    """Only the assistant's turns count in it: other words between them change no figure."""
+    log, made = critics.world.log, critics.world.turn
+
+    def external(version, between):
+        turn = made(version)
+        ids = from_array(turn.token_ids).copy()
+        ids[1:3] = between
+        spans = [VersionSpan(policy_version=EXTERNAL_VERSION, num_tokens=ids.size)]
+        return msgspec.structs.replace(
+            turn, token_ids=to_array(ids), version_spans=spans, forced=[(1, 3)], sampling=None
+        )
+
+    critics.world.turn = lambda version: external(version, (5, 6))
+    name = await critics.judge("u-a", True)
+    record = log.of(InferenceRecorded)[-1]
+    await log.publish(
+        LiveSampleJoined(
+            sample_id=record.request_id, request_ids=[record.request_id], reward=1.0,
+            feedback_ids=[feedback_key(TENANT, name)], turns=[record.turn.summary],
+            policy_version=EXTERNAL_VERSION, tenant=TENANT, user="u-a", variant="v", propensity=1.0,
+        )
+    )  # fmt: skip
+    await critics.service.read()
+    await critics.due()
+    manifest = log.of(BatchManifest)[-1]
+    assert [entry.outcome for entry in manifest.live] == [Outcome.NOT_REPRODUCIBLE]
+    assert critics.fates() == {name: "trained"}
+    ledger = Ledger()
+    for event in (*log.of(LiveSampleJoined), *log.of(BatchManifest)):
+        (ledger.add_live if isinstance(event, LiveSampleJoined) else ledger.add_manifest)(event)
+    row = ledger.rows()[EXTERNAL_VERSION]
+    num_tokens = record.turn.summary.num_sampled
+    assert (row.generated, row.not_reproducible, row.trained) == (num_tokens, num_tokens, 0)
+    report = await critics.replayed()
+    assert (report.identical, report.first_difference) == (True, "")
+    store, vault, last = critics.world.store, critics.vault, log.last
+    [example] = await ExampleReader(store, vault, last, critics.world.policy).read(manifest)
+    assert np.flatnonzero(~example.chosen.is_target).tolist() == [1, 2]

@@ -11,6 +11,11 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.reward import Outcome
+from penstock.messages.signals.preferences import (
+    PreferenceEntry,
+    PreferenceFate,
+    PreferenceKind,
+)
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 
@@ -110,6 +115,34 @@ def test_what_is_not_trained_says_why():
     assert status(fates) == ("skipped", [])
     fates.joined(revised(2, "t.c"))
     assert status(fates) == ("superseded", [])
+
+
+def test_a_judgment_is_trained_beside_a_sample_that_cannot_be():
+    fates = FeedbackFates()
+    fates.received(received("a"), 10.0)
+    fates.received(received("a.1", amends="a"), 11.0)
+    fates.joined(SAMPLE)
+    fates.batch(batch(1, Outcome.NOT_REPRODUCIBLE))
+    assert status(fates) == ("not_reproducible", [])
+    entry = PreferenceEntry(
+        kind=PreferenceKind.LABEL,
+        fate=PreferenceFate.TRAINED,
+        feedback="t.a.1",
+        request_id="q",
+        tenant="t",
+        user="u",
+    )
+    left_out = msgspec.structs.replace(entry, fate=PreferenceFate.CAPPED)
+    for number, found in ((2, left_out), (3, entry), (4, entry)):
+        fates.batch(BatchManifest(step=number, policy_version=0, groups=[], preferences=[found]))
+    fates.step(step(2))
+    assert status(fates) == ("training", [])
+    fates.step(step(3, skipped="the loss is nan"))
+    assert status(fates) == ("training", [])
+    fates.step(step(4))
+    assert status(fates) == ("trained", [4])
+    fates.retracted(FeedbackRetracted(feedback_id="a", request_id="q", tenant="t"))
+    assert status(fates) == ("retracted", [4])
 
 
 def test_a_signal_that_changes_nothing_says_so():
