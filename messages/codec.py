@@ -42,6 +42,17 @@ from penstock.messages.generation import (
     ReplicaReported,
     TokensSampled,
 )
+from penstock.messages.ranks import (
+    LoadRank,
+    MakeVersion0,
+    MeasureSamples,
+    RankLoaded,
+    RankSaved,
+    SamplesMeasured,
+    SaveRank,
+    StepTaken,
+    TakeStep,
+)
 from penstock.messages.reading.parsing import parse_with
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
@@ -122,6 +133,8 @@ REQUESTS = (
     ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,
+    MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken, MeasureSamples, SamplesMeasured,
+    SaveRank, RankSaved,
 )  # fmt: skip
 """Requests and replies, not kept."""
 

@@ -2,7 +2,28 @@
 
 from typing import ClassVar
 
+import msgspec
+
 from penstock.messages.base import Claim, Event, Stream
+from penstock.messages.settings import PositiveInt
+
+
+class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
+    """How the trainer computes: what replay has to match to give the same bits."""
+
+    engine: str = "local"
+    """As `trainer.engine`."""
+    num_ranks: PositiveInt = 1
+    """Of one model kept by several processes; the own policy's bits do not depend on it."""
+    layout: str = ""
+    """Division of the model over ranks where bits depend on it; empty: they do not."""
+    model: str = "own"
+    """Implementation of the model's layers."""
+    device: str = "cpu"
+    torch: str = ""
+    """Version."""
+    num_threads: PositiveInt = 1
+    """Of torch inside one pass."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -18,6 +39,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     """BLAKE3 of each file of the model that the run starts from; empty for random weights."""
     format: int = 1
     """Format version of the run's data; 0.1.0 recorded none."""
+    arithmetic: Arithmetic = Arithmetic()
+    """Of the trainer; runs of one process recorded none before there were ranks."""
 
     def key(self) -> str:
         """One per run."""

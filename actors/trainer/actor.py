@@ -4,7 +4,7 @@
  facts ──▶ Batcher ──propose──▶ BatchManifest ──▶ log ──▶ on_batch_manifest
                                   (one per step wins)          │ all turns here?
                                                                ▼
-        StepCompleted, WeightsPublished, CheckpointSaved ◀── train_step (worker thread)
+        StepCompleted, WeightsPublished, CheckpointSaved ◀── TrainingEngine.step
 ```
 Only stored manifests are trained, in the order of steps, so a trainer that is killed at any point
 starts from its newest checkpoint, reads the log, and takes the same steps to the same bits; what it
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.distribution import outcome_of
+from penstock.actors.trainer.engines.protocol import TrainingEngine
 from penstock.actors.trainer.infrastructure import NewestEnds
 from penstock.actors.trainer.off_policy import OffPolicy, is_older, recorded
 from penstock.actors.trainer.rl_phase import RlPhase
@@ -72,7 +72,7 @@ class Trainer(Actor):
         self,
         config: TrainerConfig,
         policy_config: PolicyConfig,
-        publisher: SnapshotPublisher,
+        engine: TrainingEngine,
         seed: int,
         opener: Opener,
     ) -> None:
@@ -80,7 +80,7 @@ class Trainer(Actor):
         self._policy_config = policy_config
         self._seed = seed
         self._batcher = Batcher(config)
-        self._phase = RlPhase(config, policy_config, publisher, opener)
+        self._phase = RlPhase(config, policy_config, engine, opener)
         self._ends = NewestEnds(
             config.infrastructure_share_max,
             config.infrastructure_window,

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 from safetensors.torch import load, save
 
-from penstock.actors.runtime.context import Context
+from penstock.actors.trainer.engines.protocol import Completed, Place
 from penstock.actors.trainer.learner import Learner
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import ObjectStore
@@ -21,7 +21,6 @@ from penstock.messages.reading.parsing import parse_json
 from penstock.messages.training import (
     CheckpointSaved,
     LedgerRow,
-    MidtrainCompleted,
     StepCompleted,
 )
 
@@ -36,7 +35,7 @@ class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
     """= policy version; 0 after mid-training."""
     weights_digest: str
     optimizer_digest: str
-    completed: MidtrainCompleted | StepCompleted
+    completed: Completed
     """The fact that announces this version. Published again at a start from here, in case that the
     trainer died between saving and publishing; the bus refuses it where it is known."""
     ledger: dict[int, LedgerRow] = {}
@@ -55,20 +54,20 @@ class _Versioned(msgspec.Struct):
 
 
 async def save_checkpoint(
-    ctx: Context,
+    place: Place,
     learner: Learner,
-    completed: MidtrainCompleted | StepCompleted,
+    completed: Completed,
     ledger: dict[int, LedgerRow],
 ) -> CheckpointSaved:
     """Store a checkpoint of the learner as it is; a step that has one keeps it."""
     step = completed.step if isinstance(completed, StepCompleted) else 0
-    there = await ctx.store.keys(_step_prefix(step))
+    there = await place.store.keys(_step_prefix(step))
     if there:
         key = there[0]
     else:
-        data = await ctx.offload(_encode, learner, step, completed, ledger)
+        data = await place.offload(_encode, learner, step, completed, ledger)
         key = f"{_step_prefix(step)}{_digest(data)}"
-        await ctx.store.put(key, data)
+        await place.store.put(key, data)
     return CheckpointSaved(step=step, object_key=key, weights_digest=completed.weights_digest)
 
 
@@ -142,7 +141,7 @@ async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
 def _encode(
     learner: Learner,
     step: int,
-    completed: MidtrainCompleted | StepCompleted,
+    completed: Completed,
     ledger: dict[int, LedgerRow],
 ) -> bytes:
     head = CheckpointHead(

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from penstock.actors.policy.config import DEVICES
 from penstock.actors.trainer.preferences.config import PreferencesConfig
+from penstock.actors.trainer.ranks.config import RanksConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.settings import (
@@ -36,6 +37,7 @@ SCHEDULES = ("wsd", "cosine")
 DECAYED_RATE = 0.1
 """Learning rate after its decay, as a share of what it was before."""
 STALENESS_POLICIES = ("pace", "drop", "withhold")
+ENGINES = ("local", "ranks")
 
 
 class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,6 +207,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     preferences: PreferencesConfig = PreferencesConfig()
     epoch: EpochConfig | None = None
     """Batches of live samples alone; without it, live samples train beside groups."""
+    engine: Annotated[str, one_of(ENGINES)] = "local"
+    """local: the trainer's process holds the weights; ranks: processes of their own (`ranks`)."""
+    ranks: RanksConfig = RanksConfig()
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"
     groups_per_batch: PositiveInt = 8
     num_passes: PositiveInt = 1
@@ -286,7 +291,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def encoded(self) -> str:
         """Return what a step depends on as JSON, for its manifest."""
         fields: dict[str, Any] = msgspec.structs.asdict(self)
-        del fields["midtrain"]
+        for name in ("midtrain", "engine", "ranks"):
+            del fields[name]
         return msgspec.json.encode(fields).decode()
 
     def of_step(self, settings: str) -> "TrainerConfig":
@@ -307,6 +313,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return msgspec.structs.replace(
             stored,
             midtrain=self.midtrain,
+            engine=self.engine,
+            ranks=self.ranks,
             num_workers=self.num_workers,
             turns_bytes_max=self.turns_bytes_max,
         )

@@ -10,24 +10,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import AsyncIterator, Callable
+from typing import ClassVar, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import ManifestAudit
-from penstock.actors.trainer.checkpoint import (
-    first_checkpoint,
-    load_checkpoint,
-    load_reference,
-    next_checkpoint,
-)
+from penstock.actors.trainer.checkpoint import first_checkpoint, next_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.preferences.examples import PreferenceExample
+from penstock.actors.trainer.engines.local import LocalEngine
+from penstock.actors.trainer.engines.protocol import StepData, TrainingEngine
 from penstock.actors.trainer.preferences.reading import ExampleReader
-from penstock.actors.trainer.step import StepResult, train_step
+from penstock.actors.trainer.step import StepResult
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, ObjectStore
@@ -36,10 +31,12 @@ from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
+from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
+P = ParamSpec("P")
+R = TypeVar("R")
 REPLAY_TYPES: tuple[type[Event], ...] = (
     MidtrainCompleted,
     TurnSampled,
@@ -107,6 +104,20 @@ class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
     opener: Opener
     """Opens users' turns."""
 
+    async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run blocking work in a thread."""
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+
+class ReplayStart(NamedTuple):
+    """What a replay starts with."""
+
+    engine: TrainingEngine
+    """At the version of `weights_digest`."""
+    policy_config: PolicyConfig
+    config: TrainerConfig
+    weights_digest: str
+
 
 OnStep = Callable[[BatchManifest, StepResult], None]
 
@@ -119,24 +130,23 @@ class Replay:
 
     def __init__(
         self,
-        learner: Learner,
-        config: TrainerConfig,
+        start: ReplayStart,
         log: ReplayLog,
         *,
         on_step: OnStep | None,
     ) -> None:
-        self._learner, self._config = learner, config
+        self._engine, self._config = start.engine, start.config
         self._log = log
         self._on_step = on_step
-        self._turns = TurnStore(config.turns_bytes_max, log.opener)
-        self._preferences = ExampleReader(log.store, log.opener, log.last, learner.policy.config)
-        self._audit = ManifestAudit(config)
+        self._turns = TurnStore(start.config.turns_bytes_max, log.opener)
+        self._preferences = ExampleReader(log.store, log.opener, log.last, start.policy_config)
+        self._audit = ManifestAudit(start.config)
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
         self._recorded: dict[int, StepCompleted] = {}
         self._resumed_at = 0
         """Steps up to this one are not taken again: a checkpoint after them was loaded."""
-        self.report = ReplayReport(weights_digest=learner.weights_digest())
+        self.report = ReplayReport(weights_digest=start.weights_digest)
 
     async def add(self, delivery: Delivery) -> None:
         """Take one event of the log."""
@@ -203,11 +213,11 @@ class Replay:
             return self._leave_out(manifest)
         try:
             turns = await self._turns.load(manifest, self._log.store, self._log.last)
-            examples = await self._preferences.read(manifest)
+            data = StepData(turns, await self._preferences.read(manifest))
         except ErasedError as error:
             await self._resume_after(manifest, error)
             return self._leave_out(manifest)
-        result = await asyncio.to_thread(self.take, manifest, turns, config, examples)
+        result = await self.take(manifest, config, data)
         self._turns.drop(manifest)
         if self.report.ended:
             return
@@ -218,15 +228,15 @@ class Replay:
         if self._on_step is not None:
             self._on_step(manifest, result)
 
-    def take(
-        self,
-        manifest: BatchManifest,
-        turns: Mapping[str, Sequence[Turn]],
-        config: TrainerConfig,
-        examples: Sequence[PreferenceExample],
+    async def take(
+        self, manifest: BatchManifest, config: TrainerConfig, data: StepData
     ) -> StepResult:
         """Take a step; it does not count if `report.ended` says so afterwards."""
-        return train_step(self._learner, manifest, turns, config, examples)
+
+        async def read() -> StepData:
+            return data
+
+        return await self._engine.step(self._log, manifest, config, read)
 
     def _leave_out(self, manifest: BatchManifest) -> None:
         self._turns.drop(manifest)
@@ -238,9 +248,9 @@ class Replay:
         if key is None:
             self._resumed_at = sys.maxsize
             return self._differ(f"step {manifest.step}: {error}, and no checkpoint follows")
-        head = await load_checkpoint(self._log.store, key, self._learner)
-        self._resumed_at = head.step
-        self.report.weights_digest = head.weights_digest
+        position = await self._engine.load(self._log, key)
+        self._resumed_at = position.step
+        self.report.weights_digest = position.saved.weights_digest
 
     def _compare_step(self, recorded: StepCompleted, result: StepResult) -> None:
         if not self.compares:
@@ -283,8 +293,8 @@ async def replay(
 
     """
     started = time.perf_counter()
-    learner, config = await first_version(log, policy_config, config)
-    run = Replay(learner, config, log, on_step=on_step)
+    engine = LocalEngine(policy_config, config)
+    run = Replay(await first_version(log, engine, policy_config, config), log, on_step=on_step)
     await run.read()
     report = run.finish()
     report.wall_s = time.perf_counter() - started
@@ -292,15 +302,12 @@ async def replay(
 
 
 async def first_version(
-    log: ReplayLog, policy_config: PolicyConfig, config: TrainerConfig
-) -> tuple[Learner, TrainerConfig]:
-    """Return the learner at version 0, and settings that use all cores; raises as `replay`."""
-    learner = Learner.initialized(policy_config, config.optimizer, seed=0)
-    learner.set_threads(config.num_threads)
+    log: ReplayLog, engine: TrainingEngine, policy_config: PolicyConfig, config: TrainerConfig
+) -> ReplayStart:
+    """Put an engine at version 0, with settings that use all cores; raises as `replay`."""
     key = await first_checkpoint(log.store)
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
-    await load_checkpoint(log.store, key, learner)
-    await load_reference(log.store, learner)
+    position = await engine.load(log, key)
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
-    return learner, config
+    return ReplayStart(engine, policy_config, config, position.saved.weights_digest)

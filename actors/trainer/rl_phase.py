@@ -1,37 +1,20 @@
 """The RL phase: takes the steps of stored manifests, in order, and publishes each version."""
 
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import config_json
-from penstock.actors.policy.hf.stored import fetch_model, stored_model
-from penstock.actors.policy.model import Policy
-from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.trainer.checkpoint import (
-    drop_old_checkpoints,
-    load_checkpoint,
-    load_reference,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from penstock.actors.trainer.checkpoint import drop_old_checkpoints, newest_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.midtraining.phase import run_midtraining
+from penstock.actors.trainer.engines.protocol import Completed, StepData, TrainingEngine
 from penstock.actors.trainer.midtraining.saves import drop_saves
-from penstock.actors.trainer.off_policy import OffPolicy, measure
-from penstock.actors.trainer.preferences.phase import run_preferences
+from penstock.actors.trainer.off_policy import OffPolicy
 from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.preferences.waiting import left_out
-from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
@@ -39,13 +22,7 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.rollout import Turn
-from penstock.messages.training import (
-    BatchManifest,
-    CheckpointSaved,
-    MidtrainCompleted,
-    SampleEntry,
-    StepCompleted,
-)
+from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 from penstock.messages.weights import WeightsPublished
 
 NUM_DIGESTS_MAX = 10_000
@@ -61,22 +38,22 @@ class NondeterminismError(TrainingError):
 
 
 class RlPhase:
-    """The learner, the manifests that wait for it, and what each step made."""
+    """The engine, the manifests that wait for it, and what each step made."""
 
     def __init__(
         self,
         config: TrainerConfig,
         policy_config: PolicyConfig,
-        publisher: SnapshotPublisher,
+        engine: TrainingEngine,
         opener: Opener,
     ) -> None:
         self._config = config
         self._policy_config = policy_config
         self._opener = opener
-        self._publisher = publisher
+        self._engine = engine
         self._manifests: dict[int, BatchManifest] = {}
         self._digests: dict[int, str] = {}
-        self._completed: MidtrainCompleted | StepCompleted | None = None
+        self._completed: Completed | None = None
         self._idle_since = 0.0
         self._step_last = config.steps_max
         self._reason = "steps_max"
@@ -84,42 +61,23 @@ class RlPhase:
         self.turns = TurnStore(config.turns_bytes_max, opener)
         self.ledger = Ledger()
         self.step = 0
-        """= policy version of the learner."""
+        """= policy version of the engine."""
         self.is_idle = asyncio.Event()
         self.is_training = asyncio.Event()
 
     async def start(self, ctx: Context, seed: int) -> Effects:
         """Take up the newest checkpoint, or make version 0; return the facts of that version."""
-        self._learner = Learner.initialized(self._policy_config, self._config.optimizer, seed)
         key = await newest_checkpoint(ctx.store)
         if key is None:
-            await self._load_model(ctx)
-            self._completed = await run_midtraining(ctx, self._learner, self._config, seed)
-            if preferred := await run_preferences(ctx, self._learner, self._config, seed):
-                digest = preferred.weights_digest
-                self._completed = msgspec.structs.replace(self._completed, weights_digest=digest)
-            saved: Effects = await self.save(ctx)
+            position = await self._engine.make_version_0(ctx, seed)
         else:
-            head = await load_checkpoint(ctx.store, key, self._learner)
-            self.step, self._completed = head.step, head.completed
-            if isinstance(head.completed, StepCompleted):
-                self._count_skipped(head.completed)
-            saved = (
-                CheckpointSaved(step=head.step, object_key=key, weights_digest=head.weights_digest),
-            )
-        await load_reference(ctx.store, self._learner)
+            position = await self._engine.load(ctx, key)
+        self.step, self._completed = position.step, position.completed
+        if isinstance(position.completed, StepCompleted):
+            self._count_skipped(position.completed)
         await drop_saves(ctx.store)
         self._set_idle(ctx)
-        return [*saved, self._completed, await self._publish(ctx), *self._finish()]
-
-    async def _load_model(self, ctx: Context) -> None:
-        """Start from the run's model, if its store has one, instead of from random weights."""
-        stored = await stored_model(ctx.store)
-        if stored is None:
-            return
-        with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
-            await fetch_model(ctx.store, stored, Path(folder))
-            await ctx.offload(self._learner.load_model, Path(folder))
+        return [position.saved, self._completed, await self._publish(ctx), *self._finish()]
 
     def add_manifest(self, manifest: BatchManifest) -> None:
         """Keep a manifest until its step is taken; one of an older step is done with."""
@@ -148,7 +106,7 @@ class RlPhase:
         self, samples: Sequence[SampleEntry], turns: Mapping[str, Sequence[Turn]], ctx: Context
     ) -> dict[str, OffPolicy]:
         """Return how far the policy has moved from those that drew live samples."""
-        return await ctx.offload(measure, self._learner, samples, turns, self._config)
+        return await self._engine.measure(ctx, samples, turns, self._config)
 
     async def with_readable_preferences(
         self, manifest: BatchManifest, ctx: Context
@@ -189,10 +147,13 @@ class RlPhase:
         wait_s = started - self._idle_since
         self.is_idle.clear()
         self.is_training.set()
-        turns = await self.turns.load(manifest, ctx.store, ctx.last)
         config = self._config.of_step(manifest.settings)
-        examples = await self._preferences(ctx).read(manifest)
-        result = await ctx.offload(train_step, self._learner, manifest, turns, config, examples)
+
+        async def read() -> StepData:
+            turns = await self.turns.load(manifest, ctx.store, ctx.last)
+            return StepData(turns, await self._preferences(ctx).read(manifest))
+
+        result = await self._engine.step(ctx, manifest, config, read)
         if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
             await ctx.sleep(left_s)
         self.check_digest(manifest.step, result.weights_digest)
@@ -250,20 +211,13 @@ class RlPhase:
 
     async def _publish(self, ctx: Context) -> WeightsPublished:
         """Have the current version stored for the relays; return its manifest."""
-        snapshot = await ctx.offload(_snapshot, self._learner.policy)
         ctx.set_gauge("policy_version", self.step)
-        return await self._publisher.prepare(
-            self.step,
-            snapshot,
-            optimizer_step=self.step,
-            config_json=config_json(self._policy_config),
-        )
+        return await self._engine.publish(ctx, self.step)
 
     async def save(self, ctx: Context) -> Effects:
         """Save a checkpoint of where training stands."""
         assert self._completed is not None
-        rows = self.ledger.rows()
-        return (await save_checkpoint(ctx, self._learner, self._completed, rows),)
+        return (await self._engine.save(ctx, self._completed, self.ledger.rows()),)
 
     def _finish(self) -> Effects:
         if not self.is_finished:
@@ -274,7 +228,3 @@ class RlPhase:
         self._idle_since = ctx.monotonic()
         self.is_training.clear()
         self.is_idle.set()
-
-
-def _snapshot(policy: Policy) -> dict[str, np.ndarray]:
-    return {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}

@@ -23,6 +23,7 @@ from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
 from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
+from penstock.infra.ranks.arithmetic import arithmetic_of
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_file import (
@@ -292,4 +293,5 @@ async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
         versions=environment_versions(),
         model_digests=model.digests if model else {},
         format=FORMAT,
+        arithmetic=arithmetic_of(config),
     )

@@ -5,9 +5,9 @@ To add a check: a function here that raises `ConfigError`, and its call in `chec
 
 import re
 
-from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
+from penstock.infra.ranks.checks import check_publishers, check_ranks
 from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
 from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
@@ -39,7 +39,8 @@ def check_config(config: RunConfig) -> None:
     if config.rollout_worker.places_groups:
         _check_group_fits(config)
     _check_capabilities(config)
-    _check_publishers(config)
+    check_publishers(config)
+    check_ranks(config)
     has_compactor = any("compactor" in specs for specs in config.processes.values())
     if has_compactor == config.store.retain_for_replay:
         raise ConfigError(
@@ -204,17 +205,6 @@ def _check_capabilities(config: RunConfig) -> None:
                 f"{field}: needs machines with the capability {capability.value!r}; "
                 f"pool.backend {config.pool.backend!r} lacks it, choose one of {', '.join(able)}"
             )
-
-
-def _check_publishers(config: RunConfig) -> None:
-    """Check that each publishing rank has exactly one process: two would share its requests."""
-    specs = (spec for specs in config.processes.values() for spec in specs)
-    found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
-    ranks = publisher_ranks(config.weights.num_publisher_ranks)
-    if found != sorted(f"publisher:{rank}" for rank in ranks):
-        expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
-        text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
-        raise ConfigError(f"processes: {text}")
 
 
 def _check_regions(config: RunConfig) -> None:

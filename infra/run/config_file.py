@@ -10,6 +10,7 @@ import msgspec
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.ranks.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.run.config import RunConfig, is_gateway
@@ -141,6 +142,15 @@ def _num_gateways(processes: Table) -> int:
     return sum(is_gateway(str(spec)) for specs in lists for spec in specs)
 
 
+def _derive_ranks(processes: Table, trainer: Table) -> None:
+    """Give each training rank a process."""
+    ranks = trainer.get("ranks", {})
+    number = ranks.get("num_ranks", RanksConfig().num_ranks) if _is_table(ranks) else 0
+    if trainer.get("engine") == "ranks" and isinstance(number, int) and number <= NUM_RANKS_MAX:
+        for rank in range(number):
+            processes.setdefault(f"rank-{rank}", [f"rank:{rank}"])
+
+
 def _derive(data: Table) -> None:
     """Set defaults of one table from another's values."""
     if not all(isinstance(data.get(name, {}), dict) for name in ("processes", *_TABLES)):
@@ -168,6 +178,7 @@ def _derive(data: Table) -> None:
     data.setdefault("judge", {}).setdefault("places_machines", places)
     for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):
         data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
+    _derive_ranks(data.get("processes", {}), trainer)
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
     is_known = isinstance(backend, str) and backend in backends

@@ -82,13 +82,14 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
 
 async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.trainer.actor import Trainer
+    from penstock.actors.trainer.engines.local import LocalEngine
     from penstock.infra.run.vault import open_vault
 
     config = assembly.config
     trainer = Trainer(
         config.trainer,
         config.policy,
-        _publisher(assembly),
+        LocalEngine(config.policy, config.trainer, _publisher(assembly)),
         seed=config.run.seed,
         opener=open_vault(assembly.run),
     )

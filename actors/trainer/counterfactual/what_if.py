@@ -5,7 +5,7 @@ knows. So the more the policy differs from the one that sampled, the less the lo
 effective sample size of the ratios measures that, and below `ess_min` the answer ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -13,21 +13,22 @@ import msgspec
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import counts
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.engines.local import LocalEngine
+from penstock.actors.trainer.engines.protocol import StepData
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.objective.advantages import estimator, trunk_advantage
-from penstock.actors.trainer.preferences.examples import PreferenceExample
 from penstock.actors.trainer.replay import (
     OnStep,
     Replay,
     ReplayLog,
     ReplayReport,
+    ReplayStart,
     first_version,
 )
 from penstock.actors.trainer.step import StepResult
 from penstock.messages.bus import Delivery
 from penstock.messages.errors import CorruptDataError, ErasedError
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 ESS_MIN = 0.3
@@ -123,13 +124,14 @@ class WhatIfReplay(Replay):
 
     def __init__(
         self,
+        start: ReplayStart,
         learner: Learner,
-        config: TrainerConfig,
         log: ReplayLog,
         what_if: WhatIf,
         on_step: OnStep | None,
     ) -> None:
-        super().__init__(learner, config, log, on_step=on_step)
+        super().__init__(start, log, on_step=on_step)
+        self._learner = learner
         learner.versions.have_sampled = False
         self._what_if = what_if
         self._verdicts: dict[str, Verdict] = {}
@@ -141,18 +143,14 @@ class WhatIfReplay(Replay):
             self._verdicts.setdefault(delivery.event.rollout_id, delivery.event)
         await super().add(delivery)
 
-    def take(
-        self,
-        manifest: BatchManifest,
-        turns: Mapping[str, Sequence[Turn]],
-        config: TrainerConfig,
-        examples: Sequence[PreferenceExample],
+    async def take(
+        self, manifest: BatchManifest, config: TrainerConfig, data: StepData
     ) -> StepResult:
         """Take a step, or undo it and end."""
         config = self._what_if.change(config)
         before = {name: tensor.clone() for name, tensor in self._learner.state().items()}
         manifest = credited_again(manifest, config, self._rewards(manifest))
-        result = super().take(manifest, turns, config, examples)
+        result = await super().take(manifest, config, data)
         ess = ess_of(result.metrics)
         if ess < self._what_if.ess_min:
             self._learner.load_state(before)
@@ -191,7 +189,8 @@ async def replay_what_if(
 
     `on_step` sees each step with its manifest as the log has it. Raises as `replay` does.
     """
-    learner, config = await first_version(log, policy_config, config)
-    run = WhatIfReplay(learner, config, log, what_if, on_step)
+    engine = LocalEngine(policy_config, config)
+    start = await first_version(log, engine, policy_config, config)
+    run = WhatIfReplay(start, engine.learner, log, what_if, on_step)
     await run.read()
-    return learner, run.finish()
+    return engine.learner, run.finish()

@@ -18,6 +18,7 @@ from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
 from penstock.kernels.route_segments import seal_routes
@@ -180,9 +181,8 @@ class World:
             self.store.objects[key] = encode_corpus(Corpus(tokens=tokens))
 
     def trainer(self) -> Trainer:
-        return Trainer(
-            self.config, self.policy, Publisher(StoreIO(self.store)), seed=7, opener=open_vault()
-        )
+        engine = LocalEngine(self.policy, self.config, Publisher(StoreIO(self.store)))
+        return Trainer(self.config, self.policy, engine, seed=7, opener=open_vault())
 
     async def run(self) -> int:
         """Run until the run is finished; return how often the trainer was killed."""

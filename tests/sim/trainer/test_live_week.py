@@ -22,6 +22,7 @@ from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import EpochConfig, LiveConfig
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
@@ -82,7 +83,8 @@ class Week:
 
     def start_trainer(self) -> None:
         publisher = Publisher(StoreIO(self.store, asyncio.sleep, _in_place))
-        self.learning = Trainer(self.config, self.policy, publisher, seed=7, opener=open_vault())
+        engine = LocalEngine(self.policy, self.config, publisher)
+        self.learning = Trainer(self.config, self.policy, engine, seed=7, opener=open_vault())
         self.learning.tick_s = 30.0
         self.trainer = self.start(self.learning)
 

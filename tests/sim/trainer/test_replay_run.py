@@ -13,6 +13,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.run.replay import replay_command
@@ -63,13 +64,8 @@ async def train(run, world):
             for member in range(3):
                 await bus.publish(world._rollout(index, member, 0))
         for event_type in (StepCompleted, RunFinished):
-            trainer = Trainer(
-                world.config,
-                world.trainer()._policy_config,
-                Publisher(StoreIO(store)),
-                7,
-                open_vault(),
-            )
+            engine = LocalEngine(world.policy, world.config, Publisher(StoreIO(store)))
+            trainer = Trainer(world.config, world.policy, engine, 7, open_vault())
             host = ActorHost(trainer, bus, store, name="trainer", seed=7)
             task = asyncio.create_task(host.run(asyncio.Event()))
             async with asyncio.timeout(DEADLINE_S):

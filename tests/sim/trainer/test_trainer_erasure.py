@@ -14,6 +14,7 @@ from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import LiveConfig
 from penstock.actors.trainer.counterfactual.retraining import retrain
 from penstock.actors.trainer.counterfactual.what_if import WhatIf, replay_what_if
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.infra.privacy.erase import erase
 from penstock.infra.privacy.lineage import read as read_lineage
@@ -52,7 +53,8 @@ class Users:
 
     def _trainer(self) -> Trainer:
         publisher: SnapshotPublisher = Publisher(StoreIO(self.world.store))
-        return Trainer(self.world.config, self.world.policy, publisher, seed=7, opener=self.vault)
+        engine = LocalEngine(self.world.policy, self.world.config, publisher)
+        return Trainer(self.world.config, self.world.policy, engine, seed=7, opener=self.vault)
 
     async def ask(self, user: str, *, is_made: bool = True) -> None:
         """Have one request of a user rated and joined, or only drawn."""

@@ -10,6 +10,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
@@ -45,7 +46,8 @@ class Run:
     def start(self, stop):
         self.num_starts += 1
         publisher = Publisher(StoreIO(self.store))
-        trainer = Trainer(self.world.config, self.policy, publisher, seed=7, opener=open_vault())
+        engine = LocalEngine(self.world.policy, self.world.config, publisher)
+        trainer = Trainer(self.world.config, self.world.policy, engine, seed=7, opener=open_vault())
         name = f"trainer-{self.num_starts}"
         host = ActorHost(
             trainer, self.connect(name), self.store, name="trainer", seed=7, incarnation=name

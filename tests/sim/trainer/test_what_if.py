@@ -70,7 +70,7 @@ async def test_another_loss_or_estimator_gives_another_policy(world, change):
 
 async def test_another_estimator_is_what_a_run_with_it_would_have_credited(world, monkeypatch):
     seen = []
-    take = "penstock.actors.trainer.replay.train_step"
+    take = "penstock.actors.trainer.engines.local.train_step"
     from penstock.actors.trainer.step import train_step
 
     def spy(learner, manifest, *rest):

@@ -1,0 +1,118 @@
+"""The engine of one process: a learner in memory."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import config_json
+from penstock.actors.policy.hf.stored import fetch_model, stored_model
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.snapshot import SnapshotPublisher
+from penstock.actors.runtime.context import Context
+from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.engines.protocol import Completed, Place, HeldCheckpoint, ReadStepData
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.midtraining.phase import run_midtraining
+from penstock.actors.trainer.off_policy import OffPolicy, measure
+from penstock.actors.trainer.preferences.phase import run_preferences
+from penstock.actors.trainer.step import StepResult, train_step
+from penstock.messages.rollout import Turn
+from penstock.messages.training import BatchManifest, CheckpointSaved, LedgerRow, SampleEntry
+from penstock.messages.weights import WeightsPublished
+
+
+class LocalEngine:
+    """A `TrainingEngine` whose learner is in the caller's process."""
+
+    def __init__(
+        self,
+        policy_config: PolicyConfig,
+        config: TrainerConfig,
+        publisher: SnapshotPublisher | None = None,
+    ) -> None:
+        """Hold random weights until a version is made or loaded.
+
+        Args:
+            policy_config: Shape of the policy.
+            config: Of the run.
+            publisher: None where no version is published: in a replay, say.
+
+        """
+        self._policy_config = policy_config
+        self._config = config
+        self._publisher = publisher
+        self.learner = Learner.initialized(policy_config, config.optimizer, seed=0)
+        self.learner.set_threads(config.num_threads)
+
+    async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
+        """Make version 0 and save it; see `TrainingEngine.make_version_0`."""
+        self.learner = Learner.initialized(self._policy_config, self._config.optimizer, seed)
+        await self._load_model(ctx)
+        completed = await run_midtraining(ctx, self.learner, self._config, seed)
+        if preferred := await run_preferences(ctx, self.learner, self._config, seed):
+            digest = preferred.weights_digest
+            completed = msgspec.structs.replace(completed, weights_digest=digest)
+        saved = await self.save(ctx, completed, {})
+        await load_reference(ctx.store, self.learner)
+        return HeldCheckpoint(completed=completed, saved=saved)
+
+    async def _load_model(self, ctx: Context) -> None:
+        """Start from the run's model, if its store has one, instead of from random weights."""
+        stored = await stored_model(ctx.store)
+        if stored is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
+            await fetch_model(ctx.store, stored, Path(folder))
+            await ctx.offload(self.learner.load_model, Path(folder))
+
+    async def load(self, place: Place, object_key: str) -> HeldCheckpoint:
+        """Load a checkpoint; see `TrainingEngine.load`."""
+        head = await load_checkpoint(place.store, object_key, self.learner)
+        await load_reference(place.store, self.learner)
+        digest = head.weights_digest
+        saved = CheckpointSaved(step=head.step, object_key=object_key, weights_digest=digest)
+        return HeldCheckpoint(completed=head.completed, saved=saved)
+
+    async def step(
+        self, place: Place, manifest: BatchManifest, config: TrainerConfig, read: ReadStepData
+    ) -> StepResult:
+        """Take a step; see `TrainingEngine.step`."""
+        turns, examples = await read()
+        return await place.offload(train_step, self.learner, manifest, turns, config, examples)
+
+    async def measure(
+        self,
+        place: Place,
+        samples: Sequence[SampleEntry],
+        turns: Mapping[str, Sequence[Turn]],
+        config: TrainerConfig,
+    ) -> dict[str, OffPolicy]:
+        """Measure live samples; see `TrainingEngine.measure`."""
+        return await place.offload(measure, self.learner, samples, turns, config)
+
+    async def publish(self, place: Place, policy_version: int) -> WeightsPublished:
+        """Publish the weights; see `TrainingEngine.publish`."""
+        assert self._publisher is not None, "an engine without a publisher"
+        snapshot = await place.offload(_snapshot, self.learner.policy)
+        return await self._publisher.prepare(
+            policy_version,
+            snapshot,
+            optimizer_step=policy_version,
+            config_json=config_json(self._policy_config),
+        )
+
+    async def save(
+        self, place: Place, completed: Completed, ledger: dict[int, LedgerRow]
+    ) -> CheckpointSaved:
+        """Save a checkpoint; see `TrainingEngine.save`."""
+        return await save_checkpoint(place, self.learner, completed, ledger)
+
+
+def _snapshot(policy: Policy) -> dict[str, np.ndarray]:
+    return {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}

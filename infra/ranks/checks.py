@@ -1,0 +1,46 @@
+"""Checks of the processes of ranks: those that train, and those that publish beside one trainer."""
+
+from penstock.actors.sync_relay.core.config import publisher_ranks
+from penstock.infra.run.config import RunConfig
+from penstock.messages.errors import ConfigError
+
+
+def check_publishers(config: RunConfig) -> None:
+    """Check that each publishing rank has exactly one process: two would share its requests.
+
+    Raises:
+        ConfigError: They have not.
+
+    """
+    specs = (spec for specs in config.processes.values() for spec in specs)
+    found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
+    ranks = publisher_ranks(config.weights.num_publisher_ranks)
+    if found != sorted(f"publisher:{rank}" for rank in ranks):
+        expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
+        text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
+        raise ConfigError(f"processes: {text}")
+
+
+def check_ranks(config: RunConfig) -> None:
+    """Check that each training rank has exactly one process, which it shares with nobody.
+
+    Raises:
+        ConfigError: They have not, or another setting contradicts them.
+
+    """
+    num_ranks = config.trainer.ranks.num_ranks if config.trainer.engine == "ranks" else 0
+    found: list[str] = []
+    for process, specs in config.processes.items():
+        ranks = [spec for spec in specs if spec.partition(":")[0] == "rank"]
+        if ranks and len(specs) > 1:
+            text = f"expected {ranks[0]!r} alone, got {specs}: a process group has one rank in each"
+            raise ConfigError(f"processes.{process}: {text}")
+        found += ranks
+    if sorted(found) != sorted(f"rank:{rank}" for rank in range(num_ranks)):
+        expected = f"a process rank-N for each of trainer.ranks.num_ranks = {num_ranks}"
+        text = expected if num_ranks else 'no role rank without trainer.engine = "ranks"'
+        raise ConfigError(f"processes: expected {text}, got {found}")
+    if num_ranks and config.weights.num_publisher_ranks > 1:
+        expected = 'expected 1 with trainer.engine = "ranks": each rank publishes its own shards'
+        text = f"{expected}, got {config.weights.num_publisher_ranks}"
+        raise ConfigError(f"weights.num_publisher_ranks: {text}")
