@@ -42,7 +42,8 @@ from penstock.messages.generation import (
     ReplicaReported,
     TokensSampled,
 )
-from penstock.messages.ranks import (
+from penstock.messages.reading.parsing import parse_with
+from penstock.messages.requests.ranks import (
     LoadRank,
     MakeVersion0,
     MeasureSamples,
@@ -53,7 +54,7 @@ from penstock.messages.ranks import (
     StepTaken,
     TakeStep,
 )
-from penstock.messages.reading.parsing import parse_with
+from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
@@ -78,7 +79,6 @@ from penstock.messages.sandbox import (
     SaveSandbox,
     WriteFiles,
 )
-from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.signals.preferences import (
     Label,
     PreferencePair,

@@ -42,6 +42,7 @@ from penstock.envs.sandbox_client.client import (
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
+from penstock.messages.requests.scheduler import ReleaseGroup, ReportHost
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.sandbox import (
     AcquireGroup,
@@ -56,7 +57,6 @@ from penstock.messages.sandbox import (
     SandboxSaved,
     SaveSandbox,
 )
-from penstock.messages.scheduler import ReleaseGroup, ReportHost
 
 
 class SandboxHost(Actor):

@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.envs.microvm.pool.lease import Lease
 from penstock.envs.microvm.pool.pool import Pool
+from penstock.messages.requests.scheduler import HeldGroup
 from penstock.messages.sandbox import AcquireGroup, AcquireSandbox
-from penstock.messages.scheduler import HeldGroup
 
 
 class _Member(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.envs.sandbox_client.client import SCHEDULER_SERVICE, SandboxBusyError, to_remote_error
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
+from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
-from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 
 LEARN_S = 2.5
 """After a start, how long only groups that hosts report are placed: others might get two hosts."""

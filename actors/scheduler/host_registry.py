@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.messages.errors import QueueFullError
-from penstock.messages.scheduler import HeldGroup
+from penstock.messages.requests.scheduler import HeldGroup
 
 SOFT_CAP = 1.08
 """A holder is preferred as long as its load is at most this multiple of its share of the whole."""

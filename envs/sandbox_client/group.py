@@ -25,6 +25,7 @@ from penstock.envs.sandbox_client.client import (
 )
 from penstock.envs.sandbox_client.lease import keep_renewed, lease_where_placed, place_group
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
+from penstock.messages.requests.scheduler import ReleaseGroup
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AcquireGroup,
@@ -33,7 +34,6 @@ from penstock.messages.sandbox import (
     RenewGroups,
     SandboxLeased,
 )
-from penstock.messages.scheduler import ReleaseGroup
 
 
 async def acquire_group(

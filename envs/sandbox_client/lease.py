@@ -26,9 +26,9 @@ from penstock.envs.sandbox_client.client import (
 )
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.base import Message
+from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup
 from penstock.messages.rpc import Ack, RetryPolicy, with_retries
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
-from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup
 
 AVOID_S = 6.0
 """How long a host that did not answer is avoided; the scheduler forgets dead ones sooner."""

@@ -16,7 +16,7 @@ from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.engines.protocol import Completed, Place, HeldCheckpoint, ReadStepData
+from penstock.actors.trainer.engines.protocol import Completed, HeldCheckpoint, Place, ReadStepData
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
 from penstock.actors.trainer.off_policy import OffPolicy, measure

@@ -10,9 +10,9 @@ import random
 import msgspec
 
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
+from penstock.messages.requests.scheduler import HeldGroup, ReportHost
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import AcquireGroup
-from penstock.messages.scheduler import HeldGroup, ReportHost
 
 
 class Held(msgspec.Struct):

@@ -20,9 +20,9 @@ from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 from penstock.messages.errors import DeadlineError
+from penstock.messages.requests.scheduler import ReleaseGroup
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
-from penstock.messages.scheduler import ReleaseGroup
 
 REPORT_PERIOD_S = 1.0
 REPORT_DEADLINE_S = 5.0

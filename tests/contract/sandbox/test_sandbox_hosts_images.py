@@ -26,9 +26,9 @@ from penstock.envs.tasks.storage import GradedTask
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.requests.scheduler import PlaceGroup
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
-from penstock.messages.scheduler import PlaceGroup
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]

@@ -12,7 +12,7 @@ from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
 from penstock.envs.sandbox_client.lease import lease_sandbox
-from penstock.messages.scheduler import GroupPlaced, PlaceGroup
+from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup
 
 
 class Fleet:

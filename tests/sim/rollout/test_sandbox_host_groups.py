@@ -11,8 +11,8 @@ from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
 from penstock.envs.sandbox_client.group import acquire_group, lease_group, renew_groups
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.errors import RemoteCallError
+from penstock.messages.requests.scheduler import ReleaseGroup
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
-from penstock.messages.scheduler import ReleaseGroup
 from penstock.messages.task import Purpose
 
 

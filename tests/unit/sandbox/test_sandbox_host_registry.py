@@ -10,7 +10,7 @@ from penstock.actors.scheduler.host_registry import (
     HostRegistry,
     HostsFullError,
 )
-from penstock.messages.scheduler import HeldGroup
+from penstock.messages.requests.scheduler import HeldGroup
 
 
 def registry_of(num_hosts, num_slots=64, **options):
