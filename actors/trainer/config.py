@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.actors.policy.config import DEVICES
+from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.preferences.config import PreferencesConfig
-from penstock.actors.trainer.ranks.config import RanksConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.settings import (

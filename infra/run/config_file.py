@@ -10,7 +10,7 @@ import msgspec
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.ranks.config import NUM_RANKS_MAX, RanksConfig
+from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.run.config import RunConfig, is_gateway
