@@ -12,6 +12,7 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
     return Arithmetic(
         engine=trainer.engine,
         num_ranks=trainer.ranks.num_ranks if trainer.engine == "ranks" else 1,
+        device=trainer.device,
         torch=version("torch"),
         num_threads=trainer.num_threads,
     )

@@ -47,12 +47,14 @@ class LocalEngine:
         self._policy_config = policy_config
         self._config = config
         self._publisher = publisher
-        self.learner = Learner.initialized(policy_config, config.optimizer, seed=0)
+        self.learner = Learner.initialized(policy_config, config.optimizer, 0, config.device)
         self.learner.set_threads(config.num_threads)
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
         """Make version 0 and save it; see `TrainingEngine.make_version_0`."""
-        self.learner = Learner.initialized(self._policy_config, self._config.optimizer, seed)
+        self.learner = Learner.initialized(
+            self._policy_config, self._config.optimizer, seed, self._config.device
+        )
         await self._load_model(ctx)
         completed = await run_midtraining(ctx, self.learner, self._config, seed)
         if preferred := await run_preferences(ctx, self.learner, self._config, seed):
