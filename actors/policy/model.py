@@ -12,9 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Segments, TransformerLayer, causal_mask, rotary_table
+from penstock.actors.policy.layers import (
+    RoutedTokens,
+    Segments,
+    TransformerLayer,
+    causal_mask,
+    rotary_table,
+)
 from penstock.actors.policy.operations import TakeValue, rms_norm
 
 
@@ -81,6 +88,8 @@ class Policy(nn.Module):
     def __init__(self, config: PolicyConfig, seed: int | None = None) -> None:
         super().__init__()
         self.config = config
+        self.checkpoints_activations = False
+        """Whether the backward pass computes each layer again instead of keeping what it made."""
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(
             TransformerLayer(config) for _ in range(config.num_hidden_layers)
@@ -140,7 +149,7 @@ class Policy(nn.Module):
         routes, balance, flips = [], [], []
         for index, layer in enumerate(self.layers):
             replay = None if recorded is None else recorded[:, index]
-            x, routing = layer(x, segments, replay)
+            x, routing = self._run(layer, x, segments, replay)
             if states is not None:
                 x = TakeValue.apply(x, states[index])
             routes.append(routing.recorded.to(torch.int16))
@@ -153,6 +162,13 @@ class Policy(nn.Module):
             num_recorded=0 if recorded is None else int((recorded >= 0).sum()),
             balance_loss=torch.stack(balance).mean(),
         )
+
+    def _run(
+        self, layer: nn.Module, x: torch.Tensor, segments: Segments, replay: torch.Tensor | None
+    ) -> tuple[torch.Tensor, RoutedTokens]:
+        if not self.checkpoints_activations:
+            return layer(x, segments, replay)
+        return checkpoint(layer, x, segments, replay, use_reentrant=False, preserve_rng_state=False)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, d] -> [N, vocab_size]."""

@@ -34,6 +34,9 @@ UNCORRECTED_LOSSES = ("ppo_clip", "cispo", "gspo")
 """Losses whose own ratio is taken against the behavior policy."""
 KL_PLACES = ("none", "reward", "loss")
 SCHEDULES = ("wsd", "cosine")
+_NOT_OF_STEPS = ("midtrain", "engine", "ranks")
+_NO_BITS = (*_NOT_OF_STEPS, "activation_checkpointing", "num_workers", "turns_bytes_max")
+"""Settings on which no bit of a step depends."""
 DECAYED_RATE = 0.1
 """Learning rate after its decay, as a share of what it was before."""
 STALENESS_POLICIES = ("pace", "drop", "withhold")
@@ -260,8 +263,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     micro_batch_tokens: PositiveInt = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
-    """Where the model is computed; another device gives other bits. cuda is the first GPU that the
-    process sees."""
+    """Where the model is computed; cuda is the first GPU that the process sees."""
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, and the same bits."""
     num_threads: PositiveInt = 1
     """Threads of torch inside one pass; another number gives other bits."""
     num_workers: PositiveInt = 1
@@ -291,7 +295,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def encoded(self) -> str:
         """Return what a step depends on as JSON, for its manifest."""
         fields: dict[str, Any] = msgspec.structs.asdict(self)
-        for name in ("midtrain", "engine", "ranks"):
+        for name in _NOT_OF_STEPS:
             del fields[name]
         return msgspec.json.encode(fields).decode()
 
@@ -310,11 +314,4 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             stored = parse_json(settings.encode(), TrainerConfig, "settings")
         except CodecError as error:
             raise ConfigError(f"BatchManifest.{error}") from error
-        return msgspec.structs.replace(
-            stored,
-            midtrain=self.midtrain,
-            engine=self.engine,
-            ranks=self.ranks,
-            num_workers=self.num_workers,
-            turns_bytes_max=self.turns_bytes_max,
-        )
+        return msgspec.structs.replace(stored, **{name: getattr(self, name) for name in _NO_BITS})

@@ -85,6 +85,7 @@ def train_step(
 
     """
     torch.set_num_threads(config.num_threads)
+    learner.policy.checkpoints_activations = config.activation_checkpointing
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
     num_kept = config.num_versions_kept
     left_behind = published(learner.parameters) if num_kept else {}

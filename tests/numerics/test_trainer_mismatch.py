@@ -6,6 +6,7 @@ import torch
 from tests.numerics.engine_rollouts import SPARSE, manifest_of, rollouts
 from tests.simt.shim import SIMT
 
+from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.routes import StaleRoutesError
@@ -105,6 +106,24 @@ async def test_micro_batches_change_sums_only_by_rounding(learner):
     cut = train_step(learner, manifest_of(turns), turns, config)
     for name in ("loss", "grad_norm", "mismatch_k3"):
         assert cut.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-4, abs=1e-7)
+
+
+async def test_activations_computed_again_give_the_same_bits(learner, monkeypatch):
+    turns = await rollouts(learner, 2)
+    state = {name: tensor.clone() for name, tensor in learner.state().items()}
+    kept = train_step(learner, manifest_of(turns), turns, config_with())
+    learner.load_state(state)
+    num_calls = []
+    run = TransformerLayer.forward
+    monkeypatch.setattr(
+        TransformerLayer, "forward", lambda *args: num_calls.append(1) or run(*args)
+    )
+    again = train_step(
+        learner, manifest_of(turns), turns, TrainerConfig(activation_checkpointing=True)
+    )
+    num_passes = len(num_calls) / learner.policy.config.num_hidden_layers
+    assert num_passes == 2, "forward, and again in the backward pass"
+    assert again.weights_digest == kept.weights_digest
 
 
 async def test_missing_or_foreign_turns_are_refused(learner):

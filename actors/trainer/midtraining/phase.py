@@ -53,6 +53,7 @@ async def _run(
     corpora = await ctx.store.get(config.tokens_key), await ctx.store.get(config.heldout_key)
     train, heldout = map(decode_corpus, corpora)
     threads = settings.num_threads
+    learner.policy.checkpoints_activations = settings.activation_checkpointing
     trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
     purpose = purpose_of(config, learner.policy.config, seed, corpora)
     head = SaveHead(purpose=purpose, num_tokens=0, elapsed_s=0.0, num_saves=0, num_resumed=0)
