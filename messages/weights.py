@@ -69,6 +69,9 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     are digested where they are held, and added up."""
     digests: ShardRef | None = None
     """The digests of tensors and tiles, which locate damage."""
+    probe: list[float] = []
+    """What the trainer computes with these weights for the probe's prompts
+    (`actors/policy/probe.py`), in nats; empty: nothing to compare with."""
 
     def key(self) -> str:
         """One per version: two publishers cannot both publish it."""
@@ -111,6 +114,11 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     """Pause of generation."""
     applied_at: float = 0.0
     """Unix seconds."""
+    probe: list[float] = []
+    """What the engine computes for the probe's prompts, in nats."""
+    probe_matches: bool = True
+    """Whether that is what the trainer computes; if not, the replica serves nothing until it has
+    loaded the weights whole."""
 
     def key(self) -> str:
         """One per replica, version and time: a replica may go back to a version."""

@@ -11,19 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.draws import NO_NUMBERS, draw
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
-from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.generator.kv_cache import SlotCache, shared_prefix
 from penstock.actors.generator.native_decoder import NativeDecoder
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.device import open_device
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.probe import greedy_logprobs, probe_prompts
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import StopReason
@@ -35,25 +36,6 @@ FAILURES_IN_A_ROW_MAX = 8
 """Requests that failed one after the other, none succeeding in between: the engine is broken."""
 
 Output = tuple[GenerationRequest, TokenChunk]
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the torch engine."""
-
-    num_running_max: int = 64
-    num_parked_max: int = 64
-    """Further rows that keep the prefixes of sessions between turns."""
-    num_waiting_max: int = 1024
-    num_tokens_max: int = 1024
-    """Longest context."""
-    prefill_tokens_max: int = 512
-    """Prompt tokens computed in one step."""
-    chunk_tokens: int = 16
-    """Sampled tokens a chunk carries, but the first, which has one."""
-    num_threads: int = 1
-    """Threads that torch uses in the worker."""
-    device: str = "cpu"
-    """One of `DEVICES`: of the weights, the cache and the step."""
 
 
 class EngineCore:
@@ -80,6 +62,8 @@ class EngineCore:
         native = None
         if self.device.type == "cpu":
             native = NativeDecoder.load(config, self.cache, options.num_threads)
+        native = NativeDecoder.load(config, self.cache, options.num_threads)
+        self._vocab_size = config.vocab_size
         self._recomputes = config.numerics.is_exact
         if self._recomputes and native is None:
             raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")
@@ -108,6 +92,21 @@ class EngineCore:
         else:
             self.cache.mark_stale(policy_version)
         return flushed
+
+    def probe(self) -> list[float]:
+        """Compute the probe, one prompt after the other, in a row that no request runs in."""
+        row, values = self.cache.spare_row(), list[float]()
+        for prompt in probe_prompts(self._vocab_size):
+            chunk = PrefillChunk(row.index, 0, len(prompt))
+            batch = StepBatch(prompt.tolist(), [], [chunk], [len(prompt) - 1])
+            values += greedy_logprobs(torch.as_tensor(self.decoder.step(self.model, batch)))
+        return values
+
+    def disown(self) -> list[Output]:
+        """Hold no weights any more, as these are wrong, and nothing that they computed."""
+        self.model, ended = None, self.abort(None)
+        self.cache.forget_parked()
+        return ended
 
     def _restart(self, policy_version: int) -> None:
         """Compute every context again: exact mode mixes no weights within one."""
@@ -307,10 +306,3 @@ class EngineCore:
                 row.length, row.session_id = 0, ""
             self.cache.release(row)
         return request.flush(self.policy_version, reason, routes, spans, fault=fault)
-
-
-def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Return how many leading tokens two rows of ids have in common."""
-    limit = min(len(left), len(right))
-    differs = left[:limit] != right[:limit]
-    return int(differs.argmax()) if differs.any() else limit

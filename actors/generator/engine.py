@@ -3,7 +3,7 @@
 `tests/contract/check_engine.py` is the conformance suite: every engine passes it.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -127,6 +127,12 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     """Experts of each layer, on which the width of packed routes depends; 0 in a dense model, which
     has none."""
+    cache_block: int = 1
+    """Tokens of a block of the prefix cache: a prefix is reused up to its last whole block, a
+    prompt up to the last whole block before its last token."""
+    routes: bool = True
+    """Whether replies have the experts that computed them, without which nothing can replay them.
+    True in a dense model."""
 
 
 class Engine(Protocol):
@@ -186,17 +192,31 @@ class Engine(Protocol):
         """
         ...
 
-    async def commit(self, policy_version: int, root_digest: str | None = None) -> float:
+    async def commit(
+        self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
+    ) -> float:
         """Swap the staged weights in between two steps; requests in flight keep their cache.
+
+        Args:
+            policy_version: of the staged weights.
+            root_digest: of the staged weights, as their publisher announced it.
+            probe: what the trainer computes with them (`actors/policy/probe.py`). An engine that
+                computes anything else is not ready, ends what is in flight with
+                EngineNotReadyError, and hands out no token until a commit has matched.
 
         Returns:
             Milliseconds during which no step could run.
 
         Raises:
-            CorruptDataError: the staged weights' digest is not `root_digest`; nothing changed.
+            CorruptDataError: the staged weights' digest is not `root_digest`, and nothing changed;
+                or the engine's probe is not `probe`.
             InvalidRequestError: no update is open.
 
         """
+        ...
+
+    def probe(self) -> list[float]:
+        """Return what the engine computed for the probe's prompts at its last commit."""
         ...
 
     async def digest(self) -> str:

@@ -146,6 +146,13 @@ class SlotCache:
         spare = [row for row in parked if row is not donor]
         return min(spare or parked, key=lambda row: (row.length > 0, row.last_used, row.index))
 
+    def spare_row(self) -> CacheRow:
+        """Return a row that no request runs in, emptied, for a computation that leaves nothing."""
+        row = self._target(None, "")
+        assert row is not None, "there are more rows than running requests"
+        row.length, row.session_id, row.is_fresh = 0, "", True
+        return row
+
     def release(self, row: CacheRow) -> None:
         """Unpin a row; its contents stay until another request needs the place."""
         self._clock += 1
@@ -201,3 +208,10 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+
+def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """Return how many leading tokens two rows of ids have in common."""
+    limit = min(len(left), len(right))
+    differs = left[:limit] != right[:limit]
+    return int(differs.argmax()) if differs.any() else limit

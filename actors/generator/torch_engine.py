@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -25,10 +25,11 @@ from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.probe import check_probe
 from penstock.actors.policy.settings import fault_of
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
-from penstock.messages.errors import DeadlineError, QueueFullError
+from penstock.messages.errors import CorruptDataError, DeadlineError, QueueFullError
 from penstock.messages.task import Sampling
 
 _REQUEST_S = 600.0
@@ -74,6 +75,7 @@ class TorchEngine:
         self._weights = StagedWeights(config, self._core.device)
         self._weights_lock = asyncio.Lock()
         self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
+        self._probe: list[float] = []
 
     def start(self) -> None:
         """Start stepping; call once."""
@@ -121,6 +123,8 @@ class TorchEngine:
                 ended = chunk.stop_reason is not None
                 if ended and self._worker.error:
                     raise EngineDiedError(f"the engine died: {self._worker.error}")
+                if ended and self._core.model is None:
+                    raise EngineNotReadyError("the weights in use were found to be wrong")
                 if chunk.is_refused:
                     raise InvalidRequestError(chunk.error)
                 if chunk.error:
@@ -153,14 +157,20 @@ class TorchEngine:
         async with self._weights_lock:
             await asyncio.to_thread(self._weights.apply, patches)
 
-    async def commit(self, policy_version: int, root_digest: str | None = None) -> float:
+    async def commit(
+        self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
+    ) -> float:
         """See `Engine.commit`."""
         async with self._weights_lock:
             if root_digest is not None:
                 await asyncio.to_thread(self._weights.verify, root_digest)
             prepare, standby = self._core.decoder.prepare, self._weights.standby
             model = await asyncio.to_thread(prepare, standby)
-            return await self._worker.call(lambda: self._swap(model, policy_version))
+            return await self._worker.call(lambda: self._swap(model, policy_version, probe))
+
+    def probe(self) -> list[float]:
+        """See `Engine.probe`."""
+        return self._probe
 
     async def digest(self) -> str:
         """See `Engine.digest`."""
@@ -234,10 +244,18 @@ class TorchEngine:
     def _set_paused(self, is_paused: bool) -> None:
         self._worker.is_paused = is_paused
 
-    def _swap(self, model: Policy | DecodeWeights, policy_version: int) -> float:
+    def _swap(
+        self, model: Policy | DecodeWeights, policy_version: int, probe: Sequence[float]
+    ) -> float:
         started = time.perf_counter()
         self._weights.swap()
         self._worker.emit(self._core.swap_model(model, policy_version))
+        self._probe = self._core.probe()
+        try:
+            check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
+        except CorruptDataError:
+            self._worker.emit(self._core.disown())
+            raise
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.last_pause_ms = pause_ms
         return pause_ms

@@ -1,5 +1,6 @@
 """How the trainer hands over a new policy version for publication."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +21,17 @@ class SnapshotPublisher(Protocol):
     """Makes the full snapshot or delta, stores its objects, and returns the manifest to publish."""
 
     async def prepare(
-        self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        *,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
     ) -> WeightsPublished:
         """Store the objects of one version; the caller publishes the manifest as its effect.
+
+        `probe` is what the trainer computes with it (`actors/policy/probe.py`).
 
         Idempotent: preparing a version again stores the same objects and returns an equal manifest.
         The first call after a start may come at any version: the base is read back from the store.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state, save_checkpoint
 from penstock.actors.policy.config import PolicyConfig

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig

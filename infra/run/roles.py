@@ -27,7 +27,6 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
 if TYPE_CHECKING:
-    from penstock.actors.generator.torch_engine import TorchEngine
     from penstock.actors.policy.chat.format import ChatFormat
     from penstock.actors.policy.snapshot import SnapshotPublisher
     from penstock.envs.microvm.pool.pool import Pool
@@ -127,11 +126,12 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     from penstock.actors.generator.lag import Lag
     from penstock.actors.sync_relay.replica.held_version import HeldVersion
     from penstock.actors.sync_relay.replica.receiver import Receiver
+    from penstock.infra.models.engine import start_engine
 
     config = assembly.config
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
-    engine = _start_engine(config, await assembly.chat_format())
+    engine = start_engine(config.generator, config.policy, await assembly.chat_format())
     section = config.region(region)
     lag = Lag(staleness_max, config.generator.lag_s_max)
     generator = Generator(engine, section.serves, region, replica, channel=section.channel, lag=lag)
@@ -144,19 +144,6 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         staleness_max=staleness_max,
     )
     return [(f"generator-{replica}", generator), (f"receiver-{replica}", receiver)]
-
-
-def _start_engine(config: RunConfig, chat: "ChatFormat") -> "TorchEngine":
-    from penstock.actors.generator.core import EngineOptions
-    from penstock.actors.generator.masks import GrammarMasks
-    from penstock.actors.generator.torch_engine import TorchEngine
-
-    settings = msgspec.structs.asdict(config.generator)
-    options = EngineOptions(**{name: settings[name] for name in settings if name != "lag_s_max"})
-    masks = GrammarMasks(chat.tokenizer, chat.stop_ids, config.policy.vocab_size)
-    engine = TorchEngine(config.policy, options, masks)
-    engine.start()
-    return engine
 
 
 async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:

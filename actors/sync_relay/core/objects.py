@@ -77,6 +77,7 @@ class ManifestHeader(msgspec.Struct, frozen=True, kw_only=True):
     config_json: str = ""
     base_root_digest: str = ""
     base_element_digest: str = ""
+    probe: list[float] = []
 
     @property
     def folder(self) -> str:

@@ -48,7 +48,12 @@ class History:
         self._store = io.store
 
     def next_header(
-        self, version: int, before: WeightsPublished | None, optimizer_step: int, config_json: str
+        self,
+        version: int,
+        before: WeightsPublished | None,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
     ) -> ManifestHeader:
         """Return the header of a version's manifest; `before` is its base's manifest, if any.
 
@@ -67,6 +72,7 @@ class History:
             config_json="" if before else config_json,
             base_root_digest=before.target_root_digest if before else "",
             base_element_digest=before.target_element_digest if before else "",
+            probe=list(probe),
         )
 
     async def known(self, version: int) -> WeightsPublished | None:

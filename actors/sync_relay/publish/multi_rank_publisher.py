@@ -9,7 +9,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,7 +59,13 @@ class MultiRankPublisher:
         """Whether the newest attempt failed: markers may be left under its token."""
 
     async def prepare(
-        self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        *,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
     ) -> WeightsPublished:
         """Store and commit one version; see `SnapshotPublisher.prepare`.
 
@@ -94,6 +100,7 @@ class MultiRankPublisher:
                     policy_version,
                     optimizer_step=optimizer_step,
                     config_json=config_json,
+                    probe=probe,
                     wait_s=VERSION_S_MAX,
                 )
                 # A rank that died after its verification would wait for a staged manifest.

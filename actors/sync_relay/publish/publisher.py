@@ -8,10 +8,11 @@ Here one process holds the whole snapshot; `multi_rank_publisher.py` is for one 
 hold together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, Table, cut
+from penstock.actors.sync_relay.core.objects import ManifestHeader
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.history import History, check_same, read_back
 from penstock.actors.sync_relay.publish.upload import store_version
@@ -41,7 +42,13 @@ class Publisher:
         self._newest: tuple[FlatSnapshot, WeightsPublished] | None = None
 
     async def prepare(
-        self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        *,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
     ) -> WeightsPublished:
         """Store and commit one version; see `SnapshotPublisher.prepare`.
 
@@ -58,7 +65,11 @@ class Publisher:
         flat = await self._io.offload(FlatSnapshot.of, snapshot)
         manifest = await self._history.known(policy_version)
         if manifest is None:
-            manifest = await self._store_version(policy_version, flat, optimizer_step, config_json)
+            before = None if policy_version == 0 else await self._at(policy_version - 1)
+            header = self._history.next_header(
+                *(policy_version, before[1] if before else None, optimizer_step, config_json, probe)
+            )
+            manifest = await self._store_version(header, before[0] if before else None, flat)
         else:
             check_same(manifest, await self._io.offload(flat.digest))
         await self._history.commit(manifest)
@@ -66,12 +77,11 @@ class Publisher:
         return manifest
 
     async def _store_version(
-        self, version: int, flat: FlatSnapshot, optimizer_step: int, config_json: str
+        self, header: ManifestHeader, base: FlatSnapshot | None, flat: FlatSnapshot
     ) -> WeightsPublished:
-        base, before = (None, None) if version == 0 else await self._at(version - 1)
         if base is not None and base.table != flat.table:
-            raise ValueError(f"weights {version}: {_table_difference(base.table, flat.table)}")
-        header = self._history.next_header(version, before, optimizer_step, config_json)
+            difference = _table_difference(base.table, flat.table)
+            raise ValueError(f"weights {header.policy_version}: {difference}")
         return await store_version(self._io, header, base, flat, self._cut(flat.table))
 
     async def _at(self, version: int) -> tuple[FlatSnapshot, WeightsPublished]:

@@ -66,7 +66,13 @@ class Committer:
         return self._history.head.token
 
     async def commit(
-        self, version: int, *, optimizer_step: int, config_json: str = "", wait_s: float = 600.0
+        self,
+        version: int,
+        *,
+        optimizer_step: int,
+        config_json: str = "",
+        probe: Sequence[float] = (),
+        wait_s: float = 600.0,
     ) -> WeightsPublished:
         """Wait for all uploads, then all verifications, and make the version the head.
 
@@ -74,6 +80,7 @@ class Committer:
             version: The one after the head's, or an older one again.
             optimizer_step: The step that made it.
             config_json: The policy's configuration, for version 0.
+            probe: What the trainer computes with it.
             wait_s: Deadline for the uploads, and again for the verifications.
 
         Raises:
@@ -88,7 +95,7 @@ class Committer:
         token = await self.begin()
         shards = await self._gather(version, token, wait_s)
         before = await self._before(version)
-        header = self._history.next_header(version, before, optimizer_step, config_json)
+        header = self._history.next_header(version, before, optimizer_step, config_json, probe)
         digests = await self._verify(header, shards, wait_s)
         manifest = await self._history.known(version)
         if manifest is not None:

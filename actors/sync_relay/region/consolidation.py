@@ -140,6 +140,7 @@ class Merger:
             fencing_token=manifest.fencing_token,
             base_root_digest=base[1].target_root_digest if base else "",
             base_element_digest=base[1].target_element_digest if base else "",
+            probe=manifest.probe,
         )
         io = StoreIO(self._local, ctx.sleep, ctx.offload)
         made = await store_version(io, header, base[0] if base else None, flat, cut(flat.table))

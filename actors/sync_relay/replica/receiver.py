@@ -1,16 +1,17 @@
 """One per replica, in the generator's process: keeps its engine at the version it is to hold.
 
 ```
- WeightsRelayed ─▶ fetch ─▶ decode ─▶ verify ─▶ stage ─▶ swap ─▶ verify ─▶ WeightsApplied
+ WeightsRelayed ─▶ fetch ─▶ decode ─▶ verify ─▶ stage ─▶ swap ─▶ probe ─▶ WeightsApplied
                   └──── generation continues ──────────┘   │        │
                                               pause_ms ◀───┘        └─ wrong: stage it whole, once
 ```
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
+import msgspec
 import numpy as np
 
 from penstock.actors.runtime.actor import Actor, Effects
@@ -49,13 +50,20 @@ class UpdatableEngine(Protocol):
         """Stage whole tensors, or overwrites by flat index."""
         ...
 
-    async def commit(self, policy_version: int, root_digest: str | None = None) -> float:
+    async def commit(
+        self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
+    ) -> float:
         """Swap in what is staged; return the milliseconds that generation stood still.
 
         Raises:
-            CorruptDataError: The staged weights have another digest; nothing changed.
+            CorruptDataError: The staged weights have another digest, and nothing changed; or the
+                engine does not compute `probe` with them, and serves nothing any more.
 
         """
+        ...
+
+    def probe(self) -> list[float]:
+        """Return what it computed for the probe's prompts at the last commit."""
         ...
 
     async def digest(self) -> str:
@@ -204,26 +212,32 @@ class Receiver(Actor):
         return self._weights.version >= head - self._staleness_max
 
     async def _swap(self, ctx: Context) -> float:
-        """Stage and commit; after a wrong digest, stage every tensor whole, once."""
+        """Stage and commit; after a wrong digest or probe, stage every tensor whole, once."""
         for attempt in (self._weights.patches, lambda: self._weights.snapshot.tensors):
             patches = await ctx.offload(attempt)
             if (pause_ms := await self._commit(patches)) is not None:
                 return pause_ms
             self._num_mismatches += 1
         self._show_mismatches(ctx)
-        await ctx.publish(self._applied(ctx, digest_matches=False))
+        digest_matches = await self._engine.digest() == self._weights.manifest.target_root_digest
+        wrong = msgspec.structs.replace(
+            self._applied(ctx), digest_matches=digest_matches, probe_matches=not digest_matches
+        )
+        await ctx.publish(wrong)
+        what = "computes other values than the trainer" if digest_matches else "has another digest"
         raise QuarantinedError(
-            f"replica {self._region}/{self._replica}: the engine's digest at version"
-            f" {self._weights.version} is not {self._weights.manifest.target_root_digest}"
+            f"replica {self._region}/{self._replica}: the engine {what} at version"
+            f" {self._weights.version}"
         )
 
     async def _commit(self, patches: Mapping[str, np.ndarray | Patch]) -> float | None:
         """Return the pause, or None if the engine ended with another digest."""
-        target = self._weights.manifest.target_root_digest
+        manifest = self._weights.manifest
+        target = manifest.target_root_digest
         await self._engine.begin_update()
         await self._engine.apply(patches)
         try:
-            pause_ms = await self._engine.commit(self._weights.version, target)
+            pause_ms = await self._engine.commit(self._weights.version, target, manifest.probe)
         except CorruptDataError as error:
             _log.warning("replica %s/%s: %s", self._region, self._replica, error)
             return None
@@ -237,7 +251,6 @@ class Receiver(Actor):
         self,
         ctx: Context,
         *,
-        digest_matches: bool = True,
         num_bytes: int = 0,
         stage_ms: float = 0.0,
         pause_ms: float = 0.0,
@@ -247,10 +260,11 @@ class Receiver(Actor):
             replica=self._replica,
             policy_version=self._weights.version,
             root_digest=self._weights.manifest.target_root_digest,
-            digest_matches=digest_matches,
+            digest_matches=True,
             from_version=self._version,
             num_bytes=num_bytes,
             stage_ms=stage_ms,
             pause_ms=pause_ms,
             applied_at=ctx.now(),
+            probe=self._engine.probe(),
         )

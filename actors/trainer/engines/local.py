@@ -12,6 +12,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.hf.stored import fetch_model, stored_model
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.probe import probe_policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
@@ -102,11 +103,13 @@ class LocalEngine:
         """Publish the weights; see `TrainingEngine.publish`."""
         assert self._publisher is not None, "an engine without a publisher"
         snapshot = await place.offload(_snapshot, self.learner.policy)
+        probe = await place.offload(_probe, self.learner)
         return await self._publisher.prepare(
             policy_version,
             snapshot,
             optimizer_step=policy_version,
             config_json=config_json(self._policy_config),
+            probe=probe,
         )
 
     async def save(
@@ -114,6 +117,11 @@ class LocalEngine:
     ) -> CheckpointSaved:
         """Save a checkpoint; see `TrainingEngine.save`."""
         return await save_checkpoint(place, self.learner, completed, ledger)
+
+
+def _probe(learner: Learner) -> list[float]:
+    with learner.published_weights():
+        return probe_policy(learner.policy)
 
 
 def _snapshot(policy: Policy) -> dict[str, np.ndarray]:

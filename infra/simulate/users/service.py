@@ -16,7 +16,7 @@ import msgspec
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.runtime.actor import Actor
@@ -67,16 +67,26 @@ class DirectPublisher:
         self.has_version = asyncio.Event()
 
     async def prepare(
-        self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        *,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
     ) -> WeightsPublished:
         """See `SnapshotPublisher.prepare`."""
         with now_real():
             published = await self._publisher.prepare(
-                policy_version, snapshot, optimizer_step=optimizer_step, config_json=config_json
+                policy_version,
+                snapshot,
+                optimizer_step=optimizer_step,
+                config_json=config_json,
+                probe=probe,
             )
             await self._engine.begin_update()
             await self._engine.apply(snapshot)
-            await self._engine.commit(policy_version)
+            await self._engine.commit(policy_version, probe=probe)
         self.snapshots[policy_version] = snapshot
         self.has_version.set()
         return published

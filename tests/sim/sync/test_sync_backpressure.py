@@ -45,9 +45,9 @@ class HeldEngine(FakeEngine):
         self.free.set()
         self.version = -1
 
-    async def commit(self, policy_version, digest=None):
+    async def commit(self, policy_version, digest=None, probe=()):
         await self.free.wait()
-        pause_ms = await super().commit(policy_version, digest)
+        pause_ms = await super().commit(policy_version, digest, probe)
         self.version = policy_version
         return pause_ms
 

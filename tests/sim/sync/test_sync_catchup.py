@@ -88,9 +88,9 @@ async def test_who_became_late_while_loading_joins_no_rotation_before_it_has_cau
             await world.relay(relay, 4)
         return await get(key)
 
-    async def noted(version, digest=None):
+    async def noted(version, digest=None, probe=()):
         committed.append((version, len(world.manifests) - 1))
-        return await commit(version, digest)
+        return await commit(version, digest, probe)
 
     store.get, engine.commit = slowly, noted
     await world.wake(Receiver("west", "late", store, engine, staleness_max=2))

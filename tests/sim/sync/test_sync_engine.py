@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.sim.sync.world import FakeContext
 
-from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig

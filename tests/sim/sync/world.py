@@ -176,7 +176,7 @@ class FakeEngine:
             self.num_wrong -= 1
             self.staged["norm"][3] ^= 1
 
-    async def commit(self, policy_version, digest=None):
+    async def commit(self, policy_version, digest=None, probe=()):
         if root_digest(self.staged) != digest:
             raise CorruptDataError("staged weights have another digest")
         self.live = self.staged
@@ -184,6 +184,9 @@ class FakeEngine:
 
     async def digest(self):
         return root_digest(self.live)
+
+    def probe(self):
+        return []
 
 
 def bits(weights):

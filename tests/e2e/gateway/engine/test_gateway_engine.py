@@ -6,7 +6,7 @@ import numpy as np
 import openai
 
 from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
