@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from penstock.actors.generator.core import EngineCore, EngineOptions, Output
+from penstock.actors.generator.core import EngineCore, Output
 from penstock.actors.generator.engine import (
     ContextLengthError,
     EngineCapabilities,
@@ -20,6 +20,7 @@ from penstock.actors.generator.engine import (
     TokenChunk,
 )
 from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
+from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
