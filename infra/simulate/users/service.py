@@ -34,6 +34,7 @@ from penstock.actors.trainer.config import (
     OptimizerConfig,
     TrainerConfig,
 )
+from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.identity import Pseudonyms
@@ -150,7 +151,7 @@ class Service:
         trainer = Trainer(
             self._config,
             self.policy.config,
-            self.publisher,
+            LocalEngine(self.policy.config, self._config, self.publisher),
             self._seed,
             opener=Vault(self._store, self._secret),
         )
