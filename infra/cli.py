@@ -16,6 +16,7 @@ from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.images import add_images
 from penstock.infra.commands.output import printable
 from penstock.infra.simulate.arguments import add_simulation
+from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
 from penstock.messages.errors import PenstockError
@@ -77,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_quarantine(commands)
     _add_mismatch(commands)
     _add_bench(commands)
+    text = "copy a run's metrics and traces to another program, live or afterwards"
+    sink = _add(commands, "sink", "sinks.command:sink_command", text)
+    add_sink(sink)
+    _add_run_name(sink)
+    _add_host_file(sink)
     _add_export(commands)
     _add_privacy(commands)
     _add_judge(commands)

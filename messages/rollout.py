@@ -129,12 +129,10 @@ class Turn(Part, frozen=True, kw_only=True):
     """Sealed (`kernels.routes`), one per policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
     positions again, and they take the place of what was recorded."""
-
     arithmetic: str = ""
     """The sampler's step and format of the experts, e.g. `native/mxfp8`; checked by the trainer."""
     sampling: Sampling | None = None
-    """What shaped the distribution; None where nobody knows, and such a turn is not trained. A
-    grammar's text is left out."""
+    """What shaped the distribution, without a grammar's text. None: unknown, and not trained."""
     support: list[bytes] = []
     """Sealed (`kernels.support`): the tokens that could be drawn at each position, where the
     settings leave some out."""
@@ -214,6 +212,8 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     """Of these, how long the policy's programs ran."""
     egress: list[EgressAttempt] = []
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
+    call_s: list[list[FiniteNonNegative]] = []
+    """As `RolloutFinished.call_s`, of the turns so far."""
     starts_segment: bool = False
     """Of the next turn, like the one below: as `Turn` says."""
     is_summary: bool = False
@@ -264,13 +264,13 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     tool_s: FiniteNonNegative = 0.0
     error: str = ""
     egress: list[EgressAttempt] = []
-    """What the episode's programs tried to reach, where the task allows hosts: in all of its
-    machines, and of a branch before it left its trunk."""
+    """What its programs tried to reach, in all its machines; of a branch, in its trunk's too."""
     trunk: Trunk | None = None
     """Where a branch left its trunk."""
     tool_names: list[list[str]] = []
-    """Per turn the tools that it called, in order, as far as calls are carried out; for figures of
-    how episodes go. Without names of a user's tools: users have no rollouts."""
+    """Per turn the tools that it called, in order, as far as calls are carried out."""
+    call_s: list[list[FiniteNonNegative]] = []
+    """Per turn played, the seconds that each call took; all start when the turn is stored."""
 
     def key(self) -> str:
         """One per rollout."""

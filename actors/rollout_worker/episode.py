@@ -266,8 +266,7 @@ class Episode:
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
-        now = self._ctx.monotonic()
-        event = self._stats.saved(self._command, runner.conversation, now)
+        event = self._stats.saved(self._command, runner.conversation, self._ctx.monotonic())
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
         await self._ctx.publish(event)
 
@@ -313,6 +312,7 @@ class Episode:
             egress=stats.egress,
             trunk=self._trunk,
             tool_names=[tools_called(turn.calls) for turn in self._turns],
+            call_s=stats.call_s,
         )
 
     def _set_forked(self, *, continued: bool) -> None:

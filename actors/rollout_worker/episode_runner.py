@@ -8,7 +8,7 @@ import numpy as np
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
 from penstock.envs.egress.record import EgressRecord
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import CALLS_MAX, Session
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.kernels.arrays import to_array
@@ -25,6 +25,8 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
     num_calls: int = 0
     num_invalid_calls: int = 0
     tool_s: float = 0.0
+    call_s: list[list[float]] = []
+    """Seconds of each call, by turn played."""
     own_s: float = 0.0
     """Seconds that the policy's programs ran: what its time limit counts. Neither sampling nor
     waiting is in it, for a machine, a generator, a host or a processor: turns and tokens bound the
@@ -48,6 +50,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             num_calls=saved.num_calls,
             num_invalid_calls=saved.num_invalid_calls,
             tool_s=saved.tool_s,
+            call_s=list(saved.call_s),
             egress_before=saved.egress,
             egress=saved.egress,
         )
@@ -70,6 +73,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             tool_s=self.tool_s,
             elapsed_s=now - self.started_at,
             own_s=self.own_s,
+            call_s=list(self.call_s),
             egress=self.egress,
             starts_segment=conversation.starts_segment,
             is_summary=conversation.is_summary,
@@ -112,6 +116,7 @@ class EpisodeRunner:
         """
         conversation, stats = self.conversation, self._stats
         conversation.append(turn)
+        stats.call_s.append([])
         stats.num_calls += len(turn.calls)
         if turn.parse_error:
             stats.num_invalid_calls += 1
@@ -121,13 +126,14 @@ class EpisodeRunner:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
             return
         results = await self._call_tools(turn)
+        stats.call_s[-1] = [result.elapsed_s for result in results[:CALLS_MAX]]
         stats.num_invalid_calls += sum(not result.is_valid for result in results)
         is_finished = any(result.is_finish for result in results)
         conversation.observe([result.text for result in results], is_finished=is_finished)
 
     async def _call_tools(self, turn: Turn) -> Sequence[ToolResult]:
         started_at, guest_s = self._ctx.monotonic(), self.sandbox.guest_s
-        results = await self._session.run(turn.calls)
+        results = await self._session.run(turn.calls, self._ctx.monotonic)
         elapsed_s = self._ctx.monotonic() - started_at
         self._stats.tool_s += elapsed_s
         self._stats.own_s += min(elapsed_s, self.sandbox.guest_s - guest_s)

@@ -9,9 +9,12 @@ returns depends on the files, the commands and nothing else.
 
 import asyncio
 import random
+import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.pages import Pages
@@ -84,8 +87,14 @@ class Session:
         for turn in turns:
             self._toolbox.pages.skip(turn.calls[:CALLS_MAX])
 
-    async def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    async def run(
+        self, calls: Sequence[ToolCall], now: Callable[[], float] = time.monotonic
+    ) -> list[ToolResult]:
         """Carry out the calls of one turn; a wrong call is an outcome, not an error.
+
+        Args:
+            calls: The calls.
+            now: The clock that they are timed by, in seconds.
 
         Returns:
             One result per call, in the order of the calls.
@@ -95,7 +104,12 @@ class Session:
             DeadlineError: The machine did not answer in time.
 
         """
-        return await _in_parallel(self._call(call, index) for index, call in enumerate(calls))
+        return await _in_parallel(self._timed(call, i, now) for i, call in enumerate(calls))
+
+    async def _timed(self, call: ToolCall, index: int, now: Callable[[], float]) -> ToolResult:
+        started_at = now()
+        result = await self._call(call, index)
+        return msgspec.structs.replace(result, elapsed_s=now() - started_at)
 
     async def _call(self, call: ToolCall, index: int) -> ToolResult:
         try:

@@ -26,6 +26,7 @@ def check_complete(world: World, rollout: RolloutFinished) -> None:
     assert (rollout.files, rollout.deleted) == ({"m.py": FIXED.encode()}, ["other.py"])
     assert len(rollout.turns) == len(SCRIPT)
     assert (rollout.num_calls, rollout.num_invalid_calls) == (5, 0)
+    assert [len(times) for times in rollout.call_s] == [len(names) for names in rollout.tool_names]
 
 
 async def killed_after(world: World, num_turns: int, **settings: object) -> None:
