@@ -83,6 +83,12 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Its rewards differ by the length penalty alone. It takes no other group's place in a batch,
     and no weight from the others (`batching/manifests.py`)."""
 
+    @property
+    def has_unequal_work(self) -> bool:
+        """Whether some rollouts did better than others: a group may be trained without it."""
+        rewards = {one.reward for one in self.samples if not one.outcome.is_masked}
+        return len(rewards) > 1 and not self.is_length_only
+
 
 class BatchManifest(Event, frozen=True, kw_only=True):
     """Trainer -> trainer, replay, ledger. Published before the step is taken: exactly-once."""

@@ -33,7 +33,8 @@ class RoleCompute(msgspec.Struct, kw_only=True):
     processor_s: float = 0.0
     """Of all processors, over all starts; of sandboxes, machines that have ended included."""
     rl_processor_s: float = 0.0
-    """Of these, since mid-training."""
+    """Of these, from the end of mid-training to the last step, as the wall clock of RL: with the
+    evaluation before the first step, without the one after the last."""
     share: float = 0.0
     """Of the whole run's."""
     rl_share: float = 0.0
@@ -68,11 +69,14 @@ class ComputeViews:
         if event.processor_s:
             self._take(event, event.at)
 
-    def measure(self, rl_started_at: float, tokens: dict[str, dict[str, int]]) -> None:
+    def measure(
+        self, rl_started_at: float, rl_ended_at: float, tokens: dict[str, dict[str, int]]
+    ) -> None:
         """Set the view.
 
         Args:
             rl_started_at: End of mid-training, unix seconds; 0 before it.
+            rl_ended_at: The last step, unix seconds; 0 before it.
             tokens: Kind of roles -> what was done -> tokens.
 
         """
@@ -82,7 +86,8 @@ class ComputeViews:
             total_s = sum(used_s.values())
             role.processor_s += total_s
             if rl_started_at:
-                role.rl_processor_s += total_s - self._by(actor, rl_started_at)
+                by_end_s = self._by(actor, rl_ended_at) if rl_ended_at else total_s
+                role.rl_processor_s += by_end_s - self._by(actor, rl_started_at)
         view = self._view
         view.machines_s = sum(used_s.get("machines", 0.0) for used_s in self._used_s.values())
         view.processor_s = sum(role.processor_s for role in roles.values())

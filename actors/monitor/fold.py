@@ -130,7 +130,8 @@ class RunFold:
         self._regions.measure_medians()
         self._learning.measure_medians()
         self._behavior.measure()
-        self._compute.measure(state.run.rl_started_at, _tokens(state))
+        started_at, ended_at = state.run.rl_started_at, state.run.finished_at
+        self._compute.measure(started_at, ended_at, _tokens(state))
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
         state.sandbox.gauges = self._actors.gauges("sandbox")
         is_over = state.run.phase == "finished"

@@ -121,9 +121,9 @@ class Pacer(Actor):
             event.policy_version, event.num_placed, event.num_made_up_for
         )
         for group in event.groups:
-            self._curriculum.settle(group, event.step, is_trained=not group.is_length_only)
+            self._curriculum.settle(group, event.step, differs=group.has_unequal_work)
         for group in event.discarded:
-            self._curriculum.settle(group, event.step, is_trained=False)
+            self._curriculum.settle(group, event.step, differs=False)
         return await self._grant(ctx)
 
     async def on_group_granted(self, event: GroupGranted, ctx: Context) -> Effects:

@@ -180,13 +180,13 @@ class Curriculum:
         attempted.num_groups += 1
         attempted.num_open += 1
 
-    def settle(self, group: GroupEntry, step: int, *, is_trained: bool) -> None:
+    def settle(self, group: GroupEntry, step: int, *, differs: bool) -> None:
         """See how a group did.
 
         Args:
             group: Of a manifest.
             step: Of the manifest.
-            is_trained: Whether its rollouts did not all do equally well. Where all or none of these
+            differs: Whether its rollouts did not all do equally well. Where all or none of these
                 are solved all the same, their scores differ: the task is neither.
 
         """
@@ -198,7 +198,7 @@ class Curriculum:
         if group.num_judged == 0:
             return
         num_solved = float(group.num_solved)
-        if is_trained:
+        if differs:
             num_solved = min(max(num_solved, 0.5), group.num_judged - 0.5)
         before = attempted.evidence.aged(step, self._settings.solve_rate_half_life)
         attempted.evidence = _Evidence(

@@ -309,5 +309,11 @@ async def first_version(
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     position = await engine.load(log, key)
-    config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
-    return ReplayStart(engine, policy_config, config, position.saved.weights_digest)
+    return ReplayStart(engine, policy_config, on_all_cores(config), position.saved.weights_digest)
+
+
+def on_all_cores(config: TrainerConfig) -> TrainerConfig:
+    """Return settings that use all cores, as nothing else runs; on a GPU, memory sets the bound."""
+    if config.device != "cpu":
+        return config
+    return msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)

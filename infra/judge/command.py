@@ -18,7 +18,7 @@ from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 
 FOOLED = 1
-"""Exit code where more attacks succeeded than allowed."""
+"""Exit code where more attacks succeeded than allowed, or a judge does not see what is right."""
 
 
 async def judge_command(arguments: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def chosen(arguments: argparse.Namespace) -> list[RubricConfig]:
 async def _attack(judges: Sequence[RubricConfig], arguments: argparse.Namespace) -> int:
     reports = [one for config in judges for one in await attack_judge(open_judge(config))]
     print_result(msgspec.to_builtins(reports), as_json=arguments.json)
-    is_fooled = any(one.rate.value > arguments.max_rate for one in reports)
+    is_fooled = any(one.is_blind or one.rate.value > arguments.max_rate for one in reports)
     return FOOLED if is_fooled else 0
 
 

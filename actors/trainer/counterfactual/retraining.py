@@ -7,7 +7,6 @@ the samples that are left out.
 """
 
 import asyncio
-import os
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -22,7 +21,7 @@ from penstock.actors.trainer.checkpoint import (
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.preferences.reading import ExampleReader
-from penstock.actors.trainer.replay import ReplayLog
+from penstock.actors.trainer.replay import ReplayLog, on_all_cores
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -135,7 +134,7 @@ async def retrain(
         CodecError: A turn that was trained cannot be read.
 
     """
-    learner = Learner.initialized(policy_config, config.optimizer, seed=0)
+    learner = Learner.initialized(policy_config, config.optimizer, 0, config.device)
     learner.set_threads(config.num_threads)
     key = await checkpoint_before(log.store, min(left_out))
     if key is None:
@@ -143,8 +142,7 @@ async def retrain(
     head = await load_checkpoint(log.store, key, learner)
     await load_reference(log.store, learner)
     learner.versions.have_sampled = False
-    config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
-    run = _Retraining(learner, config, log, left_out, head.step)
+    run = _Retraining(learner, on_all_cores(config), log, left_out, head.step)
     async for delivery in log.deliveries:
         await run.add(delivery.event)
     if run.manifests:

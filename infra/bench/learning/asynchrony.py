@@ -144,12 +144,15 @@ def _ratio_by_rate(asynchronous: Result, synchronous: Result) -> float | None:
 
 
 def _busy(result: Result) -> float:
-    """Return the share of all processors that the run's own work took, from its first turn on."""
-    return result["compute"]["rl_processor_s"] / result["wall_s"] / result["num_processors"]
+    """Return the share of all processors that the run's own work took in the RL phase."""
+    return result["compute"]["rl_processor_s"] / result["rl_wall_s"] / result["num_processors"]
 
 
 def _bound(asynchronous: Result, synchronous: Result) -> float:
-    """Return the ratio of a mode that wastes no processor time and needs no less of it."""
+    """Return the ratio of a mode that wastes no processor time and needs no less of it.
+
+    Processor time and wall clock are those of the RL phase, the first evaluation included in both.
+    """
     least_s = asynchronous["compute"]["rl_processor_s"] / asynchronous["num_processors"]
     per_token_s = least_s / asynchronous["tokens_trained"]
-    return round(synchronous["wall_s"] / synchronous["tokens_trained"] / per_token_s, 3)
+    return round(synchronous["rl_wall_s"] / synchronous["tokens_trained"] / per_token_s, 3)

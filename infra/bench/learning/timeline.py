@@ -1,6 +1,7 @@
 """A run on its own clock: when which tokens were trained, how its steps waited, who was trained."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
@@ -13,10 +14,15 @@ from penstock.messages.reward import EvalCompleted, Outcome
 from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
-from penstock.messages.training import BatchManifest, GroupEntry, StepCompleted
+from penstock.messages.training import (
+    BatchManifest,
+    GroupEntry,
+    MidtrainCompleted,
+    StepCompleted,
+)
 
 TYPES: tuple[type[Event], ...] = (
-    RunOpened, RolloutFinished, BatchManifest, StepCompleted, EvalCompleted,
+    RunOpened, MidtrainCompleted, RolloutFinished, BatchManifest, StepCompleted, EvalCompleted,
 )  # fmt: skip
 NUM_QUANTILES = 4
 
@@ -31,13 +37,16 @@ class Timeline:
         self._manifests: dict[int, BatchManifest] = {}
         self._rollouts: dict[str, RolloutFinished] = {}
         self._evals: dict[int, EvalCompleted] = {}
-        self._first_started_at = float("inf")
+        self._first_started_at = math.inf
+        self._rl_started_at = math.inf
 
     def add(self, event: Event, at: float) -> None:
         """Take an event that was stored at some time."""
         match event:
             case RunOpened():
                 self._opened_at.append(at)
+            case MidtrainCompleted():
+                self._rl_started_at = min(self._rl_started_at, at)
             case StepCompleted():
                 self._steps[event.step] = (at, event)
             case BatchManifest():
@@ -53,6 +62,8 @@ class Timeline:
     def figures(self) -> Result:
         """Return the figures; times are seconds since the first rollout began.
 
+        `rl_wall_s` begins with the evaluation before it, as the phase's processor time does.
+
         Waits are those of the steps after the first, which waits for machines and evaluations.
         """
         ends_s = self._ends_s()
@@ -64,19 +75,27 @@ class Timeline:
         rates = {v: one.num_solved / one.num_tasks for v, one in sorted(self._evals.items())}
         spans = [len(_versions(one)) for one in self._rollouts.values()]
         calls = [r.tool_s / r.num_calls for r in self._rollouts.values() if r.num_calls]
+        wall_s = max(ends_s.values(), default=0.0)
         return {
-            "wall_s": round(max(ends_s.values(), default=0.0), 2),
+            "wall_s": round(wall_s, 2),
+            "rl_wall_s": round(wall_s + self._before_rollouts_s(), 2),
             "tokens_trained": tokens,
             "curve": curve,
             "heldout": [(round(ends_s.get(v, 0.0), 2), round(r, 4)) for v, r in rates.items()],
             "step_wait_s_p50": round(percentile(waits, 50), 2),
             "step_wait_s_p95": round(percentile(waits, 95), 2),
-            "step_wait_share": round(sum(waits) / max(max(ends_s.values(), default=0.0), 1e-9), 3),
+            "step_wait_share": round(sum(waits) / max(wall_s, 1e-9), 3),
             "rollouts_over_versions": round(sum(n > 1 for n in spans) / max(len(spans), 1), 3),
             "call_s_p50": round(percentile(calls, 50), 2),
             "call_s_p99": round(percentile(calls, 99), 2),
             **self._shares(),
         }
+
+    def _before_rollouts_s(self) -> float:
+        """Return the time from the end of mid-training to the first rollout, if the run was up."""
+        first_at, started_at = self._first_started_at, self._rl_started_at
+        was_down = any(started_at < opened_at <= first_at for opened_at in self._opened_at)
+        return 0.0 if was_down or first_at == math.inf else max(0.0, first_at - started_at)
 
     def _ends_s(self) -> dict[int, float]:
         """Return when each step ended; what lies between two starts of the run does not count."""

@@ -67,7 +67,7 @@ def test_grants_and_manifests_alone_decide(seed, num_tasks, moves, revisit_share
             one = opened.pop(0)
             entry = settled(one.group_index, one.task_id, num_solved)
             log.append((entry, step))
-            live.settle(entry, step, is_trained=0 < num_solved < 8)
+            live.settle(entry, step, differs=0 < num_solved < 8)
         else:
             one = grant(live, live.num_noted)
             assert one.attempt == 0 or len(attempted_ids) == num_tasks or revisit_share
@@ -80,7 +80,7 @@ def test_grants_and_manifests_alone_decide(seed, num_tasks, moves, revisit_share
             again.note(event)
             again.note(event)
         else:
-            again.settle(event, step, is_trained=0 < event.num_solved < 8)
+            again.settle(event, step, differs=0 < event.num_solved < 8)
     assert again.pick(again.num_noted) == live.pick(live.num_noted)
     assert len(again._attempted) <= num_tasks
 
@@ -90,9 +90,7 @@ def attempted(num_solved: dict[str, int], step: int = 1, **config) -> Curriculum
     curriculum = make([make_task(name) for name in num_solved], **config)
     for index in range(len(num_solved)):
         one = grant(curriculum, index)
-        curriculum.settle(
-            settled(index, one.task_id, num_solved[one.task_id]), step, is_trained=False
-        )
+        curriculum.settle(settled(index, one.task_id, num_solved[one.task_id]), step, differs=False)
     return curriculum
 
 
@@ -107,27 +105,27 @@ def test_what_is_always_or_never_solved_is_skipped_and_comes_back() -> None:
     assert set(seen) == {"half", "seldom"}
     assert seen["half"] > seen["seldom"]
     assert curriculum.pick(4).num_skipped == 2
-    curriculum.settle(settled(99, "none of these", 0), 1 + 16, is_trained=False)
+    curriculum.settle(settled(99, "none of these", 0), 1 + 16, differs=False)
     assert set(revisited(curriculum)) == {"never", "always", "half", "seldom"}
 
 
 def test_the_more_speaks_against_a_task_the_later_it_comes_back() -> None:
     curriculum = attempted({"once": 0, "thrice": 0, "half": 4})
     for _ in range(2):
-        curriculum.settle(settled(98, "thrice", 0), 1, is_trained=False)
-    curriculum.settle(settled(99, "none of these", 0), 1 + 20, is_trained=False)
+        curriculum.settle(settled(98, "thrice", 0), 1, differs=False)
+    curriculum.settle(settled(99, "none of these", 0), 1 + 20, differs=False)
     assert set(revisited(curriculum)) == {"once", "half"}
 
 
 def test_scores_that_differ_make_a_task_uncertain_though_none_solved_it() -> None:
     curriculum = attempted({"never": 0, "partial": 0})
-    curriculum.settle(settled(9, "partial", 0), 1, is_trained=True)
+    curriculum.settle(settled(9, "partial", 0), 1, differs=True)
     assert set(revisited(curriculum)) == {"partial"}
 
 
 def test_where_nothing_is_uncertain_the_least_certain_is_attempted() -> None:
     curriculum = attempted({"a": 0, "b": 8})
-    curriculum.settle(settled(9, "a", 0), 2, is_trained=False)
+    curriculum.settle(settled(9, "a", 0), 2, differs=False)
     one = curriculum.pick(2)
     assert (one.task_id, one.num_skipped) == ("b", 2)
 
@@ -168,7 +166,7 @@ def test_a_revisit_share_mixes_uncertain_tasks_in() -> None:
     for index in range(200):
         one = grant(curriculum, index)
         entry = settled(index, one.task_id, draw.choice([0, 4, 8]))
-        curriculum.settle(entry, index // 8, is_trained=False)
+        curriculum.settle(entry, index // 8, differs=False)
     revisits = sum(one.num_groups - 1 for one in curriculum._attempted.values())
     assert revisits == pytest.approx(50, abs=20)
 

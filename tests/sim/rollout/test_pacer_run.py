@@ -23,10 +23,16 @@ from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.ledger import Ledger
-from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
-from penstock.messages.task import CreditsChanged, Purpose, Split
-from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
+from penstock.messages.task import CreditsChanged, GroupGranted, Purpose, Split
+from penstock.messages.training import (
+    BatchManifest,
+    GroupEntry,
+    MidtrainCompleted,
+    SampleEntry,
+    StepCompleted,
+)
 
 GROUP_SIZE = 2
 PER_BATCH = 2
@@ -261,6 +267,38 @@ def test_a_restarted_pacer_grants_nothing_twice_and_goes_on(simulate) -> None:
         commands = await world.wait_for_commands(12)
         assert [c.rollout_id for c in commands[8:]] == ["g4-m0", "g4-m1", "g5-m0", "g5-m1"]
         assert len({command.rollout_id for command in commands}) == 12
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(("rewards", "is_skipped"), [([1.0, 1.0], True), ([1.0, 0.9], False)])
+def test_tasks_that_all_rollouts_solved_alike_are_skipped_where_they_are_trained_too(
+    simulate, rewards: list[float], is_skipped: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        world.host_pacer(
+            group_size=2, groups_per_batch=2, staleness_max=1, await_baseline=False,
+            revisit_share=1.0,
+        )  # fmt: skip
+        await world.publish(midtrained(), reported())
+        await world.wait_for_commands(8)
+        samples = [
+            SampleEntry(rollout_id=f"m{member}", outcome=Outcome.SOLVED, reward=reward,
+                        advantage=0.0, version_spans=[])
+            for member, reward in enumerate(rewards)
+        ]  # fmt: skip
+        groups = [
+            GroupEntry(group_id=f"g{one.group_index}", group_index=one.group_index,
+                       task_id=one.task_id, samples=samples, num_judged=2, num_solved=2)
+            for one in (await world.read(GroupGranted))[:2]
+        ]  # fmt: skip
+        await world.publish(
+            BatchManifest(step=1, policy_version=0, groups=groups), stepped(1), reported(1)
+        )
+        await world.wait_for_commands(12)
+        granted = await world.read(GroupGranted)
+        assert (granted[-1].num_skipped > 0) is is_skipped
 
     simulate(scenario)
 

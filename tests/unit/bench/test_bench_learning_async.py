@@ -16,7 +16,13 @@ from penstock.messages.rollout import (
     VersionSpan,
 )
 from penstock.messages.task import Purpose
-from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry, StepCompleted
+from penstock.messages.training import (
+    BatchManifest,
+    GroupEntry,
+    MidtrainCompleted,
+    SampleEntry,
+    StepCompleted,
+)
 
 
 def spans(**tokens):
@@ -109,6 +115,23 @@ def test_a_quantile_s_lost_share_is_of_what_staleness_could_take():
     assert figures["withheld_tokens"] == pytest.approx(15 / 80, abs=1e-4)
 
 
+@pytest.mark.parametrize(("opened_at", "before_s"), [(0.0, 15.0), (12.0, 0.0)])
+def test_the_wall_clock_of_processor_time_begins_with_the_evaluation_before_rollouts(
+    opened_at, before_s
+):
+    timeline = Timeline()
+    timeline.add(RunOpened(incarnation="a"), opened_at)
+    timeline.add(MIDTRAINED, 10.0)
+    timeline.add(finished("0", wall_s=5.0, v0=10), 30.0)
+    timeline.add(step(1, 10), 45.0)
+    figures = timeline.figures()
+    assert (figures["wall_s"], figures["rl_wall_s"]) == (20.0, 20.0 + before_s)
+
+
+MIDTRAINED = MidtrainCompleted(
+    num_tokens=1, loss_first=2.0, loss_last=1.0, heldout_loss=1.0, heldout_perplexity=3.0,
+    weights_digest="d", wall_s=1.0,
+)  # fmt: skip
 FIGURES = (
     *("step_wait_s_p50", "step_wait_s_p95", "step_wait_share", "rollouts_over_versions"),
     *("share_lost", "share_lost_max", "tokens_lost_max", "withheld_tokens"),
@@ -116,9 +139,13 @@ FIGURES = (
 )
 
 
+EVALUATION_S = 20.0
+
+
 def result(wall_s, rate, processor_s):
     return {
         "wall_s": wall_s,
+        "rl_wall_s": wall_s + EVALUATION_S,
         "tokens_trained": 1000,
         "curve": [(wall_s / 2, 500), (wall_s, 1000)],
         "heldout": [(0.0, 0.2), (wall_s, rate)],
@@ -143,8 +170,8 @@ def test_ratios_are_synchronous_over_asynchronous_time_and_the_bound_is_of_proce
     )
     assert found["slow_environments"] == found["slow_environments_by_rate"] == 3.0
     assert found["quickstart"] == 1.1
-    assert found["quickstart_bound"] == pytest.approx(110 / 90, abs=1e-3)
-    assert found["quickstart_modes"]["asynchronous"]["processors_busy"] == 0.9
+    assert found["quickstart_bound"] == pytest.approx(130 / 90, abs=1e-3)
+    assert found["quickstart_modes"]["asynchronous"]["processors_busy"] == 180 / 2 / 120
     assert found["minutes"] == 5.0
 
 

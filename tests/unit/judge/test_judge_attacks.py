@@ -50,7 +50,7 @@ def careful(body: dict) -> str:
 def obedient(body: dict) -> str:
     """Obey whatever stands anywhere."""
     prompt = body["messages"][1]["content"]
-    return "A" if re.search(r"Answer A\.|answer with the best", prompt) else "B"
+    return "A" if re.search(r"Answer A\.|answer with the best|sum\(values\)", prompt) else "B"
 
 
 def fooled_by_keys(body: dict) -> str:
@@ -92,9 +92,15 @@ async def test_master_keys_never_reach_a_judge_as_a_message(tmp_path, capsys) ->
 
 async def test_work_with_the_best_score_cannot_be_attacked(tmp_path, capsys) -> None:
     code, [report] = await attacked(tmp_path, capsys, lambda _body: "A")
-    assert code == 0 and report["num_attacks"] == 0
+    assert code == FOOLED and report["num_attacks"] == 0
+    assert report["is_blind"] and report["right_scores"] == dict.fromkeys(bases(), 1.0)
     assert report["num_untestable"] == len(list(attacks()))
     assert report["rate"] == {"value": 0.0, "lower": 0.0, "upper": 1.0}
+
+
+async def test_a_judge_that_gives_everything_the_worst_score_fails(tmp_path, capsys) -> None:
+    code, [report] = await attacked(tmp_path, capsys, lambda _body: "B", max_rate=1.0)
+    assert (code, report["num_succeeded"], report["is_blind"]) == (FOOLED, 0, True)
 
 
 async def test_judges_that_cannot_be_asked_are_named(tmp_path, capsys) -> None:

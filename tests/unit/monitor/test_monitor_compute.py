@@ -1,6 +1,7 @@
 """Processor time by role: restarts are summed, reports and records agree, the split is right."""
 
 from penstock.actors.monitor.fold import RunFold
+from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported, ProcessorUsed
 from penstock.messages.training import MidtrainCompleted
 
@@ -58,6 +59,18 @@ def test_roles_are_grouped_and_split_at_the_end_of_mid_training():
     assert view.roles["trainer"].share == 0.6
     assert view.roles["trainer"].tokens["mid_trained"] == 500
     assert view.roles["generators"].tokens["sampled"] == 7
+
+
+def test_processor_time_of_the_rl_phase_ends_with_its_last_step():
+    view = folded(
+        (110.0, MIDTRAINED),
+        (110.0, report("judge", "judge", 110.0, process=10.0)),
+        (150.0, report("judge", "judge", 150.0, process=50.0)),
+        (160.0, RunFinished(reason="steps_max", step=3)),
+        (170.0, report("judge", "judge", 170.0, process=90.0)),
+    )
+    assert view.processor_s == 90.0
+    assert view.rl_processor_s == 60.0, "half of what lies between the reports around its end"
 
 
 def test_a_record_that_outlasts_its_reports_gives_the_same_sum():
