@@ -15,6 +15,7 @@ from typing import Any
 from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.images import add_images
 from penstock.infra.commands.output import printable
+from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_privacy(commands)
     _add_judge(commands)
+    text = "write manifests of a run for Kubernetes"
+    add_deploy(_add(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
     add_images(_add(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"

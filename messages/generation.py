@@ -115,6 +115,8 @@ class ReplicaReported(Event, frozen=True, kw_only=True):
     """Running and waiting."""
     num_running_max: int = 1
     is_leaving: bool = False
+    queue_s: float = 0.0
+    """Mean time that requests of the last minute waited before they were computed."""
 
     def key(self) -> str:
         """Name the replica; the latest wins."""

@@ -9,6 +9,7 @@ nothing else, so that a replica may join, leave or be lost at any time.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -48,6 +49,8 @@ from penstock.messages.weights import WeightsApplied, WeightsPublished
 
 TELL_S = 2.0
 """Longest time that a report may take."""
+QUEUE_TICKS = 60
+"""Ticks over which the queue time is a mean."""
 
 
 class Generator(Actor):
@@ -87,6 +90,8 @@ class Generator(Actor):
         self._lag = lag or Lag()
         self._started_at = 0.0
         self._told: ReplicaReported | None = None
+        self._queues_ms: deque[list[float]] = deque([[]], maxlen=QUEUE_TICKS)
+        """Queue times of requests, by tick."""
 
     def services(self) -> Mapping[str, Serve]:
         """Serve each purpose, and aborts, under this replica's own name."""
@@ -127,6 +132,7 @@ class Generator(Actor):
         """Report, and show the engine's state."""
         self._show_gauges(ctx)
         await self._tell(self._report(ctx), ctx)
+        self._queues_ms.append([])
         return ()
 
     def _has_changed(self) -> bool:
@@ -154,7 +160,12 @@ class Generator(Actor):
             policy_version=health.policy_version,
             num_requests=health.num_running + health.num_waiting,
             num_running_max=self._capabilities.num_running_max,
+            queue_s=self._queue_s(),
         )
+
+    def _queue_s(self) -> float:
+        queues_ms = [queue_ms for tick in self._queues_ms for queue_ms in tick]
+        return sum(queues_ms) / len(queues_ms) / 1e3 if queues_ms else 0.0
 
     def _show_gauges(self, ctx: Context) -> None:
         health, metrics = self._engine.health(), self._engine.metrics()
@@ -202,6 +213,7 @@ class Generator(Actor):
                 f"{self._replica}: asked for {message.channel}, but it follows {self._channel} and"
                 f" serves version {held}"
             )
+        is_first = True
         async for chunk in self._engine.generate(
             from_array(message.token_ids),
             message.sampling,
@@ -210,6 +222,9 @@ class Generator(Actor):
             routes_from=message.routes_from,
             num_resumed=message.num_resumed,
         ):
+            if is_first:
+                self._queues_ms[-1].append(chunk.queue_ms)
+                is_first = False
             yield self._reply(message.request_id, chunk)
 
     def _reply(self, request_id: str, chunk: TokenChunk) -> TokensSampled:

@@ -73,6 +73,8 @@ class _StateCollector(Collector):
         yield _gauge("weight_lag_versions", "Lag of the slowest replica.", label, samples)
         samples = [([name], region.lag_s) for name, region in regions.items()]
         yield _gauge("weight_lag_seconds", "Age of the first version it lacks.", label, samples)
+        samples = [([name], region.queue_s) for name, region in regions.items()]
+        yield _gauge("queue_seconds", "Mean queue time of generators.", label, samples)
         samples = [([name], region.num_bytes) for name, region in regions.items()]
         yield _counter("relayed_bytes", "Fetched by the region, all versions.", label, samples)
 

@@ -35,6 +35,8 @@ class RegionView(msgspec.Struct, kw_only=True):
     """Versions between the newest published one and the one that the slowest replica serves."""
     lag_s: float = 0.0
     """Age of the first version that this replica lacks; 0 at the head."""
+    queue_s: float = 0.0
+    """Mean queue time of its generators."""
     num_bytes: int = 0
     """Fetched by the region's relay, all versions together."""
     num_full_after_v0: int = 0

@@ -39,6 +39,7 @@ class RegionViews:
         self._published_at: dict[int, float] = {}
         self._seen_at: dict[str, float] = {}
         """Replica -> its last report, unix seconds; 0 when it left."""
+        self._queue_s: dict[str, float] = {}
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             WeightsPublished: self._on_published,
             WeightsRelayed: self._on_relayed,
@@ -57,6 +58,9 @@ class RegionViews:
             held = [v for name, v in region.replicas.items() if name not in region.lost]
             served = min(held or region.replicas.values(), default=-1)
             region.lag_versions = max(0, head - served)
+            names = region.replicas.keys() - region.lost
+            queues_s = [self._queue_s[name] for name in names if name in self._queue_s]
+            region.queue_s = sum(queues_s) / len(queues_s) if queues_s else 0.0
             lacking = [at for version, at in self._published_at.items() if version > served]
             region.lag_s = max(0.0, now - min(lacking, default=now))
 
@@ -111,6 +115,7 @@ class RegionViews:
     def _on_reported(self, event: ReplicaReported, at: float) -> None:
         """See that a replica is there; it may go back to an older version."""
         self._seen_at[event.replica] = 0.0 if event.is_leaving else at
+        self._queue_s[event.replica] = event.queue_s
         if event.policy_version >= 0:
             self._region(event.region).replicas[event.replica] = event.policy_version
 

@@ -1,0 +1,31 @@
+"""`penstock deploy render|size`: manifests for Kubernetes, and what a run needs."""
+
+import argparse
+import sys
+
+from penstock.infra.deploy.pods import Deployment
+from penstock.infra.deploy.render import VALUES, render, secrets_needed, write
+from penstock.infra.run.command import parse_new
+from penstock.infra.run.config_file import apply_overrides, read_toml
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one action."""
+    data = apply_overrides(read_toml(arguments.config), arguments.overrides)
+    config = parse_new(data, str(arguments.config))
+    deployment = Deployment(
+        run_id=arguments.run_id,
+        config=config,
+        image=arguments.image,
+        namespace=arguments.namespace,
+        nats_account=arguments.nats_account,
+    )
+    files = render(data, config, deployment)
+    write(files, arguments.output)
+    lines = [
+        *(f"wrote {len(files)} files to {arguments.output}", *secrets_needed(deployment)),
+        f"NATS: helm install nats nats/nats --values {arguments.output / VALUES}",
+        f"then: kubectl apply --kustomize {arguments.output}",
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0

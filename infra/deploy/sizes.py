@@ -1,0 +1,118 @@
+"""Memory, processors and storage of a deployed run, from its configuration and measured constants.
+
+SPECIFICATION.md says how each constant was measured. All were measured on CPUs; what is computed
+for GPUs assumes that the same arrays lie in device memory.
+"""
+
+import math
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.infra.deploy.layout import Kind, Workload
+from penstock.infra.run.config import RunConfig
+from penstock.messages.streams import STREAMS
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+PROCESS_MIB = 96
+"""Of a process that holds no weights (measured)."""
+POLICY_PROCESS_MIB = 512
+"""Of a process with torch in it, besides what it holds for each parameter (measured)."""
+TRAINER_BYTES = 93
+"""Of a local trainer for each parameter, at its peak: a checkpoint is being written (measured)."""
+LAUNCHER_BYTES = 79
+"""Of the launcher for each parameter, while it replays (measured)."""
+GENERATOR_BYTES = 32
+"""Of a generator for each parameter: the engine's weights, the receiver's copy (measured)."""
+RELAY_BYTES = 3
+"""Of a relay for each parameter (measured)."""
+RANK_BYTES = 16
+"""Of all ranks together for each parameter: master weights, gradient and two moments in float32
+(computed)."""
+PROCESS_SHARE = 0.1
+"""Of a processor that a process without weights uses; measured were at most 0.03."""
+MACHINE_SHARE = 0.125
+"""Of a processor for each machine of a sandbox host (assumed: it depends on the tasks)."""
+NATS_MIB = 1024
+"""Of a NATS server, besides its streams in memory (assumed)."""
+STORE_MARGIN = 1.1
+"""Of a volume over what streams reserve: the file system's own (assumed)."""
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pod requests."""
+
+    memory_mib: int
+    processors: float
+
+
+def num_params(policy: PolicyConfig) -> int:
+    """Return the number of parameters of a policy, of its MTP head, too."""
+    hidden, width = policy.hidden_size, policy.ffn_width
+    attention = hidden * (2 * policy.query_dim + 2 * policy.key_value_dim) + 2 * policy.head_dim
+    router = policy.num_experts * hidden
+    layer = attention + router + 3 * max(1, policy.num_experts) * hidden * width + 2 * hidden
+    head = policy.mtp_num_heads * (2 * hidden * hidden + 3 * hidden)
+    embeddings = policy.vocab_size * hidden * (1 if policy.tie_word_embeddings else 2)
+    return embeddings + policy.num_hidden_layers * layer + hidden + head
+
+
+def pod_size(workload: Workload, config: RunConfig) -> Size:
+    """Return what a pod of a workload requests."""
+    params, roles, pool = num_params(config.policy), workload.role_names, config.pool
+    if workload.kind is Kind.RANK:
+        return _with_policy(params * RANK_BYTES / workload.num_pods, 1)
+    if workload.kind is Kind.REPLICA:
+        return _with_policy(params * GENERATOR_BYTES, config.generator.num_threads)
+    if "trainer" in roles and not has_ranks(config):
+        num_bytes = params * TRAINER_BYTES + config.trainer.turns_bytes_max
+        return _with_policy(num_bytes, config.trainer.num_workers)
+    memory_mib, processors = float(PROCESS_MIB), PROCESS_SHARE
+    if "relay" in roles:
+        memory_mib += workload.num_of("relay") * params * RELAY_BYTES / MIB
+    if workload.kind is Kind.NODE:
+        memory_mib += pool.live_max * machine_mib(config)
+        processors += pool.live_max * pool.processors * MACHINE_SHARE
+    return Size(memory_mib=math.ceil(memory_mib), processors=processors)
+
+
+def launcher_size(config: RunConfig) -> Size:
+    """Return what the launcher's pod requests: at the end it replays the run in one process."""
+    params = num_params(config.policy)
+    return _with_policy(params * LAUNCHER_BYTES, config.trainer.num_workers)
+
+
+def _with_policy(num_bytes: float, processors: int) -> Size:
+    memory_mib = POLICY_PROCESS_MIB + math.ceil(num_bytes / MIB)
+    return Size(memory_mib=memory_mib, processors=float(processors))
+
+
+def has_ranks(config: RunConfig) -> bool:
+    """Whether the trainer's weights are in processes of their own."""
+    return any(spec.startswith("rank:") for specs in config.processes.values() for spec in specs)
+
+
+def machine_mib(config: RunConfig) -> int:
+    """Return the memory of one machine, as `[pool]` or its backend says."""
+    from penstock.envs.backends import backend_class
+
+    return config.pool.memory_mib or backend_class(config.pool.backend).memory_mib
+
+
+def store_bytes(config: RunConfig) -> int:
+    """Return the disk of each NATS server: what the streams reserve, which is refused otherwise."""
+    bound = config.bus.max_bytes
+    files = [spec.max_bytes for spec in STREAMS.values() if not spec.in_memory]
+    return sum(min(bound, each) if bound else each for each in files)
+
+
+def memory_store_bytes() -> int:
+    """Return the memory of each NATS server for streams that are kept there."""
+    return sum(spec.max_bytes for spec in STREAMS.values() if spec.in_memory)
+
+
+def volume_gib(num_bytes: int) -> int:
+    """Return the size of a volume for so many bytes, in GiB."""
+    return math.ceil(num_bytes * STORE_MARGIN / GIB)

@@ -1,0 +1,250 @@
+"""`penstock deploy render`: golden files, schemas, and any valid configuration."""
+
+import copy
+import tomllib
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.deploy.rendering import (
+    CONFIG,
+    RENDERED,
+    check_kubernetes,
+    check_manifest,
+    golden_files,
+    manifests,
+    rendered,
+)
+
+from penstock.infra import cli
+from penstock.infra.deploy.render import KUSTOMIZATION, VALUES
+from penstock.infra.run.config_file import read_toml
+from penstock.messages.errors import ConfigError
+
+
+def data() -> dict[str, Any]:
+    return read_toml(CONFIG)
+
+
+def test_the_manifests_are_those_of_the_golden_files():
+    found = {path.name: path.read_text() for path in RENDERED.iterdir()}
+    assert found == golden_files(), "python -m tests.unit.deploy.write"
+
+
+def test_the_command_writes_the_files(tmp_path, capsys):
+    output = tmp_path / "manifests"
+    arguments = ["--config", str(CONFIG), "--image", "reg/penstock:1", "--run-id", "run1"]
+    assert cli.main(["deploy", "render", *arguments, "-o", str(output)]) == 0
+    assert {path.name for path in output.iterdir()} == {path.name for path in RENDERED.iterdir()}
+    assert str(output) in capsys.readouterr().out
+    assert cli.main(["deploy", "render", *arguments, "-o", str(CONFIG)]) == 2
+
+
+def test_every_manifest_meets_its_schema():
+    found = manifests(golden_files())
+    kinds = {one["kind"] for one in found}
+    assert kinds >= {"Deployment", "StatefulSet", "DaemonSet", "Job", "Service", "ScaledObject",
+                     "PodDisruptionBudget", "NetworkPolicy", "ConfigMap"}  # fmt: skip
+    for manifest in found:
+        check_manifest(manifest)
+
+
+def test_kubernetes_own_schemas_are_used_where_they_are_installed():
+    pytest.importorskip(
+        "kubernetes_validate", reason="extra manifests: pip install -e .[manifests]"
+    )
+    (found,) = [one for one in manifests(golden_files()) if one["kind"] == "DaemonSet"]
+    found["spec"]["template"]["spec"]["nodeSelectors"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="nodeSelectors"):
+        check_kubernetes(found)
+
+
+def test_our_schemas_refuse_what_the_definitions_do():
+    scaled = next(one for one in manifests(golden_files()) if one["kind"] == "ScaledObject")
+    for change in ({"minReplicaCount": "1"}, {"triggers": []}, {"replicas": 3}):
+        wrong = copy.deepcopy(scaled)
+        wrong["spec"] |= change
+        with pytest.raises(jsonschema.ValidationError):
+            check_manifest(wrong)
+
+
+def test_a_region_scales_by_queue_time_and_shared_work_by_its_lag():
+    found = {
+        one["metadata"]["name"]: one["spec"]
+        for one in manifests(golden_files())
+        if one["kind"] == "ScaledObject"
+    }
+    assert set(found) == {
+        f"run1-{n}" for n in ("generator-west", "generator-east", "worker", "judges")
+    }
+    (lag,) = found["run1-worker"]["triggers"]
+    assert lag["metadata"]["natsServerMonitoringEndpoint"] == "nats-headless.nats:8222"
+    assert lag["metadata"]["consumer"] == "run1-rollout_worker"
+    (queue,) = found["run1-generator-west"]["triggers"]
+    assert queue["metadata"]["valueLocation"] == "regions.west.queue_s"
+    assert found["run1-generator-west"]["minReplicaCount"] == 2
+
+
+def test_no_secret_is_in_the_manifests(tmp_path):
+    tables = data()
+    for table, name in (("bus", "nkey_seed_file"), ("store", "master_key_file")):
+        path = tmp_path / name
+        path.write_text("a value that nobody may see")
+        tables[table][name] = str(path)
+    text = "".join(rendered(tables).values())
+    assert "nobody may see" not in text and str(tmp_path) not in text
+    assert "/etc/penstock/bus/nkey_seed" in text
+
+
+def test_the_volume_of_a_nats_server_holds_what_the_streams_reserve():
+    values = yaml.safe_load(golden_files()[VALUES])
+    assert values["config"]["cluster"] == {"enabled": True, "replicas": 3}
+    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "11Gi"  # 10 x 1 GiB, 10%
+    tables = data()
+    del tables["bus"]["max_bytes"]
+    values = yaml.safe_load(rendered(tables)[VALUES])
+    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "82Gi"
+
+
+WRONG = {
+    "bus": ({"servers": []}, "bus.servers"),
+    "store": ({"kind": "jetstream", "bucket": ""}, "store.kind"),
+    "users": ({"num_requests": 3}, "users.num_requests"),
+    "weights": ({"num_publisher_ranks": 2}, "weights.num_publisher_ranks"),
+}
+WRONG_PROCESSES = {
+    "Front": (["monitor"], "processes.Front: expected at most 32"),
+    "launcher": (["monitor"], "processes.launcher: expected another name"),
+    "config": (["monitor"], "processes.config: expected another name"),
+    "mixed": (["generator:west/c", "monitor"], "processes.mixed: replicas scale alone"),
+    "gates": (["gateway:c", "monitor"], "processes.gates: several gateways"),
+    "hosts": (["sandbox:b", "monitor"], "processes.hosts: a sandbox host runs on each node"),
+}
+
+
+@pytest.mark.parametrize("table", WRONG)
+def test_what_cannot_be_deployed_is_refused_by_name(table):
+    tables = data()
+    change, expected = WRONG[table]
+    tables.setdefault(table, {}).update(change)
+    if table == "bus":
+        tables["bus"] = {}
+        tables["store"]["kind"] = "s3"
+    with pytest.raises(ConfigError, match=expected):
+        rendered(tables)
+
+
+@pytest.mark.parametrize("name", WRONG_PROCESSES)
+def test_a_process_that_cannot_be_a_workload_is_refused_by_name(name):
+    tables = data()
+    roles, expected = WRONG_PROCESSES[name]
+    tables["processes"][name] = roles
+    with pytest.raises(ConfigError, match=expected):
+        rendered(tables)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [("host", "127.0.0.1", "gateway.host"), ("port", 0, "gateway.port")],
+)
+def test_a_gateway_that_no_service_reaches_is_refused(key, value, expected):
+    tables = data()
+    tables["gateway"][key] = value
+    with pytest.raises(ConfigError, match=expected):
+        rendered(tables)
+
+
+def test_a_region_without_a_bucket_or_behind_a_link_is_refused():
+    tables = data()
+    del tables["regions"][1]["bucket"]
+    with pytest.raises(ConfigError, match=r"regions\.east\.bucket"):
+        rendered(tables)
+    with pytest.raises(ConfigError, match="--run-id"):
+        rendered(data(), run_id="Run_1")
+    for image in ("", "reg/penstock:1 x", "Reg/x:1"):
+        with pytest.raises(ConfigError, match="--image"):
+            rendered(data(), image=image)
+
+
+LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True)
+
+
+@st.composite
+def configurations(draw) -> dict[str, Any]:
+    """Draw the tables of a run that can be deployed."""
+    names = draw(st.lists(LABELS, min_size=5, max_size=5, unique=True))
+    regions = draw(st.lists(LABELS, min_size=1, max_size=3, unique=True))
+    tables = data()
+    tables["regions"] = [{"name": name, "serves": [], "bucket": "w"} for name in regions]
+    for purpose in ("train", "eval", "live"):
+        for index in draw(st.sets(st.integers(0, len(regions) - 1), min_size=1)):
+            tables["regions"][index]["serves"].append(purpose)
+    processes: dict[str, list[str]] = {
+        f"p-{names[0]}": ["trainer", *(f"relay:{name}" for name in regions)],
+        f"q-{names[1]}": draw(st.permutations(["rollout_worker", "judge"])),
+        f"r-{names[2]}": draw(st.sampled_from([["sandbox"], ["sandbox", "judge"]])),
+        f"s-{names[3]}": ["pacer", "evaluator", "monitor"],
+    }
+    for region in regions:
+        for number in range(draw(st.integers(1, 3))):
+            processes[f"{region}_{number}"] = [f"generator:{region}/r{number}"]
+    for number in range(draw(st.integers(0, 3))):
+        processes[f"gateway-{number}"] = [f"gateway:g{number}"]
+    tables["processes"] = processes
+    tables["bus"]["num_replicas"] = draw(st.sampled_from([1, 3, 5]))
+    if draw(st.booleans()):
+        for name in ("tls_ca", "tls_cert", "tls_key"):
+            del tables["bus"][name]
+    tables["pool"] = {"backend": draw(st.sampled_from(["uml", "qemu-tcg", "qemu-kvm"])),
+                      "live_max": draw(st.integers(1, 500))}  # fmt: skip
+    size = {"vocab_size": (512, 200_000), "num_hidden_layers": (1, 80)}
+    tables["policy"] = {name: draw(st.integers(*bounds)) for name, bounds in size.items()}
+    tables["gateway"]["spool_bytes_max"] = draw(st.integers(1, 1 << 40))
+    return tables
+
+
+@settings(max_examples=10, deadline=None)
+@given(configurations(), LABELS)
+def test_any_deployable_configuration_renders_to_valid_manifests(tables, run_id):
+    files = rendered(tables, run_id=run_id)
+    found = manifests(files)
+    for manifest in found:
+        check_manifest(manifest)
+    names = [(one["kind"], one["metadata"]["name"]) for one in found]
+    assert len(names) == len(set(names))
+    assert yaml.safe_load(files[KUSTOMIZATION])["resources"] == sorted(
+        files.keys() - {KUSTOMIZATION, VALUES}
+    )
+    pods = [one["spec"]["template"] for one in found if "template" in one.get("spec", {})]
+    for manifest in found:
+        selector = manifest.get("spec", {}).get("selector", {})
+        wanted = selector.get("matchLabels", selector)
+        assert any(wanted.items() <= pod["metadata"]["labels"].items() for pod in pods)
+    for secret in secrets_of(pods):
+        assert f" {secret} " in files[KUSTOMIZATION]
+    check_roles(tables, pods)
+    written = tomllib.loads(found_config(found)["run.toml"])
+    assert written["processes"] == tables["processes"]
+
+
+def secrets_of(pods: list[dict[str, Any]]) -> set[str]:
+    volumes = [volume for pod in pods for volume in pod["spec"]["volumes"]]
+    return {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+
+
+def found_config(found: list[dict[str, Any]]) -> dict[str, str]:
+    return next(one["data"] for one in found if one["kind"] == "ConfigMap")
+
+
+def check_roles(tables: dict[str, Any], pods: list[dict[str, Any]]) -> None:
+    """Check that each role of the configuration is in the arguments of a pod."""
+    arguments = [pod["spec"]["containers"][0]["args"] for pod in pods]
+    roles = [word.partition("/")[0] for words in arguments for word in words]
+    for specs in tables["processes"].values():
+        for spec in specs:
+            role = spec.partition("/")[0]
+            kind = role.partition(":")[0]
+            assert role in roles or f"{kind}:$(POD_NAME)" in roles, role

@@ -1,0 +1,43 @@
+"""Sizes of pods: what they are computed from is what runs."""
+
+import pytest
+import torch
+from tests.unit.deploy.rendering import CONFIG
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.infra.deploy.layout import Kind, workloads
+from penstock.infra.deploy.sizes import launcher_size, num_params, pod_size
+from penstock.infra.run.config_file import load_config
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PolicyConfig(),
+        PolicyConfig(tie_word_embeddings=False, mtp_num_heads=0, num_experts=16),
+        PolicyConfig(num_experts=0, num_experts_per_tok=0, intermediate_size=256,
+                     moe_intermediate_size=1, hidden_size=96),
+    ],
+)  # fmt: skip
+def test_parameters_are_counted_as_the_model_has_them(policy):
+    with torch.device("meta"):
+        model = Policy(policy)
+    assert num_params(policy) == sum(each.numel() for each in model.parameters())
+
+
+def test_a_trainer_of_the_small_policy_is_as_large_as_measured():
+    small = load_config(CONFIG, ["policy.hidden_size=64", "policy.num_hidden_layers=2"])
+    large = load_config(CONFIG, ["policy.hidden_size=256", "policy.num_hidden_layers=8"])
+    sizes = [{one.name: pod_size(one, c) for one in workloads(c)} for c in (small, large)]
+    trainers = [size["trainer"].memory_mib for size in sizes]
+    per_param = (num_params(large.policy) - num_params(small.policy)) * 93 / (1 << 20)
+    assert trainers[1] - trainers[0] == pytest.approx(per_param, abs=1)
+    assert sizes[0]["worker"] == sizes[1]["worker"]
+    assert launcher_size(large).memory_mib > launcher_size(small).memory_mib
+
+
+def test_a_sandbox_host_has_room_for_all_of_its_machines():
+    config = load_config(CONFIG, ["pool.live_max=10", "pool.memory_mib=300"])
+    (host,) = [one for one in workloads(config) if one.kind is Kind.NODE]
+    assert pod_size(host, config).memory_mib >= 3000
