@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.deploy.peak_memory FOLDER [KEY=VALUE ...]`: memory of each process of a tiny run.
+"""`python -m tests.e2e.deploy.peak_memory FOLDER [KEY=VALUE ...]`: memory of each process of a run.
 
 Prints one JSON object: parameters of the policy, and of each process its peak of resident memory in
 MiB and its processor seconds. Two policies give what a process needs by itself and by parameter.
