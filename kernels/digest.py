@@ -7,6 +7,7 @@ up over any cut, and follows an update in the number of changed elements.
 """
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -63,8 +64,12 @@ def root_digest(arrays: dict[str, np.ndarray]) -> str:
         32 hexadecimal digits: the sum of the named digests modulo 2**128.
 
     """
-    total = sum(named_digest(name, tensor_digest(array)) for name, array in arrays.items())
-    return f"{total % _MODULUS:032x}"
+    return root_of(named_digest(name, tensor_digest(array)) for name, array in arrays.items())
+
+
+def root_of(named: Iterable[int]) -> str:
+    """Return the root digest of named digests, or of sums of some of them; see `root_digest`."""
+    return f"{sum(named) % _MODULUS:032x}"
 
 
 def element_sum(places: np.ndarray, values: np.ndarray) -> int:

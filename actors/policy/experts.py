@@ -24,7 +24,7 @@ def round_to(values: torch.Tensor, expert_format: str) -> torch.Tensor:
     if expert_format == "mxfp8":
         return rounded_mxfp8(values)
     if expert_format == "nvfp4":
-        rows = nvfp4_rows(values.flatten(0, -2).numpy())
+        rows = nvfp4_rows(values.clone().flatten(0, -2).numpy())  # FSDP must be free to free it.
         return torch.from_numpy(nvfp4_dequantize(*rows)).view(values.shape)
     return values
 

@@ -6,7 +6,7 @@ where each piece ends, so no work goes into padding; sequences that begin alike 
 of their beginning, so that no token is computed twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,13 +112,24 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draw weights from N(0, 0.02), residual outputs scaled down by sqrt(2L)."""
+        """Take the weights of a seed."""
+        parameters = dict(self.named_parameters())
+        for name, value in self.initial_weights(seed):
+            parameters[name].copy_(value)
+
+    def initial_weights(self, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of a seed, whole and one by one, by the names of the parameters.
+
+        Norms are 1, all others drawn from N(0, 0.02), residual outputs scaled down by sqrt(2L).
+        """
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
+            value = torch.ones(parameter.shape, device="cpu")
             if parameter.dim() > 1:
                 std = residual if name.endswith(("attention.output", "experts.down")) else 0.02
-                parameter.normal_(0.0, std, generator=generator)
+                value.normal_(0.0, std, generator=generator)
+            yield name, value
 
     def forward(
         self,

@@ -70,4 +70,5 @@ def _rounded(weights: torch.Tensor, expert_format: str) -> np.ndarray:
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
+    """Return a copy: memory that numpy shares is never freed by FSDP."""
+    return tensor.detach().clone().numpy()

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.infra.commands.output import print_result
 from penstock.messages.errors import ConfigError
 
-_SPEED = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording", "scale")
+_SPEED = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording", "scale", "ranks")
 BENCHES = {name: f"penstock.infra.bench.{name}" for name in _SPEED}
 BENCHES["learning"] = "penstock.infra.bench.learning.command"
 """Name -> module; each is its function `bench_<name>`."""

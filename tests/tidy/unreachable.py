@@ -38,6 +38,8 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("actors/policy/chat/markup.py", "convert_tokens_to_ids", "the package renderers calls it"),
     ("actors/generator/masks.py", "*os_token_id", "the library llguidance reads it"),
     ("actors/generator/masks.py", "special_token_ids", "the library llguidance reads it"),
+    ("actors/trainer/ranks/sums.py", "allocate", "FSDP calls it"),
+    ("actors/trainer/ranks/sums.py", "async_op", "FSDP may pass it"),
     ("envs/factory/targets.py", "returns", "an attribute of the ast module's"),
     ("envs/backends.py", "choose_backend", "coming work picks a backend by what it can do"),
     ("envs/tasks/apart/*_side.py", "dont_write_bytecode", "an attribute of sys"),

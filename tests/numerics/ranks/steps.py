@@ -1,0 +1,101 @@
+"""Steps on several processes: the scenarios, and what runs in a process of them."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.preferences.examples import PreferenceExample
+from penstock.actors.trainer.ranks.learner import RankedLearner
+from penstock.actors.trainer.ranks.world import RankEnvironment, World
+from penstock.actors.trainer.step import StepResult, train_step
+from penstock.actors.trainer.versions import published
+from penstock.messages.rollout import Turn
+from penstock.messages.training import BatchManifest
+
+SEED = 3
+_WAIT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Some steps, as every process takes them."""
+
+    policy: PolicyConfig
+    config: TrainerConfig
+    manifests: Sequence[BatchManifest]
+    turns: Mapping[str, Sequence[Turn]]
+    examples: Sequence[PreferenceExample] = field(default_factory=list)
+
+    def take(self, learner: Learner) -> list[StepResult]:
+        """Take them, compared with the learner's first weights."""
+        learner.versions.reference = published(learner.parameters)
+        return [
+            train_step(learner, manifest, self.turns, self.config, self.examples)
+            for manifest in self.manifests
+        ]
+
+    def local(self) -> Learner:
+        """Return the learner of one process."""
+        return Learner.initialized(self.policy, self.config.optimizer, SEED)
+
+    def ranked(self, world: World) -> RankedLearner:
+        """Return the learner of a rank."""
+        return RankedLearner.of_world(self.policy, self.config.optimizer, SEED, world)
+
+
+def on_ranks(num_ranks: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what a task gives on each rank; it is called with the world and the arguments."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(num_ranks):
+        mine, theirs = context.Pipe(duplex=False)
+        values = (rank, num_ranks, port, theirs, task, arguments)
+        process = context.Process(target=_run, args=values, daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    try:
+        found = [pipe.recv() for pipe in pipes if pipe.poll(_WAIT_S)]
+    finally:
+        for process, pipe in zip(processes, pipes, strict=True):
+            process.kill()
+            process.join()
+            process.close()
+            pipe.close()
+    assert len(found) == num_ranks, "a rank did not answer in time"
+    return found
+
+
+def _run(
+    rank: int,
+    num_ranks: int,
+    port: int,
+    answers: Connection,
+    task: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    world = World(RankEnvironment.of(os.environ), "cpu", timeout_s=_WAIT_S)
+    answers.send(task(world, *arguments))
+    world.close()
+    os._exit(0)
