@@ -7,7 +7,7 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.gates import ReplyFacts
 from penstock.messages.reading.sealed import Sealed, SealedTurn
 from penstock.messages.rollout import StopReason, StoredTurn, TurnSummary
-from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
+from penstock.messages.settings import Finite, NonNegativeFloat, NonNegativeInt, UnitInterval
 
 
 def feedback_key(tenant: str, feedback_id: str) -> str:
@@ -32,7 +32,7 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     channel: str = ""
     facts: ReplyFacts = ReplyFacts()
     """Without names of tools."""
-    recorded_at: FiniteNonNegative = 0.0
+    recorded_at: NonNegativeFloat = 0.0
     """Unix seconds, on the gateway's clock."""
     turn: TurnSummary
     stop_reason: StopReason
@@ -66,7 +66,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     channel: str = ""
     """Whose replicas were asked: the variant's, or those of the gateway where these were gone."""
     facts: ReplyFacts = ReplyFacts()
-    recorded_at: FiniteNonNegative = 0.0
+    recorded_at: NonNegativeFloat = 0.0
     """Unix seconds, on the gateway's clock."""
     turn: SealedTurn | StoredTurn
     """Sealed wherever it lies."""
@@ -99,7 +99,7 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     tenant: str = ""
     user: str = ""
     """Pseudonym of the end user who gave it."""
-    weight: FiniteNonNegative = 1.0
+    weight: NonNegativeFloat = 1.0
     content: Sealed | None = None
     """`FeedbackContent`: what the user wrote; nothing without consent to storage."""
     source: str = ""
@@ -183,7 +183,7 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     unrated: list[NonNegativeInt] = []
     """Turns that no signal reaches: they get no advantage. All of them where every signal was taken
     back."""
-    weight: FiniteNonNegative = 1.0
+    weight: NonNegativeFloat = 1.0
     """Of the sample in its batch."""
     session_id: str = ""
     tenant: str = ""

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.settings import (
-    FiniteNonNegative,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     UnitInterval,
@@ -82,7 +82,7 @@ class CandidateChosen(Event, frozen=True, kw_only=True):
     policy_version: NonNegativeInt
     stable_version: NonNegativeInt
     """What it is compared with."""
-    at: FiniteNonNegative
+    at: NonNegativeFloat
     """Unix seconds."""
 
     def key(self) -> str:
@@ -103,7 +103,7 @@ class ExperimentStarted(Event, frozen=True, kw_only=True):
     """Makes the arms of this experiment independent of every other's."""
     sticky_s: PositiveFloat
     """Length of a period, in which a user stays in one arm."""
-    at: FiniteNonNegative
+    at: NonNegativeFloat
     """Unix seconds; periods count from here."""
 
     def key(self) -> str:
@@ -167,7 +167,7 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     reason: str
     gates: list[Gate] = []
     """As they stood."""
-    at: FiniteNonNegative
+    at: NonNegativeFloat
     """Unix seconds."""
 
     def key(self) -> str:

@@ -9,7 +9,7 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.settings import (
     Finite,
-    FiniteNonNegative,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     UnitInterval,
@@ -118,7 +118,7 @@ class JudgeScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prompt_tokens: NonNegativeInt = 0
     """Over all calls, as the service counts them."""
     num_reply_tokens: NonNegativeInt = 0
-    duration_ms: FiniteNonNegative = 0.0
+    duration_ms: NonNegativeFloat = 0.0
     detail: str = ""
 
 
@@ -207,7 +207,7 @@ class EvalAnnounced(Event, frozen=True, kw_only=True):
     """Whether stop rules, gates and headlines go by this set."""
     num_samples: PositiveInt = 1
     """Attempts of each task."""
-    temperature: FiniteNonNegative | None = None
+    temperature: NonNegativeFloat | None = None
     """None: `pacer.eval_temperature`."""
     sources: list[str] = []
     """Of the held-out tasks to choose from; empty: all."""

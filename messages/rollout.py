@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Array, Claim, Event, Part, Stream
-from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 from penstock.messages.task import Purpose, Sampling
 
 EXTERNAL_VERSION = -1  # Of an external session's tokens, which no version of this run sampled.
@@ -212,7 +212,7 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     """Of these, how long the policy's programs ran."""
     egress: list[EgressAttempt] = []
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
-    call_s: list[list[FiniteNonNegative]] = []
+    call_s: list[list[NonNegativeFloat]] = []
     """As `RolloutFinished.call_s`, of the turns so far."""
     starts_segment: bool = False
     """Of the next turn, like the one below: as `Turn` says."""
@@ -260,8 +260,8 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     sandbox: SandboxRecord | None = None
     num_calls: NonNegativeInt = 0
     num_invalid_calls: NonNegativeInt = 0
-    wall_s: FiniteNonNegative = 0.0
-    tool_s: FiniteNonNegative = 0.0
+    wall_s: NonNegativeFloat = 0.0
+    tool_s: NonNegativeFloat = 0.0
     error: str = ""
     egress: list[EgressAttempt] = []
     """What its programs tried to reach, in all its machines; of a branch, in its trunk's too."""
@@ -269,7 +269,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """Where a branch left its trunk."""
     tool_names: list[list[str]] = []
     """Per turn the tools that it called, in order, as far as calls are carried out."""
-    call_s: list[list[FiniteNonNegative]] = []
+    call_s: list[list[NonNegativeFloat]] = []
     """Per turn played, the seconds that each call took; all start when the turn is stored."""
 
     def key(self) -> str:

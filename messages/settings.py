@@ -11,15 +11,19 @@ from typing import Annotated
 
 from msgspec import Meta
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-UnitInterval = Annotated[float, Meta(ge=0, le=1)]
+_INT_MAX = 2**53 - 1
+"""Largest integer that every reader of JSON keeps."""
 _FLOAT_MAX = sys.float_info.max
+"""No setting is infinite."""
+PositiveInt = Annotated[int, Meta(ge=1, le=_INT_MAX)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=_INT_MAX)]
+NumThreads = Annotated[int, Meta(ge=1, le=1024)]
+"""Of one process: threads, or tasks that are computed at once."""
 Finite = Annotated[float, Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)]
-FinitePositive = Annotated[float, Meta(gt=0, le=_FLOAT_MAX)]
-FiniteNonNegative = Annotated[float, Meta(ge=0, le=_FLOAT_MAX)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=_FLOAT_MAX)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=_FLOAT_MAX)]
+AtLeastOne = Annotated[float, Meta(ge=1, le=_FLOAT_MAX)]
+UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
 
 def one_of(choices: Iterable[str]) -> Meta:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Message, Stream
-from penstock.messages.settings import FiniteNonNegative
+from penstock.messages.settings import NonNegativeFloat
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class ProcessorUsed(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.CREDITS
     actor: str
     role: str
-    processor_s: dict[str, FiniteNonNegative]
+    processor_s: dict[str, NonNegativeFloat]
     """Processor seconds over all of its starts: `process`, its part of its process; `machines`, the
     host's for the machines that it ended."""
 

@@ -7,7 +7,7 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
-from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
+from penstock.messages.settings import Finite, NonNegativeFloat, NonNegativeInt, UnitInterval
 from penstock.messages.signals.preferences import PreferenceEntry
 
 
@@ -46,11 +46,11 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     num_turns: NonNegativeInt = 0
     turn_rewards: list[Finite] = []
     unrated: list[NonNegativeInt] = []
-    weight: FiniteNonNegative = 1.0
+    weight: NonNegativeFloat = 1.0
     ess: UnitInterval = 1.0
     """Effective sample size of its tokens under the policy that trains it, as a share; 1 where that
     policy drew them all."""
-    ratio: FiniteNonNegative = 1.0
+    ratio: NonNegativeFloat = 1.0
     """Geometric mean of its tokens' probabilities then over those when they were drawn."""
     is_change: bool = False
     """An earlier revision was trained: advantages are what this one changes of those."""

@@ -5,7 +5,7 @@ import msgspec
 from penstock.messages.errors import ConfigError
 from penstock.messages.gates import Share
 from penstock.messages.settings import (
-    FiniteNonNegative,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -96,7 +96,7 @@ class GatekeeperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Names of tools that change files."""
     prepare_s_max: PositiveFloat = 86400.0
     """Longest time until a candidate's experiment starts; then the next one has its turn."""
-    hold_s_max: FiniteNonNegative = 14 * 86400.0
+    hold_s_max: NonNegativeFloat = 14 * 86400.0
     """Longest experiment; then the candidate leaves as it came."""
 
     def __post_init__(self) -> None:

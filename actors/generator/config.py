@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.actors.policy.config import DEVICES
-from penstock.messages.settings import PositiveFloat, PositiveInt, one_of
+from penstock.messages.settings import NumThreads, PositiveFloat, PositiveInt, one_of
 
 ENGINES = ("native", "vllm")
 
@@ -35,7 +35,7 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum requests in the queue; further ones are refused as busy."""
     num_tokens_max: PositiveInt = 1024
     """Longest context, prompt and sampled tokens together."""
-    num_threads: PositiveInt = 1
+    num_threads: NumThreads = 1
     """Threads of torch; trainer and generators share the machine's cores."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
     """Where the native engine computes; cuda is the first GPU that the process sees."""

@@ -6,7 +6,7 @@ from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import (
     Finite,
-    FiniteNonNegative,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     UnitInterval,
@@ -18,32 +18,32 @@ JUDGES_MAX = 8
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights and form of the penalty; defaults keep it well below the value of a solved task."""
 
-    scale: FiniteNonNegative = 0.02
+    scale: NonNegativeFloat = 0.02
     """Reward lost for each unit of C; 0 turns the penalty off."""
-    penalty_max: FiniteNonNegative = 0.2
+    penalty_max: NonNegativeFloat = 0.2
     """Bound of the whole penalty."""
-    k: FiniteNonNegative = 0.5
-    q: FiniteNonNegative = 1.0
-    thinking_token: FiniteNonNegative = 0.002
+    k: NonNegativeFloat = 0.5
+    q: NonNegativeFloat = 1.0
+    thinking_token: NonNegativeFloat = 0.002
     """Weight of one token drawn that is neither of a call nor of the final message."""
-    call_token: FiniteNonNegative = 0.002
+    call_token: NonNegativeFloat = 0.002
     """Weight of one token drawn of a call."""
-    final_token: FiniteNonNegative = 0.002
+    final_token: NonNegativeFloat = 0.002
     """Weight of one token drawn of the final message."""
-    output_token: FiniteNonNegative = 0.0005
+    output_token: NonNegativeFloat = 0.0005
     """Weight of one token that a tool returned."""
-    call: FiniteNonNegative = 0.1
-    turn: FiniteNonNegative = 0.1
+    call: NonNegativeFloat = 0.1
+    turn: NonNegativeFloat = 0.1
 
 
 class AuxiliaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What manners are worth at most; each is scored from 0 to 1 without a model."""
 
-    style: FiniteNonNegative = 0.0
+    style: NonNegativeFloat = 0.0
     """Few lints in the lines that the episode wrote."""
-    communication: FiniteNonNegative = 0.0
+    communication: NonNegativeFloat = 0.0
     """A final message that names what was changed."""
-    todos: FiniteNonNegative = 0.0
+    todos: NonNegativeFloat = 0.0
     """No to-do left behind: in the lines that it wrote, or open in its own plan."""
 
     @property

@@ -22,7 +22,7 @@ class TreeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     trunk_turns: PositiveInt = 1
     """Turns that the rollouts of a tree share."""
-    branches: Annotated[int, msgspec.Meta(ge=2)] = 2
+    branches: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 2
     """Rollouts of a tree. A group has `group_size / branches` trees, and its baseline is over all
     of its rollouts: a single tree's trunk learns nothing."""
 
@@ -30,7 +30,7 @@ class TreeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is granted, and how far ahead of the trainer."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     groups_per_batch: PositiveInt = 4
     group_size: PositiveInt = 8
     """Rollouts of one task."""

@@ -11,8 +11,10 @@ from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.settings import (
+    AtLeastOne,
     NonNegativeFloat,
     NonNegativeInt,
+    NumThreads,
     PositiveFloat,
     PositiveInt,
     UnitInterval,
@@ -50,13 +52,13 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Budget; the same budget gives the same bits. 0 skips mid-training."""
     seconds: NonNegativeFloat = 0.0
     """Budget by the clock instead of tokens, if > 0: as far as the machine gets."""
-    sequence_tokens: Annotated[int, Meta(ge=3)] = 256
+    sequence_tokens: Annotated[int, Meta(ge=3, le=2**31)] = 256
     """Longest sequence; longer documents are cut."""
-    batch_tokens: int = 4096
+    batch_tokens: PositiveInt = 4096
     """Tokens of one optimizer step."""
-    pass_tokens: int = 2048
+    pass_tokens: PositiveInt = 2048
     """Tokens of one forward and backward pass; `num_workers` passes are computed at once."""
-    num_workers: PositiveInt = 2
+    num_workers: NumThreads = 2
     """Nothing else runs meanwhile; changes the time and no bit."""
     learning_rate: NonNegativeFloat = 3e-3
     warmup_fraction: UnitInterval = 0.05
@@ -99,12 +101,12 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: Annotated[str, one_of(LOSSES)] = "policy_gradient"
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
-    ratio_cap: Annotated[float, Meta(ge=1)] = 2.0
+    ratio_cap: AtLeastOne = 2.0
     """C of truncated importance sampling; icepop and geometric cap staleness with it."""
     ratio_low: UnitInterval = 0.5
     """icepop keeps tokens whose engine ratio is in [ratio_low, ratio_high], sequence_mis sequences
     whose whole ratio is in [ratio_low, ratio_cap]."""
-    ratio_high: Annotated[float, Meta(ge=1)] = 5.0
+    ratio_high: AtLeastOne = 5.0
     geometric_low: NonNegativeFloat = 0.999
     """geometric keeps sequences whose mean engine ratio is in [geometric_low, geometric_high]."""
     geometric_high: NonNegativeFloat = 1.001
@@ -125,7 +127,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of each token's entropy, in nats."""
     kl: KlConfig = KlConfig()
-    token_denominator: Annotated[float, Meta(ge=1)] = 256.0
+    token_denominator: AtLeastOne = 256.0
     """Constant that stands for a rollout's length (Dr. GRPO, arXiv 2503.20783)."""
 
     def __post_init__(self) -> None:
@@ -215,7 +217,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ranks: RanksConfig = RanksConfig()
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"
     groups_per_batch: PositiveInt = 8
-    num_passes: PositiveInt = 1
+    num_passes: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Optimizer steps over each batch: the policy before the first one is the proximal policy."""
     versions_kept: NonNegativeInt | None = None
     """Earlier versions whose weights are kept to measure engine mismatch on the tokens that they
@@ -266,9 +268,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the model is computed; cuda is the first GPU that the process sees."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, and the same bits."""
-    num_threads: PositiveInt = 1
+    num_threads: NumThreads = 1
     """Threads of torch inside one pass; another number gives other bits."""
-    num_workers: PositiveInt = 1
+    num_workers: NumThreads = 1
     """Passes computed at once; changes the time and no bit."""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError
+from penstock.messages.settings import NonNegativeInt
 
 _SERVER = r"^(nats|tls)://([A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z"
 NUM_REPLICAS_MAX = 5
@@ -40,7 +41,7 @@ class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """PEM file with its key."""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=NUM_REPLICAS_MAX)] = 1
     """Servers that keep each stream and bucket; odd, at most as many as the cluster has."""
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_bytes: NonNegativeInt = 0
     """Maximum storage that a stream reserves, for servers with less; 0: as specified, 8 GiB."""
     inline_bytes: Annotated[int, msgspec.Meta(ge=1, le=INLINE_BYTES_MAX)] = 64 << 10
     """Events above this size have their turn or files in the object store, and name them there."""

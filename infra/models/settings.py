@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 
 
 class CorpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +16,7 @@ class CorpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kind: Literal["text", "messages"] = "text"
     """text: files, or rows with `text`; every token is a target. messages: rows with `messages`,
     conversations of which only the assistant's tokens are."""
-    weight: FiniteNonNegative = 1.0
+    weight: NonNegativeFloat = 1.0
     """Of a token as a target."""
     tokens_max: NonNegativeInt = 0
     """Stop after the document with which so many tokens are read; 0: read all."""

@@ -33,7 +33,7 @@ from penstock.messages.task import MachineNeeds, Purpose
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run itself."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     restarts_max: NonNegativeInt = 10
     """Deaths of one process within `restart_period_s` before the run gives up."""
     restart_period_s: PositiveFloat = 300.0

@@ -13,7 +13,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import apply_overrides
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import Verdict
-from penstock.messages.settings import FinitePositive
+from penstock.messages.settings import PositiveFloat
 
 TRAINER_KEYS = (
     *("trainer.loss.", "trainer.optimizer.", "trainer.estimator", "trainer.num_passes"),
@@ -126,7 +126,7 @@ def _judge(own: JudgeConfig, given: Sequence[str]) -> JudgeConfig:
             choices = ", ".join(f"judge.judges.{one}.weight" for one in judges) or "none: it has no"
             raise ConfigError(f"--what-if {key.strip()}: expected of this run {choices}")
         try:
-            weight = msgspec.convert(float(value), FinitePositive)
+            weight = msgspec.convert(float(value), PositiveFloat)
         except ValueError as error:
             raise ConfigError(f"--what-if {each}: expected a number above 0") from error
         judges[name] = msgspec.structs.replace(judges[name], weight=weight)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Stream
-from penstock.messages.settings import FiniteNonNegative
+from penstock.messages.settings import NonNegativeFloat
 
 
 class PreferencePair(Event, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Label(Event, frozen=True, kw_only=True):
     name: str
     """Of the signal."""
     is_desirable: bool
-    weight: FiniteNonNegative
+    weight: NonNegativeFloat
     """The signal's declared weight times the feedback's own."""
     tenant: str
     user: str
@@ -108,7 +108,7 @@ class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Who wrote the correction: `<tenant>/<user>`."""
     is_desirable: bool = False
     """Of a label."""
-    weight: FiniteNonNegative = 1.0
+    weight: NonNegativeFloat = 1.0
     """Of a label."""
 
     @property

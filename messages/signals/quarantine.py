@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
-from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 
 
 class FeedbackQuarantined(Event, frozen=True, kw_only=True):
@@ -15,13 +15,13 @@ class FeedbackQuarantined(Event, frozen=True, kw_only=True):
     """Who gave it."""
     window: NonNegativeInt
     """Which one, since the epoch."""
-    began_at: FiniteNonNegative
+    began_at: NonNegativeFloat
     """Unix seconds."""
-    ends_at: FiniteNonNegative = 0.0
+    ends_at: NonNegativeFloat = 0.0
     """Unix seconds, end of the window: what this user gives until then is held, too."""
     num_signals: NonNegativeInt
     """In the window so far."""
-    usual: FiniteNonNegative
+    usual: NonNegativeFloat
     """The most that this user gave in a window before."""
 
     def key(self) -> str:
