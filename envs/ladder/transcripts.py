@@ -176,7 +176,7 @@ class _Attempt:
             await self._turn(call)
 
     async def _turn(self, *calls: ToolCall, is_slip: bool = False) -> list[ToolResult]:
-        results = await self._session.run(calls)
+        results = await self._session.run(calls, lambda: 0.0)  # No clock: the same each time.
         self._turns.append(DemonstratedTurn(calls, tuple(results), is_slip))
         return results
 
