@@ -56,6 +56,9 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("highest")
+    if index >= (num_found := torch.cuda.device_count()):
+        expected = f"expected a GPU of its own for each process of a host, at least {index + 1}"
+        raise DeviceUnavailableError(f"{setting}: {expected}, this process sees {num_found}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

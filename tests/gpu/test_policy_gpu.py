@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.numerics.engine_rollouts import SPARSE, manifest_of, sample_rollout
+from tests.numerics.ranks.steps import Steps, on_ranks
 
 from penstock.actors.generator.core import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
@@ -56,6 +57,10 @@ async def sampled(device, learner, num_rollouts=6):
         return turns, engine.capabilities().arithmetic, await engine.digest()
     finally:
         await engine.stop()
+
+
+def take(world, steps):
+    return steps.take(steps.ranked(world))
 
 
 @each_policy
@@ -125,6 +130,22 @@ async def test_the_engine_samples_what_the_trainer_computes(config):
     metrics = train_step(learner, manifest_of(turns), turns, TrainerConfig()).metrics
     assert metrics["router_mismatch"] <= 0.01
     assert metrics["mismatch_k3"] <= LOGPROB_NATS_MAX**2
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+async def test_ranks_on_gpus_train_to_the_bits_of_one_gpu(num_ranks):
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"fewer than {num_ranks} GPUs")
+    turns, _, _ = await sampled("cpu", learner_on("cpu"))
+    steps = Steps(
+        policy=SPARSE,
+        config=TrainerConfig(device=DEVICE, micro_batch_tokens=60),
+        manifests=[manifest_of(turns, step) for step in range(1, 4)],
+        turns=turns,
+    )
+    expected = steps.take(steps.local())
+    for found in on_ranks(num_ranks, take, steps, device=DEVICE):
+        assert found == expected
 
 
 def test_mid_training_taken_again_gives_the_same_bits():

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from penstock.actors.policy.device import open_device
 from penstock.messages.errors import ConfigError
 
 T = TypeVar("T")
@@ -64,14 +64,12 @@ class World:
             timeout_s: for which ranks wait for each other, here and in every operation.
 
         Raises:
+            DeviceUnavailableError: The device is not there.
             torch.distributed.DistError: The others did not come in time.
 
         """
         self.rank, self.num_ranks = environment.rank, environment.num_ranks
-        self.device = torch.device(device)
-        if device == "cuda":
-            self.device = torch.device("cuda", environment.local_rank)
-            torch.cuda.set_device(self.device)
+        self.device = open_device(device, "trainer.device", environment.local_rank)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             _BACKENDS[device], rank=self.rank, world_size=self.num_ranks, timeout=timeout

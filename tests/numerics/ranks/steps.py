@@ -44,15 +44,17 @@ class Steps:
         ]
 
     def local(self) -> Learner:
-        """Return the learner of one process."""
-        return Learner.initialized(self.policy, self.config.optimizer, SEED)
+        """Return the learner of one process, on the device of the settings."""
+        return Learner.initialized(self.policy, self.config.optimizer, SEED, self.config.device)
 
     def ranked(self, world: World) -> RankedLearner:
         """Return the learner of a rank."""
         return RankedLearner.of_world(self.policy, self.config.optimizer, SEED, world)
 
 
-def on_ranks(num_ranks: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(
+    num_ranks: int, task: Callable[..., Any], *arguments: Any, device: str = "cpu"
+) -> list[Any]:
     """Return what a task gives on each rank; it is called with the world and the arguments."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -61,7 +63,7 @@ def on_ranks(num_ranks: int, task: Callable[..., Any], *arguments: Any) -> list[
     pipes, processes = [], []
     for rank in range(num_ranks):
         mine, theirs = context.Pipe(duplex=False)
-        values = (rank, num_ranks, port, theirs, task, arguments)
+        values = (rank, num_ranks, port, device, theirs, task, arguments)
         process = context.Process(target=_run, args=values, daemon=True)
         process.start()
         theirs.close()
@@ -83,6 +85,7 @@ def _run(
     rank: int,
     num_ranks: int,
     port: int,
+    device: str,
     answers: Connection,
     task: Callable[..., Any],
     arguments: Sequence[Any],
@@ -95,7 +98,7 @@ def _run(
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
-    world = World(RankEnvironment.of(os.environ), "cpu", timeout_s=_WAIT_S)
+    world = World(RankEnvironment.of(os.environ), device, timeout_s=_WAIT_S)
     answers.send(task(world, *arguments))
     world.close()
     os._exit(0)
