@@ -22,7 +22,7 @@ from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
 
 SEED = 3
-_WAIT_S = 60
+_WAIT_S = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def on_ranks(
 ) -> list[Any]:
     """Return what a task gives on each rank; it is called with the world and the arguments."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # Which the meta device imports.
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pipes, processes = [], []

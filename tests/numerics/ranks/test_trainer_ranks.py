@@ -1,17 +1,20 @@
 """Several processes train to the bits of one."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from tests.numerics.engine_rollouts import manifest_of, rollouts
 from tests.numerics.ranks.steps import Steps, on_ranks
 from tests.numerics.test_preference_losses import label, pair
 
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.trainer.config import KlConfig, LossConfig, OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 
 UNEVEN = PolicyConfig(
@@ -40,8 +43,52 @@ def steps_of(policy, config, *, examples=(), num_rollouts=5, num_steps=3):
     return replace(made, manifests=manifests, turns=turns, examples=examples)
 
 
-def take(world, steps):
-    return steps.take(steps.ranked(world))
+def take(world, cases):
+    return {name: taken(steps, steps.ranked(world)) for name, steps in cases.items()}
+
+
+def taken(steps, learner):
+    """Return the steps' results, and how far the policy is from the one that sampled."""
+    results = steps.take(learner)
+    samples = steps.manifests[-1].groups[0].samples
+    return results, measure(learner, samples, steps.turns, steps.config)
+
+
+def take_in_another_order(world, steps):
+    send = dist.all_to_all_single
+
+    def reversed_ranks(received, sent, group):
+        send(received, sent, group=group)
+        received.copy_(received.view(world.num_ranks, -1).flip(0).flatten())
+
+    dist.all_to_all_single = reversed_ranks
+    try:
+        return steps.take(steps.ranked(world))
+    finally:
+        dist.all_to_all_single = send
+
+
+def load(world, steps, whole):
+    """Load whole tensors, go back to a copy of the rank's own, and return the digests of both."""
+    learner = steps.ranked(world)
+    own = {name: tensor.clone() for name, tensor in learner.state().items()}
+    learner.load_state(whole)
+    loaded = digests(learner), sorted(learner.versions.recent)
+    learner.load_state(own)
+    return loaded, digests(learner)
+
+
+def digests(learner):
+    return learner.weights_digest(), learner.optimizer_digest()
+
+
+def take_all(world, cases, whole):
+    """One start for all: starting processes takes longer than the steps."""
+    return (
+        take(world, cases),
+        take_in_another_order(world, cases["plain"]),
+        load(world, cases["comparing"], whole),
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,41 +99,63 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_ranks_train_to_the_bits_of_one_process(num_ranks):
-    steps = steps_of(UNEVEN, config_with())
-    expected = steps.take(steps.local())
-    for found in on_ranks(num_ranks, take, steps):
-        assert found == expected
-
-
 EXACT = msgspec.structs.replace(UNEVEN, num_experts=8, numerics=NumericsConfig(mode="exact"))
 MXFP8 = msgspec.structs.replace(
     UNEVEN, tie_word_embeddings=True, numerics=NumericsConfig(expert_format="mxfp8")
 )
 NVFP4 = msgspec.structs.replace(UNEVEN, numerics=NumericsConfig(expert_format="nvfp4"))
 DENSE = msgspec.structs.replace(UNEVEN, num_experts=0, num_experts_per_tok=0, intermediate_size=48)
-EVERYTHING = config_with(
-    num_passes=2,
-    versions_kept=1,
-    loss={"correction": "geometric", "kl": KlConfig(where="loss"), "entropy_bonus": 0.01},
-    preferences=PreferencesConfig(live_weight=0.5),
-    activation_checkpointing=True,
-)
 CASES = {
-    "everything": (UNEVEN, EVERYTHING),
+    "plain": (UNEVEN, config_with()),
+    "comparing": (
+        UNEVEN,
+        config_with(
+            num_passes=2,
+            versions_kept=1,
+            loss={"correction": "geometric", "kl": KlConfig(where="loss"), "entropy_bonus": 0.01},
+            preferences=PreferencesConfig(live_weight=0.5),
+            activation_checkpointing=True,
+        ),
+    ),
     "exact": (EXACT, config_with(loss={"kl": KlConfig(where="reward")})),
     "mxfp8": (MXFP8, config_with()),
     "nvfp4": (NVFP4, config_with()),
     "dense": (DENSE, config_with()),
+    "skipped": (UNEVEN, config_with(num_passes=2)),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_setting_has_the_same_bits(case):
+def steps_of_case(name):
     examples = [pair(), label(True), pair(), label(False, 0.5), label(True)]
-    steps = steps_of(*CASES[case], examples=examples if case == "everything" else ())
-    expected = steps.take(steps.local())
-    assert not any(result.skipped for result in expected)
-    for found in on_ranks(2, take, steps):
+    steps = steps_of(*CASES[name], examples=examples if name == "comparing" else ())
+    if name == "skipped":
+        steps.manifests[1].groups[0].samples[4] = msgspec.structs.replace(
+            steps.manifests[1].groups[0].samples[4], advantage=math.inf
+        )
+    return steps
+
+
+def test_two_ranks_train_to_the_bits_of_one_process_if_the_order_of_sums_is_the_same():
+    cases = {name: steps_of_case(name) for name in ("plain", "comparing")}
+    learners = {name: steps.local() for name, steps in cases.items()}
+    first = digests(learners["comparing"])
+    expected = {name: taken(steps, learners[name]) for name, steps in cases.items()}
+    (plain, *_), _ = expected["plain"]
+    assert not plain.skipped
+    trained = learners["comparing"]
+    for found, in_another_order, loaded in on_ranks(2, take_all, cases, trained.state()):
+        assert found == expected
+        assert in_another_order[0].weights_digest != plain.weights_digest
+        assert in_another_order[0].metrics["loss"] == plain.metrics["loss"]
+        assert loaded == ((digests(trained), [2]), first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_any_number_of_ranks_has_the_bits_of_one_process_at_any_setting(num_ranks):
+    cases = {name: steps_of_case(name) for name in CASES}
+    expected = {name: taken(steps, steps.local()) for name, steps in cases.items()}
+    assert [each.skipped for each in expected["skipped"][0]] == ["", "the loss is nan", ""]
+    for found in on_ranks(num_ranks, take, cases):
         assert found == expected

@@ -1,0 +1,46 @@
+"""Every pass is computed once, in the order of one process, by any number of ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.actors.trainer.ranks.plan import rounds
+from penstock.actors.trainer.ranks.world import RankEnvironment
+from penstock.messages.errors import ConfigError
+
+
+@given(num_passes=st.integers(0, 40), num_ranks=st.integers(1, 12))
+def test_every_pass_counts_once_and_in_order(num_passes, num_ranks):
+    plan = list(rounds(num_passes, num_ranks))
+    order = [turn.index(rank) for turn in plan for rank in range(num_ranks) if turn.is_active(rank)]
+    assert order == list(range(num_passes))
+
+
+@given(num_passes=st.integers(1, 40), num_ranks=st.integers(1, 12))
+def test_no_rank_is_ever_without_a_pass_to_take_part_with(num_passes, num_ranks):
+    for turn in rounds(num_passes, num_ranks):
+        assert 1 <= turn.num_active <= num_ranks
+        assert all(0 <= turn.index(rank) < num_passes for rank in range(num_ranks))
+
+
+TORCHRUN = {
+    "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+def test_a_rank_knows_its_place_from_what_torchrun_sets():
+    assert RankEnvironment.of(TORCHRUN) == RankEnvironment(rank=1, num_ranks=2, local_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"RANK": "2"}, "RANK: expected a number below WORLD_SIZE 2, got 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number, got 'two'"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR: expected what torchrun sets, it is not set"),
+    ],
+)
+def test_what_torchrun_would_not_set_is_an_error_that_names_it(changes, expected):
+    environment = {k: v for k, v in (TORCHRUN | changes).items() if v is not None}
+    with pytest.raises(ConfigError, match=expected):
+        RankEnvironment.of(environment)
