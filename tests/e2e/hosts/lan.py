@@ -77,7 +77,7 @@ class Host:
     def __init__(self, lan: Lan, name: str, root: Path) -> None:
         self.lan, self.name, self.folder = lan, name, root / name
         self.folder.mkdir()
-        self._programs: dict[str, list[str]] = {}
+        self._programs: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[int]] = {}
         lan.add(name)
@@ -94,17 +94,28 @@ class Host:
     def penstock(self, *arguments: str) -> list[str]:
         return self.command(sys.executable, "-m", "penstock.infra.cli", *arguments)
 
-    def keep(self, name: str, argv: list[str], *, again: bool = True) -> None:
+    def keep(
+        self,
+        name: str,
+        argv: list[str],
+        *,
+        again: bool = True,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """Run a program while the host is up; unless told otherwise, again whenever it fails."""
-        self._programs[name] = argv
+        environment = os.environ | CREDENTIALS if environment is None else environment
+        self._programs[name] = argv, environment
         (self.folder / f"{name}.log").touch()
-        self._keepers[name] = asyncio.create_task(self._keep(name, argv, again), name=name)
+        keeping = self._keep(name, argv, again, environment)
+        self._keepers[name] = asyncio.create_task(keeping, name=name)
 
-    async def _keep(self, name: str, argv: list[str], again: bool) -> int:
+    async def _keep(
+        self, name: str, argv: list[str], again: bool, environment: dict[str, str]
+    ) -> int:
         while True:
             with (self.folder / f"{name}.log").open("ab") as log:
                 self._running[name] = process = await asyncio.create_subprocess_exec(
-                    *argv, stdout=log, stderr=log, env=os.environ | CREDENTIALS,
+                    *argv, stdout=log, stderr=log, env=environment,
                     preexec_fn=die_with_parent, start_new_session=True,
                 )  # fmt: skip
             if (code := await process.wait()) == 0 or not again:
@@ -114,6 +125,13 @@ class Host:
     def kill(self, name: str) -> None:
         """kill -9 one program, which starts again."""
         self._running[name].send_signal(signal.SIGKILL)
+
+    async def stop(self, name: str) -> int:
+        """SIGTERM to one program, which is not started again; return its exit code."""
+        self._keepers.pop(name).cancel()
+        process = self._running[name]
+        process.terminate()
+        return await process.wait()
 
     async def ended(self, name: str) -> int:
         """Wait for the end of a program; return its exit code."""
@@ -137,8 +155,8 @@ class Host:
     def replace(self) -> None:
         """Bring it back, with what ran on it."""
         self.lan.add(self.name)
-        for name, argv in self._programs.items():
-            self.keep(name, argv)
+        for name, (argv, environment) in self._programs.items():
+            self.keep(name, argv, environment=environment)
 
 
 def serve_nats(hosts: list[Host], token: str) -> None:

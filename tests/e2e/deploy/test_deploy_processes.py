@@ -1,0 +1,254 @@
+"""The command lines of rendered manifests run as processes, apart from each other, under kills."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.e2e.deploy.cluster import Cluster, Objects, Pod
+from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan, serve_nats, serve_s3
+from tests.e2e.launched import TINY
+
+from penstock.infra.regions.links import probe_namespaces
+
+pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(1500)]
+
+STEPS = 10
+RUN = "r1"
+TOKEN = "s3cret-of-the-cluster"
+MASTER_KEY = "5e" * 32
+BUCKETS = ("objects", "west", "east")
+CONFIG = """\
+base = "{base}"
+regions = [
+    {{ name = "west", serves = ["train"], bucket = "west", endpoint = "{endpoint}" }},
+    {{ name = "east", serves = ["eval", "live"], bucket = "east", endpoint = "{endpoint}" }},
+]
+
+[bus]
+servers = [{servers}]
+token_file = "token"
+num_replicas = 3
+
+[store]
+kind = "s3"
+bucket = "objects"
+endpoint = "{endpoint}"
+master_key_file = "master_key"
+
+[run]
+wall_s_max = 1200.0
+
+[trainer]
+steps_max = {steps}
+
+[gateway]
+host = "0.0.0.0"
+port = 8080
+
+[users]
+num_requests = 0
+
+[processes]
+generator-west-b = ["generator:west/b"]
+generator-east-b = ["generator:east/b"]
+"""
+
+
+class Site:
+    """Three servers, a store, and the pods of a deployment."""
+
+    def __init__(self, root: Path, lan: Lan) -> None:
+        self.root, self.lan = root, lan
+        self.servers = [Host(lan, f"n{index}", root) for index in range(3)]
+        self.store = Host(lan, "s3", root)
+        serve_nats(self.servers, TOKEN)
+        self.endpoint = serve_s3(self.store)
+        self.cluster: Cluster | None = None
+
+    def deploy(self, *settings: str) -> Cluster:
+        """Render the manifests, as a user does, and start their pods."""
+        servers = ", ".join(f'"nats://{server.address}:4222"' for server in self.servers)
+        config = self.root / "run.toml"
+        config.write_text(
+            CONFIG.format(base=TINY, endpoint=self.endpoint, servers=servers, steps=STEPS)
+        )
+        folder = self.root / "manifests"
+        overrides = [word for setting in settings for word in ("--set", setting)]
+        subprocess.run(
+            [*(sys.executable, "-m", "penstock.infra.cli", "deploy", "render"),
+             *("--config", str(config), "--image", "penstock:test", "--run-id", RUN),
+             *("-o", str(folder), *overrides)],
+            check=True,
+        )  # fmt: skip
+        resources = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        manifests = [
+            one for name in resources for one in yaml.safe_load_all((folder / name).read_text())
+        ]
+        secrets = {
+            f"{RUN}-bus": {"token": TOKEN},
+            f"{RUN}-store": CREDENTIALS,
+            f"{RUN}-master-key": {"master_key": MASTER_KEY},
+        }
+        self.cluster = Cluster(self.lan, self.root, Objects(manifests, secrets))
+        self.cluster.start()
+        return self.cluster
+
+    async def ask(self, pod: Pod, subject: str) -> dict:
+        """Return what the servers answer on a subject of theirs."""
+        script = (
+            "import asyncio, nats, sys\n"
+            "async def main():\n"
+            "    client = await nats.connect(sys.argv[3:], token=sys.argv[1])\n"
+            "    reply = await client.request(sys.argv[2], b'', timeout=9)\n"
+            "    print(reply.data.decode())\n"
+            "asyncio.run(main())\n"
+        )
+        addresses = [f"nats://{server.address}:4222" for server in self.servers]
+        process = await asyncio.create_subprocess_exec(
+            *pod.host.command(sys.executable, "-c", script, TOKEN, subject, *addresses),
+            stdout=subprocess.PIPE,
+        )
+        return json.loads((await process.communicate())[0])
+
+    async def leader(self, pod: Pod) -> Host:
+        """Return the host of the server that leads the stream of steps."""
+        info = await self.ask(pod, "$JS.API.STREAM.INFO.PS_TRAINING")
+        return next(one for one in self.servers if one.name == info["cluster"]["leader"])
+
+    async def end(self) -> None:
+        if self.cluster is not None:
+            await self.cluster.lose()
+        for host in (self.store, *self.servers):
+            await host.lose()
+
+
+@pytest.fixture
+async def site(tmp_path):
+    if obstacle := await probe_namespaces():
+        pytest.skip(f"network namespaces: {obstacle}")
+    pytest.importorskip("moto.server")
+    pytest.importorskip("obstore")
+    lan = Lan(os.getpid() % 256)
+    lan.open()
+    site = Site(tmp_path, lan)
+    try:
+        await make_buckets(site)
+        yield site
+    finally:
+        await site.end()
+        lan.close()
+
+
+async def make_buckets(site: Site) -> None:
+    """Make the buckets, as soon as the store is up."""
+    script = (
+        "import sys, time, urllib.request\n"
+        "for url in sys.argv[1:]:\n"
+        "    for _ in range(600):\n"
+        "        try:\n"
+        "            urllib.request.urlopen(urllib.request.Request(url, method='PUT')); break\n"
+        "        except OSError: time.sleep(0.1)\n"
+    )
+    urls = [f"{site.endpoint}/{name}" for name in BUCKETS]
+    process = await asyncio.create_subprocess_exec(
+        *site.store.command(sys.executable, "-c", script, *urls)
+    )
+    assert await process.wait() == 0
+
+
+async def until(pod: Pod, text: str, within_s: float = 600.0) -> None:
+    """Wait until a pod says something."""
+    async with asyncio.timeout(within_s):
+        while text not in pod.log:
+            await asyncio.sleep(0.2)
+
+
+async def test_a_deployed_run_survives_kills_and_evictions(site):
+    cluster = site.deploy()
+    (launcher,) = cluster.of("launcher")
+    await until(launcher, "step 1: ")
+    await cluster.until_ready(120.0)
+    await check_lag(site, launcher)
+    dice = random.Random(0)
+    leader = await site.leader(launcher)
+    leader.kill("nats")
+    await asyncio.sleep(dice.uniform(0.5, 2.0))
+    cluster.of("generator-west")[0].kill()
+    await asyncio.sleep(dice.uniform(0.5, 2.0))
+    cluster.of("worker")[0].kill()
+    await asyncio.sleep(dice.uniform(0.5, 2.0))
+    for kill in cluster.of("ranks")[1:]:
+        kill.kill()
+    await until(launcher, "step 4: ")
+    await evict(cluster)
+    await until(launcher, "step 6: ")
+    await cluster.replace(launcher)
+    await check_end(cluster, launcher)
+
+
+async def check_lag(site: Site, pod: Pod) -> None:
+    """Check that the consumers are there whose lag KEDA reads."""
+    assert site.cluster is not None
+    scaled = [one for one in site.cluster.objects.manifests if one["kind"] == "ScaledObject"]
+    triggers = [trigger for one in scaled for trigger in one["spec"]["triggers"]]
+    read = [one["metadata"] for one in triggers if one["type"] == "nats-jetstream"]
+    assert {one["consumer"] for one in read} == {f"{RUN}-rollout_worker"}
+    for one in read:
+        info = await site.ask(pod, f"$JS.API.CONSUMER.INFO.{one['stream']}.{one['consumer']}")
+        assert info["num_pending"] + info["num_ack_pending"] >= 0
+
+
+async def evict(cluster: Cluster) -> None:
+    """Stop a pod of each kind in order, within its grace period, and start it again."""
+    for part in ("generator-west", "worker", "machines", "front", "trainer", *ranks(cluster)):
+        pod = cluster.of(part)[-1]
+        assert await pod.stop() == 0, pod.log
+        assert (await pod.probe("/healthz"))[0] == 0
+        pod.start(cluster.objects, cluster.names)
+
+
+def ranks(cluster: Cluster) -> list[str]:
+    return ["ranks"] if cluster.of("ranks") else []
+
+
+async def check_end(cluster: Cluster, launcher: Pod) -> None:
+    """Check that the run ends well, and that every pod ends with it."""
+    async with asyncio.timeout(900.0):
+        assert await launcher.host.ended("pod") == 0, launcher.log
+    runs = launcher.host.folder / "work" / "runs"
+    summary = json.loads((runs / RUN / "summary.json").read_text())
+    assert summary["rl"]["steps"] == STEPS
+    assert summary["ledger"]["balanced"] is True
+    assert summary["replay"]["identical"] is True
+    assert summary["replay"]["steps_compared"] == STEPS
+    for pod in cluster.pods.values():
+        assert await asyncio.wait_for(pod.host.ended("pod"), 90.0) == 0, pod.log
+    await check_starts(cluster, launcher)
+
+
+async def check_starts(cluster: Cluster, launcher: Pod) -> None:
+    """Check who started how often: what was killed or evicted again, and nobody else."""
+    words = ("log", "cat", RUN, "--type", "ActorStarted")
+    process = await asyncio.create_subprocess_exec(
+        *launcher.host.command(
+            *(sys.executable, "-m", "penstock.infra.cli"),
+            *("--runs-dir", str(launcher.host.folder / "work" / "runs"), *words),
+        ),
+        stdout=subprocess.PIPE,
+        env=os.environ | CREDENTIALS,
+    )
+    output, _ = await process.communicate()
+    starts = Counter(json.loads(line)["actor"] for line in output.decode().splitlines())
+    once = ("pacer", "evaluator", f"generator-east.{RUN}-generator-east-0")
+    twice = ("trainer", "gateway", f"generator-west.{RUN}-generator-west-0")
+    assert {name: starts[name] for name in once} == dict.fromkeys(once, 1)
+    assert {name: starts[name] for name in twice} == dict.fromkeys(twice, 2)
+    assert starts["rollout_worker"] == 3
+    assert {f"sandbox-{RUN}-machines-{index}" for index in (0, 1)} <= starts.keys()
