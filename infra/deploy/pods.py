@@ -8,7 +8,7 @@ from typing import Any
 from penstock.actors.runtime.host import REST_S_MAX
 from penstock.infra.bus.settings import FILES
 from penstock.infra.deploy.layout import Kind, Workload
-from penstock.infra.deploy.sizes import Size, launcher_size, pod_size
+from penstock.infra.deploy.sizes import Size, has_ranks, launcher_size, pod_size
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import READS_CONTENT
 from penstock.infra.run.liveness import START_S_MAX
@@ -22,6 +22,7 @@ KEYS_DIR = "/etc/penstock/gateway"
 WORK_DIR = "/var/lib/penstock"
 HEALTH_PORT = 8081
 RENDEZVOUS_PORT = 29500
+GPU = "nvidia.com/gpu"
 USER_ID = 1000
 DRAIN_S = 5
 """Of consumed events after a stop, as `ActorHost`."""
@@ -61,12 +62,30 @@ class Deployment:
         name = {"name": self.name(part), "namespace": self.namespace}
         return name | {"labels": self.labels(part)}
 
-    def image_of(self, kind: Kind) -> str:
-        """Return the image of a workload: `REPOSITORY[-vllm|-ranks|-sandbox]:TAG`."""
-        suffix = {Kind.NODE: "-sandbox", Kind.RANK: "-ranks"}.get(kind, "")
+    def image_of(self, suffix: str) -> str:
+        """Return the image `REPOSITORY[-SUFFIX]:TAG`."""
         path, slash, last = self.image.rpartition("/")
         name, mark, version = last.partition("@" if "@" in last else ":")
-        return f"{path}{slash}{name}{suffix}{mark}{version}"
+        return f"{path}{slash}{name}{suffix and f'-{suffix}'}{mark}{version}"
+
+
+def image_suffix(workload: Workload, config: RunConfig) -> str:
+    """Return which image a workload needs; empty for the one of most."""
+    if workload.kind is Kind.NODE:
+        return "sandbox"
+    if workload.kind is Kind.REPLICA and config.generator.engine == "vllm":
+        return "vllm"
+    return "ranks" if workload.kind is Kind.RANK or num_gpus(workload, config) else ""
+
+
+def num_gpus(workload: Workload, config: RunConfig) -> int:
+    """Return how many GPUs a pod of a workload needs."""
+    if workload.kind is Kind.REPLICA:
+        return int(config.generator.device == "cuda")
+    trains = workload.kind is Kind.RANK or (
+        "trainer" in workload.role_names and not has_ranks(config)
+    )
+    return int(trains and config.trainer.device == "cuda")
 
 
 def secret_files(config: RunConfig) -> dict[str, str]:
@@ -83,13 +102,13 @@ def actor_pod(deployment: Deployment, workload: Workload) -> Manifest:
         *("actor", *workload.roles, "--run", deployment.run_id),
         *("--config", f"{CONFIG_DIR}/host.toml", "--health-port", str(HEALTH_PORT)),
     ]
-    container: Manifest = _container(deployment, kind, command) | {
+    container: Manifest = _container(deployment, image_suffix(workload, config), command) | {
         "name": "actor",
         "ports": [{"name": "health", "containerPort": HEALTH_PORT}],
         "startupProbe": _probe("/healthz", math.ceil(1.25 * START_S_MAX / PROBE_S)),
         "livenessProbe": _probe("/healthz", HUNG_S // PROBE_S),
         "readinessProbe": _probe("/readyz", 2),
-        "resources": _resources(pod_size(workload, config)),
+        "resources": _resources(pod_size(workload, config), num_gpus(workload, config)),
     }
     container["env"] += _rank_environment(deployment, workload) if kind is Kind.RANK else []
     if "gateway" in workload.role_names:
@@ -109,7 +128,7 @@ def launcher_pod(deployment: Deployment) -> Manifest:
         *("run", "--config", f"{CONFIG_DIR}/run.toml", "--run-id", deployment.run_id),
         *("--or-resume", "--processes", ""),
     ]
-    container = _container(deployment, Kind.SINGLE, command)
+    container = _container(deployment, "", command)
     resources = _resources(launcher_size(deployment.config))
     container |= {"name": "launcher", "resources": resources}
     pod = _pod(deployment, container, "launcher", reads_content=True)
@@ -125,14 +144,14 @@ def grace_s(workload: Workload, config: RunConfig) -> int:
     return math.ceil(REST_S_MAX + DRAIN_S + requests + SAVE_S)
 
 
-def _container(deployment: Deployment, kind: Kind, command: list[str]) -> Manifest:
+def _container(deployment: Deployment, image: str, command: list[str]) -> Manifest:
     environment: list[Manifest] = [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "HOME", "value": WORK_DIR},
     ]
     container: Manifest = {
         "name": "",
-        "image": deployment.image_of(kind),
+        "image": deployment.image_of(image),
         "command": ["penstock", "--runs-dir", f"{WORK_DIR}/runs"],
         "args": command,
         "workingDir": WORK_DIR,
@@ -199,9 +218,10 @@ def _probe(path: str, num_failures: int) -> Manifest:
     }
 
 
-def _resources(size: Size) -> Manifest:
+def _resources(size: Size, gpus: int = 0) -> Manifest:
     memory, cpu = f"{size.memory_mib}Mi", f"{math.ceil(size.processors * 1000)}m"
-    return {"requests": {"memory": memory, "cpu": cpu}}
+    requests = {"requests": {"memory": memory, "cpu": cpu}}
+    return requests | ({"limits": {GPU: str(gpus)}} if gpus else {})
 
 
 def _rank_environment(deployment: Deployment, workload: Workload) -> list[Manifest]:

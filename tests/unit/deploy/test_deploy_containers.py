@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.deploy.rendering import CONFIG
 
-from penstock.infra.deploy.layout import Kind
-from penstock.infra.deploy.pods import USER_ID, WORK_DIR, Deployment
+from penstock.infra.deploy.layout import workloads
+from penstock.infra.deploy.pods import USER_ID, WORK_DIR, Deployment, image_suffix
 from penstock.infra.run.config_file import load_config
 
 ROOT = Path(__file__).parents[3]
@@ -19,17 +19,21 @@ FILES = sorted((ROOT / "infra" / "containers").glob("*.Containerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("engine", ["native", "vllm"])
-@pytest.mark.parametrize("kind", Kind)
-def test_every_image_that_pods_name_has_a_containerfile(kind, engine):
-    config = load_config(CONFIG, [f"generator.engine={engine}"])
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["generator.engine=vllm"], ["trainer.device=cuda", "generator.device=cuda"],
+     ["trainer.engine=ranks"]],
+)  # fmt: skip
+def test_every_image_that_pods_name_has_a_containerfile(overrides):
+    config = load_config(CONFIG, overrides)
     deployment = Deployment(
         run_id="r", config=config, image="host:5000/a/penstock:1", namespace="n", nats_account="$G"
     )
-    name, _, tag = deployment.image_of(kind).rpartition(":")
-    suffix = name.removeprefix("host:5000/a/penstock")
-    assert tag == "1"
-    assert f"{suffix.removeprefix('-') or 'core'}.Containerfile" in {path.name for path in FILES}
+    for workload in workloads(config):
+        suffix = image_suffix(workload, config)
+        image = f"host:5000/a/penstock{suffix and '-'}{suffix}:1"
+        assert deployment.image_of(suffix) == image
+        assert f"{suffix or 'core'}.Containerfile" in {path.name for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

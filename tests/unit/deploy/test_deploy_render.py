@@ -47,7 +47,7 @@ def test_every_manifest_meets_its_schema():
     found = manifests(golden_files())
     kinds = {one["kind"] for one in found}
     assert kinds >= {"Deployment", "StatefulSet", "DaemonSet", "Job", "Service", "ScaledObject",
-                     "PodDisruptionBudget", "NetworkPolicy", "ConfigMap"}  # fmt: skip
+                     "PodDisruptionBudget", "NetworkPolicy", "ConfigMap", "JobSet"}  # fmt: skip
     for manifest in found:
         check_manifest(manifest)
 
@@ -86,6 +86,18 @@ def test_a_region_scales_by_queue_time_and_shared_work_by_its_lag():
     (queue,) = found["run1-generator-west"]["triggers"]
     assert queue["metadata"]["valueLocation"] == "regions.west.queue_s"
     assert found["run1-generator-west"]["minReplicaCount"] == 2
+
+
+def test_ranks_are_a_jobset_that_torchrun_could_have_started():
+    (jobset,) = [one for one in manifests(golden_files()) if one["kind"] == "JobSet"]
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"] == 4
+    (container,) = job["template"]["spec"]["containers"]
+    values = {one["name"]: one.get("value") for one in container["env"]}
+    assert values["WORLD_SIZE"] == "4" and values["LOCAL_RANK"] == "0" and values["RANK"] is None
+    assert values["MASTER_ADDR"] == "run1-ranks-rank-0-0.run1-ranks"
+    assert container["args"][:2] == ["actor", "rank:$(RANK)"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
 def test_no_secret_is_in_the_manifests(tmp_path):
@@ -201,6 +213,10 @@ def configurations(draw) -> dict[str, Any]:
     tables["pool"] = {"backend": draw(st.sampled_from(["uml", "qemu-tcg", "qemu-kvm"])),
                       "live_max": draw(st.integers(1, 500))}  # fmt: skip
     size = {"vocab_size": (512, 200_000), "num_hidden_layers": (1, 80)}
+    if num_ranks := draw(st.integers(0, 5)):
+        tables["trainer"] = {"engine": "ranks", "ranks": {"num_ranks": num_ranks}}
+    else:
+        del tables["trainer"]
     tables["policy"] = {name: draw(st.integers(*bounds)) for name, bounds in size.items()}
     tables["gateway"]["spool_bytes_max"] = draw(st.integers(1, 1 << 40))
     return tables
@@ -218,7 +234,7 @@ def test_any_deployable_configuration_renders_to_valid_manifests(tables, run_id)
     assert yaml.safe_load(files[KUSTOMIZATION])["resources"] == sorted(
         files.keys() - {KUSTOMIZATION, VALUES}
     )
-    pods = [one["spec"]["template"] for one in found if "template" in one.get("spec", {})]
+    pods = templates(found)
     for manifest in found:
         selector = manifest.get("spec", {}).get("selector", {})
         wanted = selector.get("matchLabels", selector)
@@ -228,6 +244,13 @@ def test_any_deployable_configuration_renders_to_valid_manifests(tables, run_id)
     check_roles(tables, pods)
     written = tomllib.loads(found_config(found)["run.toml"])
     assert written["processes"] == tables["processes"]
+
+
+def templates(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pod templates of all workloads."""
+    specs = [one.get("spec", {}) for one in found]
+    specs += [job["template"]["spec"] for spec in specs for job in spec.get("replicatedJobs", [])]
+    return [spec["template"] for spec in specs if "template" in spec]
 
 
 def secrets_of(pods: list[dict[str, Any]]) -> set[str]:
@@ -247,4 +270,5 @@ def check_roles(tables: dict[str, Any], pods: list[dict[str, Any]]) -> None:
         for spec in specs:
             role = spec.partition("/")[0]
             kind = role.partition(":")[0]
-            assert role in roles or f"{kind}:$(POD_NAME)" in roles, role
+            named = {f"{kind}:$(POD_NAME)", f"{kind}:$(RANK)"}
+            assert role in roles or not named.isdisjoint(roles), role

@@ -10,6 +10,9 @@ from penstock.infra.deploy.layout import Kind, workloads
 from penstock.infra.deploy.sizes import launcher_size, num_params, pod_size
 from penstock.infra.run.config_file import load_config
 
+LOCAL = ("trainer.engine=local",)
+LARGE = ("policy.hidden_size=1024", "policy.num_hidden_layers=16")
+
 
 @pytest.mark.parametrize(
     "policy",
@@ -27,8 +30,8 @@ def test_parameters_are_counted_as_the_model_has_them(policy):
 
 
 def test_a_trainer_of_the_small_policy_is_as_large_as_measured():
-    small = load_config(CONFIG, ["policy.hidden_size=64", "policy.num_hidden_layers=2"])
-    large = load_config(CONFIG, ["policy.hidden_size=256", "policy.num_hidden_layers=8"])
+    small = load_config(CONFIG, [*LOCAL, "policy.hidden_size=64", "policy.num_hidden_layers=2"])
+    large = load_config(CONFIG, [*LOCAL, "policy.hidden_size=256", "policy.num_hidden_layers=8"])
     sizes = [{one.name: pod_size(one, c) for one in workloads(c)} for c in (small, large)]
     trainers = [size["trainer"].memory_mib for size in sizes]
     per_param = (num_params(large.policy) - num_params(small.policy)) * 93 / (1 << 20)
@@ -41,3 +44,13 @@ def test_a_sandbox_host_has_room_for_all_of_its_machines():
     config = load_config(CONFIG, ["pool.live_max=10", "pool.memory_mib=300"])
     (host,) = [one for one in workloads(config) if one.kind is Kind.NODE]
     assert pod_size(host, config).memory_mib >= 3000
+
+
+def test_ranks_share_the_weights():
+    sizes = [
+        pod_size(next(one for one in workloads(config) if one.kind is Kind.RANK), config).memory_mib
+        for config in (
+            load_config(CONFIG, [*LARGE, f"trainer.ranks.num_ranks={n}"]) for n in (2, 8)
+        )
+    ]
+    assert (sizes[0] - 512) == pytest.approx(4 * (sizes[1] - 512), abs=4)
