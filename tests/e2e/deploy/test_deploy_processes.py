@@ -211,7 +211,19 @@ async def evict(cluster: Cluster) -> None:
         pod = cluster.of(part)[-1]
         assert await pod.stop() == 0, pod.log
         assert (await pod.probe("/healthz"))[0] == 0
+        if part == "trainer":
+            await check_saved(cluster)
         pod.start(cluster.objects, cluster.names)
+
+
+async def check_saved(cluster: Cluster) -> None:
+    """Check that a trainer that was stopped in order saved its last step."""
+    (launcher,) = cluster.of("launcher")
+    (step, saved) = [
+        max(event["step"] for event in await events(launcher, kind))
+        for kind in ("StepCompleted", "CheckpointSaved")
+    ]
+    assert saved == step > 0
 
 
 def ranks(cluster: Cluster) -> list[str]:
@@ -235,20 +247,22 @@ async def check_end(cluster: Cluster, launcher: Pod) -> None:
 
 async def check_starts(cluster: Cluster, launcher: Pod) -> None:
     """Check who started how often: what was killed or evicted again, and nobody else."""
-    words = ("log", "cat", RUN, "--type", "ActorStarted")
-    process = await asyncio.create_subprocess_exec(
-        *launcher.host.command(
-            *(sys.executable, "-m", "penstock.infra.cli"),
-            *("--runs-dir", str(launcher.host.folder / "work" / "runs"), *words),
-        ),
-        stdout=subprocess.PIPE,
-        env=os.environ | CREDENTIALS,
-    )
-    output, _ = await process.communicate()
-    starts = Counter(json.loads(line)["actor"] for line in output.decode().splitlines())
+    starts = Counter(event["actor"] for event in await events(launcher, "ActorStarted"))
     once = ("pacer", "evaluator", f"generator-east.{RUN}-generator-east-0")
     twice = ("trainer", "gateway", f"generator-west.{RUN}-generator-west-0")
     assert {name: starts[name] for name in once} == dict.fromkeys(once, 1)
     assert {name: starts[name] for name in twice} == dict.fromkeys(twice, 2)
     assert starts["rollout_worker"] == 3
     assert {f"sandbox-{RUN}-machines-{index}" for index in (0, 1)} <= starts.keys()
+
+
+async def events(pod: Pod, kind: str) -> list[dict]:
+    """Return all events of a type, as a pod with a folder of the run reads them."""
+    runs = str(pod.host.folder / "work" / "runs")
+    words = ("--runs-dir", runs, "log", "cat", RUN, "--type", kind)
+    process = await asyncio.create_subprocess_exec(
+        *pod.host.penstock(*words), stdout=subprocess.PIPE, env=os.environ | CREDENTIALS
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return [json.loads(line) for line in output.decode().splitlines()]
