@@ -1,6 +1,6 @@
 """Whether several trainer processes, started by torchrun, train to the bits of one.
 
-Seconds mean something only where each rank has cores, or a GPU, of its own.
+Seconds are meaningful only where each rank has cores of its own.
 """
 
 import os
@@ -105,7 +105,7 @@ def _loss(policy: Policy, ids: torch.Tensor) -> tuple[torch.Tensor, None]:
 
 
 def _rank() -> None:
-    """Be a rank of torchrun's; rank 0 prints what it found."""
+    """Run as a rank of torchrun; rank 0 prints its result."""
     world = World(RankEnvironment.of(os.environ), "cpu", _TIMEOUT_S)
     found = _steps(RankedLearner.of_world(_POLICY, _OPTIMIZER, _SEED, world))
     if world.rank == 0:

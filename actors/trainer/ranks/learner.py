@@ -1,4 +1,4 @@
-"""The learner of one rank: its rows of every tensor, and the same bits as a learner alone."""
+"""The learner of one rank: some rows of every tensor, and the bits of a single process."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -25,18 +25,18 @@ Result = TypeVar("Result")
 
 
 class RankedLearner(Learner):
-    """Every rank has one, and calls the same methods in the same order.
+    """A `Learner` whose methods are collective: all ranks call the same ones in the same order.
 
     Tensors are `DTensor`s, of which a rank holds some rows. A rank computes one pass at a time:
-    `num_workers` is of no effect.
+    `num_workers` has no effect.
     """
 
     def __init__(self, policy: Policy, config: OptimizerConfig, world: World) -> None:
-        """Take a policy that is cut over the ranks (`models.py`)."""
+        """Take a policy that is sharded over the ranks (`models.py`)."""
         super().__init__(policy, config)
         self._world = world
         self._sums = OrderedSums(policy)
-        self._cut = dict(policy.named_parameters())
+        self._sharded = dict(policy.named_parameters())
 
     @classmethod
     def of_world(
@@ -108,7 +108,7 @@ class RankedLearner(Learner):
 
     def placed(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of a parameter's value or moment: a copy."""
-        parameter = self._cut[name]
+        parameter = self._sharded[name]
         if isinstance(value, DTensor) or value.shape != parameter.shape:
             return value.clone()
         return cut_like(parameter, value)

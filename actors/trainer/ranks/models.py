@@ -1,4 +1,4 @@
-"""The policy cut over ranks, so that no rank holds it whole."""
+"""The policy sharded over ranks, so that no rank holds all of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ from penstock.actors.trainer.ranks.world import World
 
 
 def own_policy(config: PolicyConfig, world: World, seed: int) -> Policy:
-    """Return the policy of a seed, each layer and the rest cut over the ranks by rows.
+    """Return the policy of a seed, sharded by rows, layer by layer.
 
-    Its weights are drawn tensor by tensor, as one process draws them.
+    Weights are drawn one whole tensor at a time, with the random numbers of one process.
     """
     with torch.device("meta"):
         policy = Policy(config)
@@ -36,7 +36,7 @@ def own_policy(config: PolicyConfig, world: World, seed: int) -> Policy:
 
 
 def cut_like(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a whole tensor, cut over the ranks as another one is."""
+    """Return a copy of a whole tensor, sharded as `tensor` is."""
     if not isinstance(tensor, DTensor):
         return whole.to(tensor.device, copy=True)
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -50,7 +50,7 @@ def cut_like(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Have the whole weights on every rank inside the block."""
+    """Gather the whole weights on every rank inside the block."""
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
         part.unshard()
@@ -61,7 +61,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def release(model: nn.Module) -> None:
-    """Let go of gathered weights, so that the next pass gathers them as they are then."""
+    """Free gathered weights, so that the next pass gathers the weights as they are then."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

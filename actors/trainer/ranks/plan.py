@@ -10,7 +10,7 @@ class Round:
 
     first: int
     num_active: int
-    """Ranks that have one, from rank 0; the others take part in what all ranks do together."""
+    """Ranks that have one, from rank 0; the others run along for the collective operations."""
 
     def is_active(self, rank: int) -> bool:
         """Whether a rank has a pass of its own."""

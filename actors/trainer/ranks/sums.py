@@ -1,8 +1,8 @@
 """The sum of gradients over ranks, in one order.
 
-FSDP hands each part of the model (a layer; what is outside of layers) its gradient of this rank,
-and expects this rank's rows of the sum. Ranks send each other these rows, and each adds what it got
-to its running sum in rank order, which is the order of the micro-batches.
+For each part of the model (a layer, or what is outside of layers) FSDP passes this rank's gradient
+to a reduce-scatter, and expects this rank's rows of the sum. Here an all-to-all exchanges the rows,
+and each rank adds those it receives to a running sum in rank order: that of the micro-batches.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class OrderedSums:
     """The running sums of all parts of a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Take over the sums of a model.
+        """Replace the reduce-scatter of every part.
 
         Args:
             model: after `fully_shard`.
@@ -37,7 +37,7 @@ class OrderedSums:
                 self._parts.append(part)
 
     def clear(self) -> None:
-        """Start from nothing again."""
+        """Drop the running sums."""
         for part in self._parts:
             part.total = None
 

@@ -1,4 +1,4 @@
-"""The processes that train together, as torchrun and its kin start them."""
+"""The process group of the ranks, from the environment variables that torchrun sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnvironment:
-    """Which of the processes this one is."""
+    """Which rank a process is."""
 
     rank: int
     """0 .. `num_ranks` - 1."""
     num_ranks: int
     local_rank: int
-    """On its host: the number of its GPU."""
+    """On its host; also the index of its GPU."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "RankEnvironment":
-        """Read what torchrun, JobSet and others set.
+        """Read the variables that torchrun, JobSet and others set.
 
         Args:
             environment: with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
@@ -53,19 +53,22 @@ class RankEnvironment:
 
 
 class World:
-    """A process among all ranks; what one calls here all must call, in the same order."""
+    """The process group, as one rank sees it.
+
+    Its methods are collective: all ranks call the same ones in the same order.
+    """
 
     def __init__(self, environment: RankEnvironment, device: str, timeout_s: float) -> None:
-        """Meet the other ranks.
+        """Join the process group.
 
         Args:
-            environment: of this process, whose environment says where rank 0 is.
+            environment: of this process; MASTER_ADDR and MASTER_PORT are read from `os.environ`.
             device: cpu or cuda.
-            timeout_s: for which ranks wait for each other, here and in every operation.
+            timeout_s: of joining, and of every collective operation.
 
         Raises:
             DeviceUnavailableError: The device is not there.
-            torch.distributed.DistError: The others did not come in time.
+            torch.distributed.DistError: The other ranks did not join in time.
 
         """
         self.rank, self.num_ranks = environment.rank, environment.num_ranks
@@ -77,11 +80,11 @@ class World:
         self.mesh: DeviceMesh = init_device_mesh(device, (self.num_ranks,))
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order; anything that pickle takes."""
+        """Return the values of all ranks, by rank; they must be picklable."""
         found: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(found, value)
         return found
 
     def close(self) -> None:
-        """Leave; a process that has left ends with `os._exit`, since gloo may abort later."""
+        """Leave the group; end the process with `os._exit` then, since gloo may abort at exit."""
         dist.destroy_process_group()
