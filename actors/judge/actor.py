@@ -11,6 +11,7 @@ from penstock.actors.judge.panel import Panel
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
+from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import TaskBook
@@ -32,8 +33,15 @@ class JudgeActor(Actor):
     follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected, ReplicaReported)
     tick_s = 1.0
 
-    def __init__(self, chat: ChatFormat, config: JudgeConfig) -> None:
+    def __init__(
+        self, chat: ChatFormat, config: JudgeConfig, summary: SummaryConfig | None = None
+    ) -> None:
         """Make the judge that the settings name.
+
+        Args:
+            chat: of the run.
+            config: of the judge.
+            summary: as rollout workers ask for summaries.
 
         Raises:
             ConfigError: There is none of that name.
@@ -43,7 +51,7 @@ class JudgeActor(Actor):
         self._config = config
         self._chat = chat
         self._judge = make_judge(config)
-        self._meter = LengthMeter(chat)
+        self._meter = LengthMeter(chat, (summary or SummaryConfig()).request)
         self._tasks = TaskBook()
         self._replicas = ReplicaTable()
         self._panel: Panel | None = None

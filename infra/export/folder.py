@@ -20,9 +20,14 @@ def check_target(folder: Path) -> None:
     """Refuse what an export must not write to.
 
     Raises:
-        ConfigError: It is a file, or a folder that is not empty.
+        ConfigError: It is a file or within one, or a folder that is not empty.
 
     """
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise ConfigError(
+            f"--output: {above} is not a folder, in which {folder.name} could be made"
+        )
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ConfigError(f"--output: {folder} is not a folder")
     if folder.exists() and any(folder.iterdir()):

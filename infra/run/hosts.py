@@ -11,7 +11,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
@@ -24,7 +24,7 @@ from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.settings import FILES, BusSection
 from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import load_config, read_toml
+from penstock.infra.run.config_file import Table, load_config, read_toml
 from penstock.infra.run.liveness import POLL_S, last_stored
 from penstock.infra.run.roles import REGIONAL
 from penstock.infra.run.runs import RunDir, find_run
@@ -104,20 +104,39 @@ async def join_run(  # noqa: PLR0913
     return run
 
 
+_PATHS: dict[str, Sequence[str]] = {
+    "bus": FILES,
+    "store": ("master_key_file",),
+    "prepare": ("tasks",),
+    "sandbox": ("checkpoints", "images"),
+}
+"""Fields of tables that are paths; `[model]`'s are made absolute with its shape."""
+_LISTED_PATHS = (("prepare", "sources", "path"), ("judge", "judges", "calibration"))
+"""The same of tables in lists."""
+
+
 def _folder(root: Path, run_id: str) -> RunDir:
     return RunDir(root.resolve() / run_id)
 
 
 def with_whole_paths(data: dict[str, Any]) -> dict[str, Any]:
     """Return tables that name their files by absolute paths, valid in every folder."""
-    return data | {
+    found = data | {
         name: _with_whole_paths(data[name], files)
-        for name, files in (("bus", FILES), ("store", ("master_key_file",)))
+        for name, files in _PATHS.items()
         if isinstance(data.get(name), dict)  # What is not a table is refused as such.
     }
+    for table, name, field in _LISTED_PATHS:
+        if isinstance(found.get(table), dict) and isinstance(items := found[table].get(name), list):
+            whole = [
+                _with_whole_paths(cast("Table", item), (field,)) if isinstance(item, dict) else item
+                for item in cast("list[object]", items)
+            ]
+            found[table] = found[table] | {name: whole}
+    return found
 
 
-def _with_whole_paths(table: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+def _with_whole_paths(table: Table, files: Sequence[str]) -> dict[str, Any]:
     paths = {name: path for name in files if isinstance(path := table.get(name), str) and path}
     return table | {name: str(Path(path).resolve()) for name, path in paths.items()}
 

@@ -241,6 +241,13 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     return [(f"gateway-{place}" if place else "gateway", gateway)]
 
 
+async def _judge(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.judge.actor import JudgeActor
+
+    config, chat = assembly.config, await assembly.chat_format()
+    return [("judge", JudgeActor(chat, config.judge, config.rollout_worker.summary))]
+
+
 async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.gatekeeper.actor import Gatekeeper
 
@@ -276,7 +283,7 @@ ROLES: dict[str, Build] = {
     ),
     "sandbox": _sandbox,
     "scheduler": _scheduler,
-    "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge", has_chat=True),
+    "judge": _judge,
     "pacer": _pacer,
     "evaluator": _plain("penstock.actors.evaluator.actor", "Evaluator", "evaluator"),
     "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),

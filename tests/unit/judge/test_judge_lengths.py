@@ -23,6 +23,7 @@ from penstock.messages.rollout import (
 from penstock.messages.task import Purpose
 
 CHAT = PenstockChat(train_tokenizer(["look at m.py, then edit it. done"] * 4, vocab_size=320))
+REQUEST = "then edit it"
 LOOK = ToolCall(name="read_file", arguments={"path": "m.py"})
 OTHER = ToolCall(name="search_web", arguments={"query": "m.py"})
 
@@ -57,7 +58,7 @@ def measured(turns: list[Turn]) -> Lengths:
         purpose=Purpose.TRAIN, category="c", end=EpisodeEnd.FINISHED, files=EpisodeFiles(),
         turns=[turn.summary for turn in turns], num_calls=sum(len(turn.calls) for turn in turns),
     )  # fmt: skip
-    return LengthMeter(CHAT).measure(rollout, turns)
+    return LengthMeter(CHAT, REQUEST).measure(rollout, turns)
 
 
 def test_an_episode_by_hand() -> None:
@@ -71,6 +72,15 @@ def test_an_episode_by_hand() -> None:
         thinking=len(text) + 1, call=len(call), output=7, final=len(answer) + 1, num_calls=1,
         num_turns=2,
     )  # fmt: skip
+
+
+def test_what_asks_for_a_summary_is_no_output_of_a_tool() -> None:
+    request, returned = CHAT.tokenizer.encode(REQUEST), CHAT.tokenizer.encode("look at m.py")
+    asked = msgspec.structs.replace(make_turn([*returned, *request], [5]), is_summary=True)
+    turns = [make_turn([1] * 50, [5], [LOOK]), asked]
+    assert measured(turns).output == len(returned)
+    plain = msgspec.structs.replace(asked, is_summary=False)
+    assert measured([turns[0], plain]).output == len(returned) + len(request)
 
 
 def test_calls_of_any_name_count_as_calls() -> None:
@@ -120,9 +130,10 @@ def test_a_format_without_tokens_for_calls_counts_turns_with_calls_as_calls() ->
 
 def test_what_a_later_segment_reads_again_costs_nothing_more() -> None:
     call, summary = CHAT.render_turn("", [LOOK]), CHAT.render_turn("Summary: done")
+    asked = CHAT.tokenizer.encode(REQUEST)
     turns = [
         make_turn([1] * 50, call, [LOOK]),
-        msgspec.structs.replace(make_turn([1] * 9, summary), is_summary=True),
+        msgspec.structs.replace(make_turn([1] * 9 + asked, summary), is_summary=True),
         msgspec.structs.replace(make_turn([1] * 60, call, [LOOK]), starts_segment=True),
         make_turn([1] * 7, CHAT.render_turn("done")),
     ]
