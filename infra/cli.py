@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_host_file(_add(commands, "status", status, text, of_run=True, has_json=True))
     text = "show the state of a run, updated every second"
     _add_host_file(_add(commands, "top", "commands.status:top_command", text, of_run=True))
+    _add_show(commands)
     _add_channel(commands)
     _add_experiment(commands)
     _add_log(commands)
@@ -144,6 +145,16 @@ def _add_serve(commands: Commands) -> None:
     serve.add_argument("--run-id", help="of a checkpoint: id of the new run")
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                        help="override one key, e.g. serve.epoch_samples=64")  # fmt: skip
+
+
+def _add_show(commands: Commands) -> None:
+    text = "show a run's episodes, or one of them turn by turn"
+    show = _add(commands, "show", "commands.show:show_command", text, of_run=True, has_json=True)
+    show.add_argument("episode", nargs="?", metavar="EPISODE", help="its id, or how that begins")
+    text = "list those with this, e.g. outcome=failed or step=12"
+    show.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=text)
+    show.add_argument("-n", "--limit", type=int, default=40, help="length of the list")
+    _add_host_file(show)
 
 
 def _add_channel(commands: Commands) -> None:

@@ -1,0 +1,218 @@
+"""One episode as people read it, from the log and the store alone."""
+
+import codecs
+import difflib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.actors.monitor.episodes.index import EpisodeIndex
+from penstock.actors.monitor.episodes.rows import EpisodeRow
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.storage import load_tasks
+from penstock.kernels.arrays import from_array
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.reading.trajectories import Last, load_files, load_turn, read_turn
+from penstock.messages.reward import CheatFinding, JudgeScore, Verdict
+from penstock.messages.rollout import (
+    EgressAttempt,
+    RolloutFinished,
+    ToolCall,
+    Turn,
+    VersionSpan,
+)
+from penstock.messages.task import Purpose, Split, Task
+
+TEXT_CHARS_MAX = 1 << 20
+"""Longest text of one context, file or diff that is shown; what is cut is counted."""
+_SPLITS = {Purpose.TRAIN: Split.TRAIN, Purpose.EVAL: Split.HELDOUT}
+
+
+class TurnView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A turn as text; N sampled tokens."""
+
+    index: int
+    context: str = ""
+    """What came since the last turn: the prompt, or what the tools returned."""
+    pieces: list[str] = []
+    """[N] text of each sampled token; they join to the turn's text."""
+    logprobs: list[float] = []
+    """[N] of the distribution that the sampler drew from."""
+    version_spans: list[VersionSpan] = []
+    calls: list[ToolCall] = []
+    parse_error: str = ""
+    stop_reason: str = ""
+    starts_segment: bool = False
+    """Whether its context is the whole prompt of a new segment."""
+    is_summary: bool = False
+    is_withheld: bool = False
+    missing: str = ""
+    """Why there is no text: its payload was collected, say."""
+
+
+class VerdictView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What judges said."""
+
+    judge: str
+    outcome: str
+    reward: float
+    components: dict[str, float] = {}
+    num_tests: int = 0
+    num_tests_passed: int = 0
+    detail: str = ""
+    scores: list[JudgeScore] = []
+    findings: list[CheatFinding] = []
+
+
+class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An episode as a whole."""
+
+    row: EpisodeRow
+    instruction: str = ""
+    """Empty where the run's tasks do not have it."""
+    turns: list[TurnView] = []
+    diff: str = ""
+    """Unified, of the task's files against those that the episode left."""
+    files_missing: str = ""
+    """Why there is no diff."""
+    verdict: VerdictView | None = None
+    error: str = ""
+    """Of the infrastructure."""
+    egress: list[EgressAttempt] = []
+    group: list[EpisodeRow] = []
+    """All episodes of its group, this one among them."""
+
+
+class EpisodeReader:
+    """Reads episodes; keeps the run's tokenizer and tasks once it has read them."""
+
+    def __init__(self, store: ObjectStore, last: Last) -> None:
+        self._store = store
+        self._last = last
+        self._tokenizer: Tokenizer | None = None
+        self._tasks: dict[Split, Mapping[str, Task]] = {}
+
+    async def read(self, rollout_id: str, index: EpisodeIndex) -> EpisodeView:
+        """Return an episode, with what is left of it.
+
+        Raises:
+            NotFoundError: The log has no finished episode of that id.
+            CodecError: The run's tokenizer or tasks cannot be read.
+
+        """
+        event = await self._last(RolloutFinished, rollout_id)
+        if event is None:
+            raise NotFoundError(f"episode {rollout_id}: the log has no finished episode of that id")
+        row = index.find(rollout_id) or EpisodeRow(rollout_id=rollout_id, group_id=event.group_id)
+        task = await self._task(event)
+        verdict = await self._last(Verdict, f"{rollout_id}.{row.judge}") if row.judge else None
+        diff, missing = await self._diff(event, task)
+        return EpisodeView(
+            row=row,
+            instruction=task.instruction if task else "",
+            turns=[await self._turn(event, index) for index in range(len(event.turns))],
+            diff=diff,
+            files_missing=missing,
+            verdict=_verdict(verdict) if verdict else None,
+            error=event.error,
+            egress=event.egress,
+            group=index.group(event.group_id),
+        )
+
+    async def _turn(self, event: RolloutFinished, index: int) -> TurnView:
+        try:
+            turn = await load_turn(self._store, await read_turn(self._last, event, index))
+        except CodecError as error:
+            return TurnView(index=index, missing=str(error))
+        return turn_view(index, turn, await self._decoder())
+
+    async def _decoder(self) -> Tokenizer:
+        if self._tokenizer is None:
+            data = await self._store.get(TOKENIZER_KEY)
+            self._tokenizer = Tokenizer.from_json(data.decode("utf-8", "replace"), TOKENIZER_KEY)
+        return self._tokenizer
+
+    async def _task(self, event: RolloutFinished) -> Task | None:
+        split = _SPLITS.get(event.purpose)
+        if split is None:
+            return None
+        if split not in self._tasks:
+            found = await load_tasks(self._store, split)
+            self._tasks[split] = {task.task_id: task for task in found}
+        return self._tasks[split].get(event.task_id)
+
+    async def _diff(self, event: RolloutFinished, task: Task | None) -> tuple[str, str]:
+        try:
+            changed = await load_files(self._store, event.files)
+        except CodecError as error:
+            return "", str(error)
+        return unified_diff(task.files if task else {}, changed, event.deleted), ""
+
+
+def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
+    """Return a turn as text."""
+    ids = from_array(turn.token_ids).tolist()
+    return TurnView(
+        index=index,
+        context=shortened(tokenizer.decode(from_array(turn.context_ids).tolist())),
+        pieces=pieces(ids, tokenizer),
+        logprobs=np.round(from_array(turn.behavior_logprobs), 4).astype(float).tolist(),
+        version_spans=turn.version_spans,
+        calls=turn.calls,
+        parse_error=turn.parse_error,
+        stop_reason=turn.stop_reason,
+        starts_segment=turn.starts_segment,
+        is_summary=turn.is_summary,
+        is_withheld=turn.is_withheld,
+    )
+
+
+def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each token; bytes of a character that is not whole go to its last one."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    last = len(ids) - 1
+    return [
+        decoder.decode(tokenizer.bytes_of(token), final=place == last)
+        for place, token in enumerate(ids)
+    ]
+
+
+def unified_diff(
+    before: Mapping[str, str], changed: Mapping[str, bytes], deleted: Sequence[str]
+) -> str:
+    """Return what an episode changed, as `diff -u` shows it; files that are no text by size."""
+    lines: list[str] = []
+    for path in sorted({*changed, *deleted}):
+        old = before.get(path, "").splitlines()
+        data = changed.get(path, b"")
+        try:
+            new = data.decode().splitlines()
+        except UnicodeDecodeError:
+            lines.append(f"{path}: {len(data)} bytes that are no text")
+            continue
+        source = path if path in before else "/dev/null"
+        target = "/dev/null" if path in deleted else path
+        lines += difflib.unified_diff(old, new, source, target, lineterm="")
+    return shortened("\n".join(lines))
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most `TEXT_CHARS_MAX` characters; says how many are left out."""
+    num_cut = len(text) - TEXT_CHARS_MAX
+    return f"{text[:TEXT_CHARS_MAX]}\n[{num_cut} more characters]" if num_cut > 0 else text
+
+
+def _verdict(event: Verdict) -> VerdictView:
+    return VerdictView(
+        judge=event.judge,
+        outcome=event.outcome,
+        reward=event.reward,
+        components=event.components,
+        num_tests=event.num_tests,
+        num_tests_passed=event.num_tests_passed,
+        detail=shortened(event.detail),
+        scores=event.scores,
+        findings=event.findings,
+    )
