@@ -43,6 +43,7 @@ from penstock.messages.generation import (
     TokensSampled,
 )
 from penstock.messages.reading.parsing import parse_with
+from penstock.messages.requests.episodes import EpisodePart, ListEpisodes, ReadEpisode
 from penstock.messages.requests.ranks import (
     LoadRank,
     MakeVersion0,
@@ -130,6 +131,7 @@ REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, ExecResult, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
+    ListEpisodes, ReadEpisode, EpisodePart,
     ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,

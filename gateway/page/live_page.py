@@ -1,5 +1,7 @@
 """The live page: one self-contained HTML, live from the gateway or frozen in a report."""
 
+import base64
+import gzip
 from functools import cache
 from importlib.resources import files
 
@@ -13,9 +15,23 @@ _POLICY = (
 )
 
 
-def render_page(state_json: bytes = b"null") -> str:
-    """Return the page with a state inside; `null` makes it follow its gateway."""
-    return _template().replace("/*STATE*/null", script_json(state_json))
+def render_page(state_json: bytes = b"null", episodes: tuple[bytes, bytes] | None = None) -> str:
+    """Return the page.
+
+    Args:
+        state_json: the state that it shows; `null` makes it follow its gateway.
+        episodes: of a page with a state: JSON of their rows, newest first, and of an object of
+            whole episodes by rollout id, both as the gateway gives them.
+
+    """
+    page = _template().replace("/*STATE*/null", script_json(state_json))
+    rows, views = episodes or (b"[]", b"{}")
+    return page.replace("<!--EPISODES-->", _packed("rows", rows) + _packed("views", views))
+
+
+def _packed(name: str, data: bytes) -> str:
+    text = base64.b64encode(gzip.compress(data, mtime=0)).decode()
+    return f'<script type="application/gzip" data-name="{name}">{text}</script>\n'
 
 
 def script_json(data: bytes) -> str:
@@ -45,6 +61,7 @@ def _template() -> str:
         "/*BEHAVIOR*/": "behavior.js",
         "/*TASKS*/": "tasks.js",
         "/*OBJECTIVE*/": "objective.js",
+        "/*EPISODES*/": "episodes.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

@@ -308,5 +308,6 @@ if (EMBEDDED) {
   follow();
 }
 draw();
+route();
 let resizing;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => draw(), 120); });

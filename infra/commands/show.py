@@ -16,13 +16,13 @@ from penstock.actors.monitor.episodes.reading import (
     TurnView,
     VerdictView,
 )
-from penstock.actors.monitor.episodes.rows import EpisodeFilter, EpisodeRow
 from penstock.infra.commands.output import print_result, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of
+from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
 
 NUM_FOLDED_MAX = 1_000_000
 """Episodes of the log that are known to the command."""

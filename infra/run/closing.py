@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.fold import RunFold, fold_along, fold_log
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
@@ -30,20 +31,21 @@ async def close_run(  # noqa: PLR0913 - all of a run
 
     """
     wall_s = time.time() - started_at
-    fold = RunFold()
+    fold, episodes = RunFold(), EpisodeCollector()
     replay: dict[str, Any] = {}
     if with_replay:
         from penstock.actors.trainer.replay import REPLAY_TYPES
 
         say("replaying the run from its log")
-        replay = await replay_run(run, config, bus, fold_along(bus, fold, REPLAY_TYPES))
+        log = fold_along(bus, (fold, episodes), REPLAY_TYPES)
+        replay = await replay_run(run, config, bus, log)
         state = fold.state(fold.last_at)
     else:
-        state = await fold_log(bus)
+        state = await fold_log(bus, episodes)
     figures = run_summary(state, config, wall_s, replay)
     encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
     write_atomic(run.summary, encoded + b"\n")
-    write_report(run, state)
+    write_report(run, state, await episodes.packed(run.store()))
     for line in closing_table(figures):
         say(line)
     say(f"report: {run.report}")
@@ -57,9 +59,9 @@ async def close_run(  # noqa: PLR0913 - all of a run
     return bool(figures["ledger"]["balanced"] and replay.get("identical", True))
 
 
-def write_report(run: RunDir, state: MonitorState) -> None:
-    """Write `report.html`: the live page with the run's state inside, readable without a server."""
-    write_atomic(run.report, render_page(encode_state(state)).encode())
+def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]) -> None:
+    """Write `report.html`: the page with a run's state and episodes, readable without a server."""
+    write_atomic(run.report, render_page(encode_state(state), episodes).encode())
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:

@@ -1,15 +1,15 @@
 """The rows of a run's newest episodes, folded from its log."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from penstock.actors.monitor.episodes.rows import EpisodeFilter, EpisodeRow
 from penstock.messages.base import Event
+from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished
-from penstock.messages.training import BatchManifest, SampleEntry
+from penstock.messages.training import BatchManifest
 
 NUM_EPISODES_MAX = 20_000
 """The newest ones that an index knows; of older ones the log has everything."""
@@ -19,8 +19,9 @@ class EpisodeIndex:
     """Rows by rollout id, in the order in which the log first names them."""
 
     def __init__(self, num_episodes_max: int = NUM_EPISODES_MAX) -> None:
-        self._num_max = num_episodes_max
+        self.num_max = num_episodes_max
         self._rows: OrderedDict[str, EpisodeRow] = OrderedDict()
+        self._groups: defaultdict[str, set[str]] = defaultdict(set)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             RolloutFinished: self._finished,
             Verdict: self._judged,
@@ -42,18 +43,24 @@ class EpisodeIndex:
 
     def group(self, group_id: str) -> list[EpisodeRow]:
         """Return the episodes of a group, in the order of their ids."""
-        rows = (row for row in self._rows.values() if row.group_id == group_id)
-        return sorted(rows, key=lambda row: row.rollout_id)
+        return [self._rows[rollout_id] for rollout_id in sorted(self._groups.get(group_id, ()))]
 
-    def _row(self, rollout_id: str) -> EpisodeRow:
-        row = self._rows.setdefault(rollout_id, EpisodeRow(rollout_id=rollout_id))
-        while len(self._rows) > self._num_max:
-            self._rows.popitem(last=False)
+    def _row(self, rollout_id: str, group_id: str) -> EpisodeRow:
+        row = self._rows.get(rollout_id)
+        if row is None:
+            row = EpisodeRow(rollout_id=rollout_id, group_id=group_id)
+            self._rows[rollout_id] = row
+            self._groups[group_id].add(rollout_id)
+        while len(self._rows) > self.num_max:
+            oldest, gone = self._rows.popitem(last=False)
+            self._groups[gone.group_id].discard(oldest)
+            if not self._groups[gone.group_id]:
+                del self._groups[gone.group_id]
         return row
 
     def _finished(self, event: RolloutFinished, at: float) -> None:
-        row = self._row(event.rollout_id)
-        row.group_id, row.task_id = event.group_id, event.task_id
+        row = self._row(event.rollout_id, event.group_id)
+        row.task_id = event.task_id
         row.category, row.source, row.purpose = event.category, event.source, event.purpose
         row.finished_at, row.end = at, event.end
         row.num_turns, row.num_tokens = len(event.turns), event.num_sampled_tokens
@@ -62,17 +69,15 @@ class EpisodeIndex:
         row.version_min = event.min_policy_version if event.num_sampled_tokens else -1
 
     def _judged(self, event: Verdict, at: float) -> None:
-        row = self._row(event.rollout_id)
-        row.group_id, row.purpose, row.category = event.group_id, event.purpose, event.category
+        row = self._row(event.rollout_id, event.group_id)
+        row.purpose, row.category = event.purpose, event.category
         row.judge, row.outcome = event.judge, event.outcome
         row.reward = None if event.outcome.is_masked else event.reward
         row.num_findings = len(event.findings)
 
     def _manifest(self, event: BatchManifest, at: float) -> None:
         for group in (*event.groups, *event.discarded):
-            self._settle(group.samples, event.step)
-
-    def _settle(self, samples: Iterable[SampleEntry], step: int) -> None:
-        for sample in samples:
-            row = self._row(sample.rollout_id)
-            row.step, row.fate, row.advantage = step, sample.outcome, sample.advantage
+            for sample in group.samples:
+                row = self._row(sample.rollout_id, group.group_id)
+                row.step, row.fate = event.step, sample.outcome
+                row.advantage = sample.advantage

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from penstock.actors.monitor.episodes.index import EpisodeIndex
-from penstock.actors.monitor.episodes.rows import EpisodeRow
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.envs.tasks.storage import load_tasks
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
 from penstock.messages.reading.trajectories import Last, load_files, load_turn, read_turn
+from penstock.messages.requests.episodes import EpisodeRow
 from penstock.messages.reward import CheatFinding, JudgeScore, Verdict
 from penstock.messages.rollout import (
     EgressAttempt,

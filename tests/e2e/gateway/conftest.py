@@ -169,7 +169,7 @@ class Site:
             summary=summary,
             on_listening=self._on_listening,
         )
-        self._store = DirectoryStore(folder / "objects")
+        self.store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()
         self._gateway_run: asyncio.Task[None] | None = None
 
@@ -181,7 +181,7 @@ class Site:
 
     async def turn(self, record: InferenceRecorded) -> Turn:
         """Open what a record holds."""
-        return await open_live_turn(self._store, self.vault(), record.turn, record.request_id)
+        return await open_live_turn(self.store, self.vault(), record.turn, record.request_id)
 
     async def feedback_content(self, event: FeedbackReceived) -> FeedbackContent:
         """Open what a user wrote with a piece of feedback."""
@@ -190,7 +190,7 @@ class Site:
 
     def vault(self) -> Vault:
         """Return another process's vault."""
-        return Vault(self._store, MASTER_KEY)
+        return Vault(self.store, MASTER_KEY)
 
     async def events(self, kind: type[Event]) -> list[Event]:
         return [d.event async for d in self.bus.follow([kind], stop_at_end=True)]
@@ -214,7 +214,7 @@ class Site:
         await self._gateway_run
 
     def _host(self, actor: Actor) -> ActorHost:
-        return ActorHost(actor, self.bus, self._store, name=actor.role, seed=1)
+        return ActorHost(actor, self.bus, self.store, name=actor.role, seed=1)
 
 
 async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:

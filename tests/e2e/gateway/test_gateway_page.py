@@ -3,9 +3,11 @@
 import shutil
 
 import pytest
+from tests.unit.monitor.episode_story import HOSTILE, episode, with_objects
 from tests.unit.monitor.gate_story import decided, gate_story
 from tests.unit.monitor.story import finished, report, story
 
+from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.fold import fold_log
 from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir
@@ -49,7 +51,7 @@ async def test_the_live_page_follows_the_run(site, tmp_path, width, height):
 async def test_the_report_needs_no_server(bus, tmp_path):
     await bus.publish([*story(), finished()])
     run = RunDir(tmp_path / "r1")
-    write_report(run, await fold_log(bus))
+    write_report(run, await fold_log(bus), (b"[]", b"{}"))
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
         await page.open(run.report.as_uri(), width=1280, height=800)
         await page.until("document.getElementById('phase')?.textContent === 'finished'")
@@ -70,4 +72,27 @@ async def test_the_page_shows_the_candidate_its_gates_and_its_end(site, tmp_path
         assert await page.evaluate(overflow) == 0
         await site.bus.publish([decided()])
         await page.until(f"{text}.includes('rolled back')")
+        assert page.problems == []
+
+
+@pytest.mark.parametrize("is_report", [False, True])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_a_hostile_episode_is_shown_as_text(site, tmp_path, width, height, is_report):
+    await site.bus.publish([*story(), *episode("h0-m0", "h0"), *episode("h0-m1", "h0")])
+    await with_objects(site.store)
+    run, episodes = RunDir(tmp_path / "r1"), EpisodeCollector()
+    write_report(run, await fold_log(site.bus, episodes), await episodes.packed(site.store))
+    url = run.report.as_uri() if is_report else site.url
+    text = "document.getElementById('episodes').innerText"
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(f"{url}#episodes", width=width, height=height)
+        await page.until(f"{text}.includes('h0-m0')")
+        await page.evaluate("location.hash = '#episode/h0-m0'")
+        await page.until(f"{text}.includes('Its group')")
+        assert HOSTILE[:30] in await page.evaluate(text)
+        await page.evaluate("[...document.querySelectorAll('button')].at(-1).click()")
+        await page.until("document.querySelectorAll('.side').length === 2")
+        assert await page.evaluate(overflow) == 0
+        assert await page.evaluate("document.querySelectorAll('#episodes script').length") == 0
         assert page.problems == []

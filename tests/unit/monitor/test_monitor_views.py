@@ -45,10 +45,10 @@ async def test_a_report_is_one_page_with_the_state_of_the_log(tmp_path):
     failed = ActorFailed(actor="trainer", incarnation="9", error=nasty, num_restarts=1)
     bus = await logged(tmp_path, [*story(), failed, finished()])
     run = RunDir(tmp_path / "r1")
-    write_report(run, await fold_log(bus))
+    write_report(run, await fold_log(bus), (b"[]", b"{}"))
     page = run.report.read_text()
-    assert page.count("</script>") == 1
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert page.count("</script>") == 3
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     state = embedded(page)
     assert state["run"]["phase"] == "finished"
     assert state["ledger"]["balanced"]

@@ -1,9 +1,10 @@
-"""One line per episode, and which lines a filter keeps."""
+"""Single episodes of a run: their rows, which of them a viewer asks for, and the requests."""
 
 from typing import Annotated
 
 import msgspec
 
+from penstock.messages.base import Message
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.settings import NonNegativeInt
@@ -11,6 +12,8 @@ from penstock.messages.task import Purpose
 
 ROWS_MAX = 5_000
 """Most rows that a filter returns."""
+
+PART_BYTES_MAX = 256 << 10
 
 Words = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -86,3 +89,21 @@ class EpisodeFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if reward is None:
             return low is None and high is None
         return (low is None or low <= reward) and (high is None or reward <= high)
+
+
+class ListEpisodes(Message, frozen=True, kw_only=True):
+    """Gateway -> monitor: the rows that a filter keeps; `EpisodePart`s of a JSON list of them."""
+
+    wanted: EpisodeFilter
+
+
+class ReadEpisode(Message, frozen=True, kw_only=True):
+    """Gateway -> monitor: one episode; `EpisodePart`s of the JSON of an `EpisodeView`."""
+
+    rollout_id: str
+
+
+class EpisodePart(Message, frozen=True, kw_only=True):
+    """Monitor -> gateway: the next bytes of a reply, at most `PART_BYTES_MAX`."""
+
+    data: bytes

@@ -1,0 +1,203 @@
+// Episodes: the list with its filters, and one of them turn by turn. All text is set as text.
+const ROWS_SHOWN = 300;
+const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "category"], ["fate", "fate"]];
+const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null };
+const words = (v) => String(v ?? "").replaceAll("_", " ");
+
+async function unpack(name) {
+  const encoded = document.querySelector(`script[data-name="${name}"]`).textContent;
+  const packed = Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+async function getJson(path) {
+  const response = await fetch(path);
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error?.message ?? `status ${response.status}`);
+  return response.json();
+}
+
+// Rows and single episodes come from the report itself, or from the gateway.
+async function loadRows() {
+  if (!EMBEDDED) episodes.rows = await getJson("/v1/monitor/episodes");
+  else episodes.rows ??= await unpack("rows");
+}
+
+async function loadEpisode(id) {
+  if (!EMBEDDED) return getJson(`/v1/monitor/episodes/${encodeURIComponent(id)}`);
+  await loadRows();
+  episodes.views ??= await unpack("views");
+  const view = episodes.views[id];
+  if (!view) throw new Error("the report does not hold this episode: penstock show has it");
+  const row = episodes.rows.find((one) => one.rollout_id === id);
+  const group = episodes.rows.filter((one) => one.group_id === row.group_id).sort((a, b) => a.rollout_id.localeCompare(b.rollout_id));
+  return { ...view, row, group };
+}
+
+function keeps(row) {
+  const { text, ...exact } = episodes.filter;
+  const ids = `${row.rollout_id} ${row.group_id ?? ""} ${row.task_id ?? ""} ${row.step ? `step ${row.step}` : ""}`.toLowerCase();
+  return ids.includes(text.toLowerCase()) && Object.entries(exact).every(([key, value]) => !value || (row[key] ?? "") === value);
+}
+
+function rowCells(row) {
+  const link = html("a", "", row.rollout_id);
+  link.href = `#episode/${encodeURIComponent(row.rollout_id)}`;
+  const outcome = html("span", row.outcome === "solved" ? "good-text" : row.outcome ? "" : "muted", words(row.outcome ?? "–"));
+  return [link, row.task_id ?? "", words(row.end ?? "running"), outcome, row.reward === undefined ? "–" : row.reward.toFixed(2), integer(row.num_turns), integer(row.num_tokens),
+    row.step ? `${row.step}` : "–", words(row.fate ?? ""), row.advantage ? row.advantage.toFixed(2) : ""];
+}
+
+const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage"], rows.map(rowCells), [4, 5, 6, 7, 9], { optional: [2, 6, 7, 8, 9] });
+
+function drawRows() {
+  const kept = episodes.rows.filter(keeps);
+  const more = html("button", "", `Show more of ${integer(kept.length)}`);
+  more.onclick = () => { episodes.shown += 1000; drawRows(); };
+  const count = html("p", "sub", `${integer(kept.length)} of ${integer(episodes.rows.length)} episodes, newest first`);
+  episodes.list.replaceChildren(count, kept.length ? episodeTable(kept.slice(0, episodes.shown)) : empty("No episode is like this."), kept.length > episodes.shown ? more : "");
+}
+
+function choice(key, label) {
+  const select = html("select");
+  const values = [...new Set(episodes.rows.map((row) => row[key] ?? ""))].filter(Boolean).sort();
+  for (const value of ["", ...values]) {
+    const option = html("option", "", value ? words(value) : `any ${label}`);
+    option.value = value;
+    select.append(option);
+  }
+  select.value = episodes.filter[key] ?? "";
+  select.setAttribute("aria-label", label);
+  select.onchange = () => { episodes.filter[key] = select.value; episodes.shown = ROWS_SHOWN; drawRows(); };
+  return select;
+}
+
+async function showList(place) {
+  await loadRows();
+  const search = html("input");
+  Object.assign(search, { type: "search", placeholder: "episode, group, task or step", value: episodes.filter.text });
+  search.oninput = () => { episodes.filter.text = search.value; episodes.shown = ROWS_SHOWN; drawRows(); };
+  const bar = html("div", "filters", search, ...FACTS.map(([key, label]) => choice(key, label)));
+  episodes.list = html("div");
+  place.replaceChildren(html("section", "card", html("h2", "", "Episodes"), bar, episodes.list));
+  drawRows();
+}
+
+// The color of a token: how unlikely it was, which version drew it, or which way it is pushed.
+function shade(turn, i, advantage) {
+  if (episodes.coloring === "logprob") return ["var(--c2)", Math.min(0.85, -turn.logprobs[i] / 4)];
+  if (episodes.coloring === "advantage") return [advantage > 0 ? "var(--c3)" : "var(--bad)", Math.min(0.6, Math.abs(advantage) / 3)];
+  const first = turn.version_spans[0]?.policy_version ?? 0;
+  return [`var(--c${1 + ((versionOf(turn, i) - first) % 5 + 5) % 5})`, 0.3];
+}
+
+function versionOf(turn, i) {
+  let end = 0;
+  for (const span of turn.version_spans) if (i < (end += span.num_tokens)) return span.policy_version;
+  return -1;
+}
+
+function drawTokens(turn, advantage) {
+  const line = html("pre", "tokens");
+  (turn.pieces ?? []).forEach((piece, i) => {
+    const token = html("span", "", piece);
+    const [color, share] = shade(turn, i, advantage);
+    token.style.background = `color-mix(in srgb, ${color} ${Math.round(share * 100)}%, transparent)`;
+    token.title = `logprob ${turn.logprobs[i].toFixed(3)} · version ${versionOf(turn, i)}`;
+    line.append(token);
+  });
+  return line;
+}
+
+function drawTurn(turn, row) {
+  const versions = (turn.version_spans ?? []).map((span) => span.policy_version).join(", ");
+  const marks = [`turn ${turn.index}`, versions && `version ${versions}`, turn.starts_segment && "new segment", turn.is_summary && "summary",
+    turn.is_withheld && "withheld", turn.stop_reason && turn.stop_reason !== "stop" && words(turn.stop_reason)].filter(Boolean);
+  const parts = [html("p", "sub", marks.join(" · "))];
+  if (turn.missing) parts.push(html("p", "sub warn-text", turn.missing));
+  if (turn.context) parts.push(html("pre", "context", turn.context));
+  if (turn.pieces?.length) parts.push(drawTokens(turn, row.advantage ?? 0));
+  if (turn.parse_error) parts.push(html("p", "sub bad-text", `not parsed: ${turn.parse_error}`));
+  return html("div", "turn", ...parts);
+}
+
+function drawDiff(diff) {
+  const block = html("pre", "diff");
+  for (const line of diff.split("\n")) block.append(html("span", { "+": "added", "-": "removed", "@": "place" }[line[0]] ?? "", `${line}\n`));
+  return block;
+}
+
+function drawVerdict(verdict) {
+  const list = html("dl");
+  const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
+  pair("judge", words(verdict.judge));
+  pair("outcome", words(verdict.outcome));
+  pair("reward", verdict.reward.toFixed(3));
+  for (const [name, value] of Object.entries(verdict.components ?? {})) pair(words(name), value.toFixed(3));
+  if (verdict.num_tests) pair("hidden tests", `${verdict.num_tests_passed ?? 0} of ${verdict.num_tests} pass`);
+  for (const one of verdict.scores ?? []) pair(`${one.judge} ${one.criterion ?? ""}`, one.score === undefined ? "no reply" : one.score.toFixed(2));
+  const findings = (verdict.findings ?? []).map((one) => html("p", `sub ${one.is_decisive ? "bad-text" : "warn-text"}`, `${words(one.kind)} at ${one.where}: ${one.detail}`));
+  return html("section", "card", html("h2", "", "Verdict"), list, ...findings, verdict.detail ? html("pre", "context", verdict.detail) : null);
+}
+
+async function compareGroup(place, rows) {
+  place.replaceChildren(empty("Loading the group."));
+  const found = await Promise.allSettled(rows.map((row) => loadEpisode(row.rollout_id)));
+  const columns = found.map((one, i) => {
+    const head = html("p", "sub", `${rows[i].rollout_id} · ${words(rows[i].outcome ?? "–")} · ${rows[i].reward?.toFixed(2) ?? "–"}`);
+    if (one.status === "rejected") return html("div", "side", head, empty(one.reason.message));
+    const said = one.value.turns ?? [];
+    return html("div", "side", head, ...said.map((turn) => (turn.missing ? html("p", "sub", turn.missing) : drawTokens(turn, rows[i].advantage ?? 0))));
+  });
+  place.replaceChildren(html("div", "sides", ...columns));
+}
+
+function drawEpisode(place, episode) {
+  const { row } = episode;
+  const back = html("a", "", "All episodes");
+  back.href = "#episodes";
+  const facts = [`task ${row.task_id} (${row.category ?? ""})`, row.purpose ?? "train", `group ${row.group_id}`, `ended: ${words(row.end)}`, `${integer(row.num_turns)} turns`,
+    `${integer(row.num_tokens)} tokens`, seconds(row.wall_s ?? 0), row.step ? `step ${row.step}: ${words(row.fate)}, advantage ${(row.advantage ?? 0).toFixed(3)}` : "in no step"];
+  const coloring = html("select");
+  for (const [value, label] of [["logprob", "color: unlikely tokens"], ["version", "color: policy version"], ["advantage", "color: advantage"]]) {
+    const option = html("option", "", label);
+    option.value = value;
+    coloring.append(option);
+  }
+  coloring.value = episodes.coloring;
+  coloring.onchange = () => { episodes.coloring = coloring.value; drawEpisode(place, episode); };
+  const turns = html("section", "card", html("div", "filters", html("h2", "", "Turns"), coloring), ...(episode.turns ?? []).map((turn) => drawTurn(turn, row)));
+  const sides = html("div");
+  const compare = html("button", "", "Side by side");
+  compare.onclick = () => compareGroup(sides, episode.group);
+  const group = episode.group ?? [];
+  const right = html("div", "column",
+    episode.verdict ? drawVerdict(episode.verdict) : html("section", "card", html("h2", "", "Verdict"), empty("There is no verdict.")),
+    html("section", "card", html("h2", "", "Changes"), episode.files_missing ? empty(episode.files_missing) : episode.diff ? drawDiff(episode.diff) : empty("It changed no file.")),
+  );
+  place.replaceChildren(
+    html("section", "card", html("h2", "", row.rollout_id), html("p", "sub", facts.join(" · ")), episode.instruction ? html("pre", "context", episode.instruction) : null, episode.error ? html("p", "bad-text", episode.error) : null, back),
+    html("div", "episode", turns, right),
+    html("section", "card", html("div", "filters", html("h2", "", "Its group"), group.length > 1 ? compare : null), episodeTable(group), sides),
+  );
+}
+
+async function route() {
+  const place = document.getElementById("episodes");
+  const [name, id] = location.hash.slice(1).split("/");
+  const isEpisodes = name === "episodes" || name === "episode";
+  const overview = document.getElementById("overview"), wasHidden = overview.hidden;
+  overview.hidden = isEpisodes;
+  place.hidden = !isEpisodes;
+  for (const link of document.querySelectorAll("nav a")) link.classList.toggle("here", (link.hash === "#episodes") === isEpisodes);
+  if (!isEpisodes) { if (wasHidden) draw(); return; }
+  place.replaceChildren(empty("Loading."));
+  try {
+    if (name === "episode") drawEpisode(place, await loadEpisode(decodeURIComponent(id)));
+    else await showList(place);
+  } catch (error) {
+    place.replaceChildren(empty(error.message));
+  }
+  scrollTo(0, 0);
+}
+addEventListener("hashchange", route);

@@ -1,0 +1,64 @@
+"""A run's episodes for the page: rows by filter, and one episode whole."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.services import Services
+from penstock.messages.base import Message
+from penstock.messages.errors import PenstockError, RemoteCallError
+from penstock.messages.requests.episodes import (
+    EpisodeFilter,
+    EpisodePart,
+    ListEpisodes,
+    ReadEpisode,
+)
+from penstock.messages.rpc import RemoteErrorKind
+
+ANSWER_S = 30.0
+"""Longest time between two parts of a reply."""
+REPLY_BYTES_MAX = 64 << 20
+
+
+async def list_episodes(services: Services, request: web.Request) -> web.Response:
+    """Return the rows that the query's filter keeps, as a JSON list, newest first."""
+    services.admit_viewer(request)
+    try:
+        wanted = msgspec.convert(dict[str, Any](request.query), EpisodeFilter, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, "invalid_filter", str(error)) from error
+    return await _reply(services, "monitor.episodes", ListEpisodes(wanted=wanted))
+
+
+async def read_episode(services: Services, request: web.Request) -> web.Response:
+    """Return one episode as JSON."""
+    services.admit_viewer(request)
+    rollout_id = request.match_info["rollout_id"]
+    return await _reply(services, "monitor.episode", ReadEpisode(rollout_id=rollout_id))
+
+
+async def _reply(services: Services, service: str, message: Message) -> web.Response:
+    try:
+        parts = services.ctx.stream_request(service, message, idle_s=ANSWER_S, is_served=True)
+        data = await _joined(parts)
+    except RemoteCallError as error:
+        if error.kind == RemoteErrorKind.GONE:
+            raise ApiError(404, "no_such_episode", error.text) from error
+        raise ApiError(503, "no_episode", error.text) from error
+    except PenstockError as error:
+        raise ApiError(503, "no_monitor", str(error), retry_after_s=2.0) from error
+    return web.Response(body=data, content_type="application/json")
+
+
+async def _joined(parts: AsyncGenerator[Message, None]) -> bytes:
+    data = bytearray()
+    async for part in parts:
+        assert isinstance(part, EpisodePart)
+        data += part.data
+        if len(data) > REPLY_BYTES_MAX:
+            await parts.aclose()
+            raise ApiError(503, "too_large", f"more than {REPLY_BYTES_MAX >> 20} MiB")
+    return bytes(data)
