@@ -1,6 +1,6 @@
 """The command line. Each command is imported when it runs, so that `--help` is quick.
 
-To add a command: a function of the parsed arguments that returns the exit code, and `_add` here.
+To add a command: a function of the parsed arguments that returns the exit code, and its parser here.
 """
 
 import argparse
@@ -10,11 +10,11 @@ import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.images import add_images
 from penstock.infra.commands.output import printable
+from penstock.infra.commands.parsers import Commands, add_command, add_host_file, add_run_name
 from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.sinks.arguments import add_sink
@@ -22,9 +22,6 @@ from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
 from penstock.messages.errors import PenstockError
 from penstock.messages.generation import MOVED_CHANNELS
-
-Commands = Any
-"""The result of `add_subparsers`: argparse keeps the class to itself."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,10 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_serve(commands)
-    actor = _add(commands, "actor", "run.process:actor_command", "run actors of a run")
+    actor = add_command(commands, "actor", "run.process:actor_command", "run actors of a run")
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
-    _add_host_file(actor)
+    add_host_file(actor)
     text = "where it notes what it works on, for the launcher that finds it dead"
     actor.add_argument("--in-progress", metavar="FILE", default="", help=text)
     text = "answer /healthz and /readyz on this port (default: 0, none)"
@@ -65,40 +62,40 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     text = "show the state of a run, and what it waits for"
     status = "commands.status:status_command"
-    _add_host_file(_add(commands, "status", status, text, of_run=True, has_json=True))
+    add_host_file(add_command(commands, "status", status, text, of_run=True, has_json=True))
     text = "show the state of a run, updated every second"
-    _add_host_file(_add(commands, "top", "commands.status:top_command", text, of_run=True))
+    add_host_file(add_command(commands, "top", "commands.status:top_command", text, of_run=True))
     _add_show(commands)
     _add_channel(commands)
     _add_experiment(commands)
     _add_log(commands)
     text = "check this machine: what is installed, what is missing, how to get it"
-    _add(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
+    add_command(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
     text = "make and apply lossless deltas between checkpoint files"
-    add_actions(_add(commands, "weights", "weights.command:run", text))
+    add_actions(add_command(commands, "weights", "weights.command:run", text))
     add_sandbox_commands(commands)
     _add_quarantine(commands)
     _add_mismatch(commands)
     _add_bench(commands)
     text = "copy a run's metrics and traces to another program, live or afterwards"
-    sink = _add(commands, "sink", "sinks.command:sink_command", text)
+    sink = add_command(commands, "sink", "sinks.command:sink_command", text)
     add_sink(sink)
-    _add_run_name(sink)
-    _add_host_file(sink)
+    add_run_name(sink)
+    add_host_file(sink)
     _add_export(commands)
     _add_privacy(commands)
     _add_judge(commands)
     text = "write manifests of a run for Kubernetes"
-    add_deploy(_add(commands, "deploy", "deploy.command:run", text))
+    add_deploy(add_command(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
-    add_images(_add(commands, "images", "commands.images:run", text))
+    add_images(add_command(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"
-    add_simulation(_add(commands, "simulate", "simulate.arguments:run", text))
+    add_simulation(add_command(commands, "simulate", "simulate.arguments:run", text))
     return parser
 
 
 def _add_run(commands: Commands) -> None:
-    run = _add(commands, "run", "run.command:run", "start a run, or resume one")
+    run = add_command(commands, "run", "run.command:run", "start a run, or resume one")
     text = "TOML file of a new run; with --resume: a host's file with [bus] and [store]"
     run.add_argument("--config", type=Path, help=text)
     run.add_argument("--resume", metavar="RUN", help="id or path of the run to resume")
@@ -121,19 +118,21 @@ def _port(text: str) -> int:
 
 def _add_replay(commands: Commands) -> None:
     text = "retrain every step from a run's log and compare every weight digest, or ask what if"
-    replay = _add(commands, "replay", "run.replay:replay_command", text, of_run=True, has_json=True)
+    replay = add_command(
+        commands, "replay", "run.replay:replay_command", text, of_run=True, has_json=True
+    )
     text = "train with this instead, e.g. trainer.estimator=rloo or judge.length_penalty.scale=0"
     replay.add_argument("--what-if", action="append", default=[], metavar="KEY=VALUE", help=text)
     text = "of a what-if: a new folder for its report and weights (default: RUN-what-if)"
     replay.add_argument("-o", "--output", type=Path, metavar="FOLDER", help=text)
     text = "of a what-if: do not evaluate its weights on held-out tasks"
     replay.add_argument("--no-evaluation", action="store_true", help=text)
-    _add_host_file(replay)
+    add_host_file(replay)
 
 
 def _add_serve(commands: Commands) -> None:
     text = "serve a run's policy, or a model's folder, to users, without end"
-    serve = _add(commands, "serve", "serve.command:serve", text)
+    serve = add_command(commands, "serve", "serve.command:serve", text)
     text = "id or path of a run (default: the newest), or a folder in Hugging Face's layout"
     serve.add_argument("target", nargs="?", default="latest", metavar="RUN|CHECKPOINT", help=text)
     text = "train on what users say: feedback join and trainer run as well"
@@ -149,31 +148,33 @@ def _add_serve(commands: Commands) -> None:
 
 def _add_show(commands: Commands) -> None:
     text = "show a run's episodes, or one of them turn by turn"
-    show = _add(commands, "show", "commands.show:show_command", text, of_run=True, has_json=True)
+    show = add_command(
+        commands, "show", "commands.show:show_command", text, of_run=True, has_json=True
+    )
     show.add_argument("episode", nargs="?", metavar="EPISODE", help="its id, or how that begins")
     text = "list those with this, e.g. outcome=failed or step=12"
     show.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=text)
     show.add_argument("-n", "--limit", type=int, default=40, help="length of the list")
-    _add_host_file(show)
+    add_host_file(show)
 
 
 def _add_channel(commands: Commands) -> None:
     text = "show or move a channel: which version its replicas serve"
-    channel = _add(commands, "channel", "commands.channel:channel_command", text)
+    channel = add_command(commands, "channel", "commands.channel:channel_command", text)
     channel.add_argument("run", help="id or path of the run")
     channel.add_argument("channel", choices=MOVED_CHANNELS, help="the channel")
     text = "version that it points to from now on; until the first move it is the newest"
     channel.add_argument("--version", type=int, metavar="N", help=text)
-    _add_host_file(channel)
+    add_host_file(channel)
 
 
 def _add_experiment(commands: Commands) -> None:
     text = "show the candidate, its gates, and what users' arms say of it"
     name = "commands.experiment:experiment_command"
-    experiment = _add(commands, "experiment", name, text, of_run=True, has_json=True)
+    experiment = add_command(commands, "experiment", name, text, of_run=True, has_json=True)
     text = "difference in reward for which missing sessions are computed"
     experiment.add_argument("--effect", type=_effect, metavar="X", help=text)
-    _add_host_file(experiment)
+    add_host_file(experiment)
 
 
 def _effect(text: str) -> float:
@@ -186,16 +187,16 @@ def _effect(text: str) -> float:
 def _add_quarantine(commands: Commands) -> None:
     text = "show bursts of feedback that are held, or let one count"
     command = "commands.quarantine:quarantine_command"
-    quarantine = _add(commands, "quarantine", command, text, of_run=True, has_json=True)
+    quarantine = add_command(commands, "quarantine", command, text, of_run=True, has_json=True)
     text = "name of the quarantine whose feedback counts from now on"
     quarantine.add_argument("--release", metavar="NAME", help=text)
-    _add_host_file(quarantine)
+    add_host_file(quarantine)
 
 
 def _add_mismatch(commands: Commands) -> None:
     text = "measure how the trainer's logprobs differ from the sampler's, by remedy"
     name = "mismatch.command:mismatch_command"
-    mismatch = _add(commands, "mismatch", name, text, of_run=True)
+    mismatch = add_command(commands, "mismatch", name, text, of_run=True)
     mismatch.add_argument("--config", type=Path, help="use fresh weights instead of a run's")
     text = "tokens to sample, approximately (default: 10000)"
     mismatch.add_argument("--tokens", type=int, default=10_000, help=text)
@@ -207,7 +208,7 @@ def _add_mismatch(commands: Commands) -> None:
 
 def _add_bench(commands: Commands) -> None:
     text = "measure speed, as ratios within one run"
-    bench = _add(commands, "bench", "bench.command:bench", text, has_json=True)
+    bench = add_command(commands, "bench", "bench.command:bench", text, has_json=True)
     bench.add_argument("what", choices=BENCHES)
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
@@ -219,22 +220,24 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _add_log(commands: Commands) -> None:
-    log = _add(commands, "log", "commands.log:run", "export, import, print or clean up event logs")
+    log = add_command(
+        commands, "log", "commands.log:run", "export, import, print or clean up event logs"
+    )
     actions = log.add_subparsers(required=True, dest="action", metavar="ACTION")
     export = actions.add_parser("export", help="write a run's log and objects to one file")
-    _add_run_name(export)
-    _add_host_file(export)
+    add_run_name(export)
+    add_host_file(export)
     export.add_argument("-o", "--output", type=Path, required=True, help="the file")
     text = "also write users' content keys: without them a replay skips steps with users' samples"
     export.add_argument("--with-keys", action="store_true", help=text)
     load = actions.add_parser("import", help="create a run from an exported file")
     load.add_argument("file", type=Path, help="the file")
     cat = actions.add_parser("cat", help="print one JSON line per event")
-    _add_run_name(cat)
-    _add_host_file(cat)
+    add_run_name(cat)
+    add_host_file(cat)
     unnamed = actions.add_parser("collect", help="delete objects that no event names any more")
-    _add_run_name(unnamed)
-    _add_host_file(unnamed)
+    add_run_name(unnamed)
+    add_host_file(unnamed)
     text = "seconds for which an unnamed object is kept (default: 3600; 0 for a run that is down)"
     unnamed.add_argument("--grace-s", type=float, metavar="S", help=text)
     cat.add_argument("--type", action="append", default=[], help="print only events of this type")
@@ -242,25 +245,27 @@ def _add_log(commands: Commands) -> None:
 
 def _add_export(commands: Commands) -> None:
     text = "write a version of a run's policy as a folder for transformers and vLLM, or its traces"
-    out = _add(commands, "export", "export.command:export", text, of_run=True, has_json=True)
+    out = add_command(commands, "export", "export.command:export", text, of_run=True, has_json=True)
     out.add_argument("--version", type=int, metavar="N", help="policy version (default: newest)")
     text = "hf: a folder (default); JSON lines of solved rollouts (traces) or of users' judgments"
     out.add_argument("--format", choices=("hf", "traces", "preferences"), default="hf", help=text)
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
-    _add_host_file(out)
+    add_host_file(out)
 
 
 def _add_privacy(commands: Commands) -> None:
     text = "show what trained a version, or which versions contain a user, request or feedback"
-    lineage = _add(commands, "lineage", "privacy.command:lineage_command", text, has_json=True)
+    lineage = add_command(
+        commands, "lineage", "privacy.command:lineage_command", text, has_json=True
+    )
     text = "number of a version, pseudonym of a user, id of a request, id or key of feedback"
     lineage.add_argument("what", help=text)
-    _add_run_name(lineage)
+    add_run_name(lineage)
     lineage.add_argument("--tenant", default="", help="only of this tenant")
-    _add_host_file(lineage)
+    add_host_file(lineage)
     text = "erase a user's content for good; the log stays, but cannot be read there any more"
-    erase = _add(
+    erase = add_command(
         commands, "erase", "privacy.command:erase_command", text, of_run=True, has_json=True
     )
     text = "the user, as requests name them or by pseudonym; k-<key id>: who named nobody"
@@ -268,12 +273,12 @@ def _add_privacy(commands: Commands) -> None:
     erase.add_argument("--tenant", default="", help="whose user it is")
     text = "write the newest version as a model folder, trained again without anyone erased so far"
     erase.add_argument("--retrain", type=Path, metavar="FOLDER", help=text)
-    _add_host_file(erase)
+    add_host_file(erase)
 
 
 def _add_judge(commands: Commands) -> None:
     text = "measure the rubric judges of a configuration: attacks on them, agreement with people"
-    judge = _add(commands, "judge", "judge.command:judge_command", text)
+    judge = add_command(commands, "judge", "judge.command:judge_command", text)
     actions = judge.add_subparsers(required=True, dest="action", metavar="ACTION")
     attack = actions.add_parser("attack", help="wrong work that speaks to the judge")
     text = "share of attacks that may succeed before the exit code is 1 (default: 0)"
@@ -295,35 +300,6 @@ def _add_judge(commands: Commands) -> None:
                             dest="overrides", help="override one key")  # fmt: skip
         text = "the last line is one JSON object"
         action.add_argument("--json", action="store_true", help=text)
-
-
-def _add_run_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="latest", help="id or path (default: the newest)")
-
-
-def _add_host_file(parser: argparse.ArgumentParser) -> None:
-    text = "TOML file with [bus] and [store], to reach a run that another host started"
-    parser.add_argument("--config", type=Path, help=text)
-
-
-def _add(  # noqa: PLR0913 - a command is its name, its function and its help
-    commands: Commands,
-    name: str,
-    command: str,
-    help_text: str,
-    *,
-    of_run: bool = False,
-    has_json: bool = False,
-) -> argparse.ArgumentParser:
-    """Add a command, the function `module:function` below `penstock.infra`."""
-    text = help_text[0].upper() + help_text[1:] + "."
-    parser = commands.add_parser(name, help=help_text, description=text)
-    parser.set_defaults(command=command)
-    if of_run:
-        _add_run_name(parser)
-    if has_json:
-        parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-    return parser
 
 
 if __name__ == "__main__":

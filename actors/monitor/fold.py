@@ -1,8 +1,8 @@
 """Folds events into the view model of the run: pure, the same live as from a finished log."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from penstock.actors.monitor.actor_views import ActorViews
 from penstock.actors.monitor.behavior_views import BehaviorViews
@@ -18,7 +18,6 @@ from penstock.actors.monitor.state import LedgerView, MonitorState
 from penstock.actors.monitor.task_views import TaskViews
 from penstock.actors.monitor.wait_graph import weight_backpressure
 from penstock.messages.base import Event
-from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import (
     ItemCharged,
     ItemQuarantined,
@@ -257,40 +256,6 @@ class RunFold:
         live.num_joined += 1
         self._live_reward_sum += event.reward
         live.reward_mean = self._live_reward_sum / live.num_joined
-
-
-class Fold(Protocol):
-    """What is made of a log's events."""
-
-    @property
-    def types(self) -> tuple[type[Event], ...]:
-        """The event types that it reads."""
-        ...
-
-    def apply(self, event: Event, at: float) -> None:
-        """Fold one event that was stored at `at` (unix seconds)."""
-        ...
-
-
-async def fold_log(bus: Bus, *others: Fold) -> MonitorState:
-    """Return the state at the end of a run's log, as of its last event; fill the other folds."""
-    fold = RunFold()
-    async for _ in fold_along(bus, (fold, *others), ()):
-        pass
-    return fold.state(fold.last_at)
-
-
-async def fold_along(
-    bus: Bus, folds: Sequence[Fold], types: tuple[type[Event], ...]
-) -> AsyncIterator[Delivery]:
-    """Yield the log's events of `types`, and fold all others in the same pass."""
-    wanted = {*types, *(each for fold in folds for each in fold.types)}
-    async for delivery in bus.follow([*wanted], stop_at_end=True):
-        for fold in folds:
-            if type(delivery.event) in fold.types:
-                fold.apply(delivery.event, delivery.stored_at)
-        if type(delivery.event) in types:
-            yield delivery
 
 
 def _ledger_view(ledger: Ledger) -> LedgerView:

@@ -13,8 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from penstock.actors.monitor.fold import fold_log
 from penstock.actors.monitor.judge_views import JudgeView
+from penstock.actors.monitor.log_folds import fold_log
 from penstock.actors.monitor.region_views import RegionView
 from penstock.actors.monitor.state import (
     ActorView,

@@ -7,7 +7,8 @@ from typing import Any, TypeGuard
 import msgspec
 
 from penstock.actors.monitor.episodes.collecting import EpisodeCollector
-from penstock.actors.monitor.fold import RunFold, fold_along, fold_log
+from penstock.actors.monitor.fold import RunFold
+from penstock.actors.monitor.log_folds import fold_along, fold_log
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
 from penstock.gateway.page.live_page import render_page

@@ -8,7 +8,7 @@ from tests.unit.monitor.gate_story import decided, gate_story
 from tests.unit.monitor.story import finished, report, story
 
 from penstock.actors.monitor.episodes.collecting import EpisodeCollector
-from penstock.actors.monitor.fold import fold_log
+from penstock.actors.monitor.log_folds import fold_log
 from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import Wait

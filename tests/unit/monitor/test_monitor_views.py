@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console
 
-from penstock.actors.monitor.fold import fold_log
+from penstock.actors.monitor.log_folds import fold_log
 from penstock.actors.runtime.clock import SystemClock
 from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.memory.bus import MemoryBus

@@ -1,0 +1,39 @@
+"""What the parsers of all commands share."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+Commands = Any
+"""The result of `add_subparsers`: argparse keeps the class to itself."""
+
+
+def add_run_name(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the run that it is about."""
+    parser.add_argument("run", nargs="?", default="latest", help="id or path (default: the newest)")
+
+
+def add_host_file(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the file of a host that joins a run."""
+    text = "TOML file with [bus] and [store], to reach a run that another host started"
+    parser.add_argument("--config", type=Path, help=text)
+
+
+def add_command(  # noqa: PLR0913 - a command is its name, its function and its help
+    commands: Commands,
+    name: str,
+    command: str,
+    help_text: str,
+    *,
+    of_run: bool = False,
+    has_json: bool = False,
+) -> argparse.ArgumentParser:
+    """Add a command, the function `module:function` below `penstock.infra`."""
+    text = help_text[0].upper() + help_text[1:] + "."
+    parser = commands.add_parser(name, help=help_text, description=text)
+    parser.set_defaults(command=command)
+    if of_run:
+        add_run_name(parser)
+    if has_json:
+        parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    return parser
