@@ -1,6 +1,6 @@
 """The command line. Each command is imported when it runs, so that `--help` is quick.
 
-To add a command: a function of the parsed arguments that returns the exit code, and its parser here.
+To add a command: a function of the parsed arguments that returns the exit code; its parser here.
 """
 
 import argparse
