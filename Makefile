@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 CLIENTS := .venv-clients
+HARBOR_VENV := .venv-harbor
 BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env clients-env test-clients doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env harbor-env clients-env test-clients doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -62,6 +63,10 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+harbor-env:  ## Harbor, whose schema the reader is compared with; needs PYTHON=python3.12 or newer
+	@test -x $(HARBOR_VENV)/bin/python || $(PYTHON) -m venv $(HARBOR_VENV)
+	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check harbor==0.25.0
+
 clients-env: $(CLIENTS)/.installed  ## Other people's clients, each in an environment of its own (1.3 GB)
 
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed  ## Every case of every client: a table
@@ -98,4 +103,4 @@ doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(HARBOR_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis

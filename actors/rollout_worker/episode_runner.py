@@ -126,7 +126,7 @@ class EpisodeRunner:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
             return
         results = await self._call_tools(turn)
-        stats.call_s[-1] = [result.elapsed_s for result in results[:CALLS_MAX]]
+        stats.call_s[-1] = self._session.elapsed_s[:CALLS_MAX]
         stats.num_invalid_calls += sum(not result.is_valid for result in results)
         is_finished = any(result.is_finish for result in results)
         conversation.observe([result.text for result in results], is_finished=is_finished)

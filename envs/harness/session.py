@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.pages import Pages
 from penstock.envs.harness.retrieval.index import Embedder
@@ -80,6 +78,8 @@ class Session:
         self._limits = limits
         self._sandbox, self._sleep_s = sandbox, sleep_s
         self._toolbox = Toolbox(sandbox, limits, embedder, Pages(pages))
+        self.elapsed_s: list[float] = []
+        """How long each call of the newest turn took, its wait for others included."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def resume(self, turns: Iterable[Turn]) -> None:
@@ -104,12 +104,14 @@ class Session:
             DeadlineError: The machine did not answer in time.
 
         """
+        self.elapsed_s = [0.0] * len(calls)
         return await _in_parallel(self._timed(call, i, now) for i, call in enumerate(calls))
 
     async def _timed(self, call: ToolCall, index: int, now: Callable[[], float]) -> ToolResult:
         started_at = now()
         result = await self._call(call, index)
-        return msgspec.structs.replace(result, elapsed_s=now() - started_at)
+        self.elapsed_s[index] = now() - started_at
+        return result
 
     async def _call(self, call: ToolCall, index: int) -> ToolResult:
         try:

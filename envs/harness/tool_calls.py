@@ -22,8 +22,6 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """False where the call itself was wrong: an unknown tool, a bad argument, no unique match."""
     is_finish: bool = False
     """Whether the agent called `finish`."""
-    elapsed_s: float = 0.0
-    """How long the call took, its wait for others of the same turn included."""
 
 
 class InvalidCallError(PenstockError, ValueError):

@@ -2,7 +2,7 @@
 
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.envs.tasks.harbor_folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX
 from penstock.messages.errors import PenstockError
@@ -10,6 +10,11 @@ from penstock.messages.errors import PenstockError
 LINES_MAX = 1_000
 WORK_NAMES = ("/work", "/app")
 _COPY_WORDS = 2
+_SHOWN_CHARACTERS = 120
+_BASES = {"scratch", "debian", "ubuntu", "python", "buildpack-deps"}
+_WITHOUT_EFFECT = {"ARG", "LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
+"""In an episode: Harbor replaces the command, too."""
+_NEEDS_LAYER = "no Dockerfile is built: name an image that has it as environment.docker_image"
 
 
 class DockerfileError(PenstockError, ValueError):
@@ -54,6 +59,60 @@ def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def check_instructions(dockerfile: str, context: Mapping[str, str]) -> None:
+    """Check that files in the working directory are all that a Dockerfile adds to its base.
+
+    Raises:
+        DockerfileError: It does more; the text begins with the instruction.
+
+    """
+    work, num_stages = "/", 0
+    for words in _instructions(dockerfile, strictly=True):
+        name, arguments = words[0], words[1:]
+        shown = " ".join(words)[:_SHOWN_CHARACTERS]
+        if name == "FROM":
+            num_stages += 1
+            _check_base(arguments, shown, num_stages)
+        elif name == "WORKDIR":
+            work = posixpath.normpath(posixpath.join(work, *arguments[:1]))
+        elif name in {"COPY", "ADD"}:
+            _check_copy(arguments, context, work, shown)
+        elif name not in _WITHOUT_EFFECT:
+            raise DockerfileError(f"{name}: {shown!r}: {_NEEDS_LAYER}")
+    if work not in {"/", *WORK_NAMES}:
+        text = f"expected one of {', '.join(WORK_NAMES)} at the end, got {work!r}"
+        raise DockerfileError(f"WORKDIR: {text}")
+
+
+def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
+    """Check that the machines' own base image can stand for this one."""
+    image = next((word for word in arguments if not word.startswith("--")), "")
+    is_plain = image.partition("@")[0].partition(":")[0].removeprefix("docker.io/library/")
+    if num_stages > 1 or is_plain not in _BASES:
+        choices = ", ".join(sorted(_BASES))
+        text = f"expected one stage, from one of {choices}"
+        raise DockerfileError(f"FROM: {shown!r}: {text}; {_NEEDS_LAYER}")
+
+
+def _check_copy(
+    arguments: Sequence[str], context: Mapping[str, str], work: str, shown: str
+) -> None:
+    plain = [word for word in arguments if not word.startswith("--")]
+    options = [word for word in arguments if word.startswith("--")]
+    if any(not option.startswith("--chown=") for option in options):
+        raise DockerfileError(f"COPY: {shown!r}: expected no option but --chown; {_NEEDS_LAYER}")
+    if len(plain) < _COPY_WORDS or any("$" in word or word.startswith("[") for word in plain):
+        raise DockerfileError(f"COPY: {shown!r}: expected sources and a target, as plain words")
+    *sources, target = plain
+    place = posixpath.normpath(posixpath.join(work, target))
+    if not any(f"{place}/".startswith(f"{root}/") for root in WORK_NAMES):
+        text = f"expected a target in {' or '.join(WORK_NAMES)}, got {place!r}; {_NEEDS_LAYER}"
+        raise DockerfileError(f"COPY: {shown!r}: {text}")
+    for source in sources:
+        if not _copied(context, source, f"{place}/"):
+            raise DockerfileError(f"COPY: {shown!r}: no file of the folder is {source!r}")
+
+
 def _check_size(placed: Mapping[str, str]) -> None:
     if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
         raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
@@ -74,13 +133,20 @@ def _copied(context: Mapping[str, str], source: str, place: str) -> dict[str, st
     }
 
 
-def _instructions(dockerfile: str) -> list[list[str]]:
-    """Return the words of each instruction; what does not parse as words is left out."""
+def _instructions(dockerfile: str, *, strictly: bool = False) -> list[list[str]]:
+    """Return the words of each instruction; what does not parse as words is left out, or refused.
+
+    Raises:
+        DockerfileError: A line is no words, and it is read strictly.
+
+    """
     found: list[list[str]] = []
     for line in dockerfile.replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line, comments=True)
-        except ValueError:
+        except ValueError as error:
+            if strictly:
+                raise DockerfileError(f"{line[:_SHOWN_CHARACTERS]!r}: {error}") from error
             continue
         if words:
             found.append([words[0].upper(), *words[1:]])

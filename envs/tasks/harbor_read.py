@@ -2,9 +2,10 @@
 
 A folder that Penstock wrote comes back as it was. A foreign one is graded by its own verifier. Its
 Dockerfile is not built: what `COPY` and `ADD` bring into the working directory is taken; all else
-comes from an image layer, which the task names as its `docker_image`.
+comes from an image layer, which the task names as its `docker_image`. A Dockerfile that does more
+is refused where there is no layer, by its instruction; so are fields (`harbor_fields.py`).
 
-Source: Harbor's task format (harborframework.com/docs/tasks).
+Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """
 
 import re
@@ -19,7 +20,7 @@ from penstock.envs.needs import check_numbers
 from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
-from penstock.envs.tasks.dockerfile import DockerfileError, start_files
+from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
 from penstock.envs.tasks.harbor import (
     APART_FOLDER,
     EXPECTED_FILE,
@@ -30,6 +31,7 @@ from penstock.envs.tasks.harbor import (
     TASK_FILE,
     TestsFile,
 )
+from penstock.envs.tasks.harbor_fields import HarborFieldError, HarborFields, parse_fields
 from penstock.envs.tasks.harbor_folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
@@ -44,6 +46,13 @@ from penstock.messages.task import HiddenTests, Limits, MachineNeeds, Split, Tas
 
 ENVIRONMENT = "environment"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+REFUSED_FILES = (
+    "trajectory.json",
+    "environment/docker-compose.yaml",
+    "environment/docker-compose.yml",
+    "environment/singularity-compose.yaml",
+)
+"""Of Harbor's layout: prior context of an agent, and environments of several services."""
 VARIABLES_MAX = 64
 RESULTS_MAX = 10_000
 _PLAIN = r"^[^\x00-\x1f\x7f]+\Z"
@@ -64,9 +73,16 @@ def read_harbor(
 
     Raises:
         MalformedTaskError: A part is missing, does not parse, has a wrong type, is too large, or
-            leads out of the folder.
+            leads out of the folder, or asks for what no machine has.
 
     """
+    try:
+        return _read(folder, egress_addresses, isolation_min)
+    except HarborFieldError as error:
+        raise MalformedTaskError(f"{folder / TASK_FILE}: {error}") from error
+
+
+def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandidate:
     settings = _settings(folder)
     instruction = read_text(folder, INSTRUCTION_FILE)
     if not instruction.strip():
@@ -83,23 +99,26 @@ def read_harbor(
         folder, own.get("category", "harbor"), _Name, "metadata.penstock.category"
     )
     is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
+    fields = _fields(folder, settings)
+    image = _image(folder, fields, own)
     task = Task(
         task_id=task_id,
         category=category,
         split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
         instruction=instruction.removesuffix("\n"),
-        files=_start(folder),
-        limits=_limits(folder, settings, own),
-        egress=_egress(folder, own, allows_addresses=egress_addresses),
-        image=_image(folder, settings, own),
-        machine=_machine(folder, settings, own, isolation_min if is_foreign else ""),
+        files=_start(folder, has_image=bool(image)),
+        limits=_limits(folder, fields, own),
+        egress=_egress(folder, fields, own, allows_addresses=egress_addresses),
+        image=image,
+        machine=_machine(folder, fields, own, isolation_min if is_foreign else ""),
     )
     read_hidden = _foreign_hidden if is_foreign else _hidden
-    hidden = read_hidden(folder, task_id, settings)
+    hidden = read_hidden(folder, task_id, fields)
     _check_tests(folder, hidden)
+    repository = fields.task.name if fields.task else fields.source or folder.name
     origin = _converted(
         folder,
-        own.get("origin", {"source": "harbor", "repository": folder.name, "kind": "harbor"}),
+        own.get("origin", {"source": "harbor", "repository": repository, "kind": "harbor"}),
         TaskOrigin,
         "metadata.penstock.origin",
     )
@@ -160,42 +179,47 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _egress(folder: Path, own: dict[str, Any], *, allows_addresses: bool) -> list[str]:
+def _fields(folder: Path, settings: dict[str, Any]) -> HarborFields:
+    for name in REFUSED_FILES:
+        if (folder / name).exists():
+            text = "expected none: a task is one image, one machine and one instruction"
+            raise MalformedTaskError(f"{folder / name}: {text}")
+    return parse_fields(settings)
+
+
+def _egress(
+    folder: Path, fields: HarborFields, own: dict[str, Any], *, allows_addresses: bool
+) -> list[str]:
+    """Return the hosts that Penstock's own field names, else those of Harbor's network fields."""
     field = "metadata.penstock.egress"
-    rules: list[str] = _converted(folder, own.get("egress", []), list[str], field)
     try:
+        if "egress" in own:
+            rules: list[str] = _converted(folder, own["egress"], list[str], field)
+        else:
+            field, rules = "allowed_hosts", fields.egress
         parse_rules(rules, allows_addresses=allows_addresses)
     except EgressRuleError as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
     return rules
 
 
-def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str:
+def _image(folder: Path, fields: HarborFields, own: dict[str, Any]) -> str:
     """Return the image that Penstock's own field names, else the one that Harbor would pull."""
-    field, image = "metadata.penstock.image", own.get("image")
-    if "image" not in own:
-        field, image = (
-            "environment.docker_image",
-            settings.get("environment", {}).get("docker_image"),
-        )
-    if not image:
-        return ""
-    reference: str = _converted(folder, image, str, field)
-    return pinned(reference)
+    image = fields.environment.docker_image
+    if "image" in own:
+        image = _converted(folder, own["image"], str, "metadata.penstock.image")
+    return pinned(image) if image else ""
 
 
 def _machine(
-    folder: Path, settings: dict[str, Any], own: dict[str, Any], isolation_min: str
+    folder: Path, fields: HarborFields, own: dict[str, Any], isolation_min: str
 ) -> MachineNeeds:
     """Return what Penstock's own field says, else what Harbor's fields of the environment do."""
-    if "machine" in own:
-        field, numbers = "metadata.penstock.machine", own["machine"]
-    else:
-        field, environment = "environment", settings.get("environment", {})
-        named = {"memory_mib": "memory_mb", "disk_mib": "storage_mb", "processors": "cpus"}
-        is_ours = "limits" in own
-        given = {} if is_ours else {k: environment[v] for k, v in named.items() if v in environment}
-        numbers = given | ({"isolation_min": isolation_min} if isolation_min else {})
+    field, numbers = "metadata.penstock.machine", own.get("machine")
+    if "machine" not in own:
+        given = {} if "limits" in own else fields.machine
+        isolation = {"isolation_min": isolation_min} if isolation_min else {}
+        field, numbers = "environment", given | isolation
     needs: MachineNeeds = _converted(folder, numbers, MachineNeeds, field)
     try:
         check_numbers(needs)
@@ -204,53 +228,48 @@ def _machine(
     return needs
 
 
-def _limits(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> Limits:
+def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     if "limits" in own:
         return _converted(folder, own["limits"], Limits, "metadata.penstock.limits")
-    return Limits(wall_s_max=_timeout_s(folder, settings, "agent"))
+    return Limits(wall_s_max=fields.agent_s)
 
 
-def _timeout_s(folder: Path, settings: dict[str, Any], table: str) -> float:
-    value = settings.get(table, {}).get("timeout_sec", 120.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
-        where = f"{folder / TASK_FILE}: {table}.timeout_sec"
-        raise MalformedTaskError(f"{where}: expected seconds, 0 < x <= 3600, got {value!r}")
-    return float(value)
-
-
-def _start(folder: Path) -> dict[str, str]:
-    if (folder / START_FOLDER).is_dir():
-        return read_tree(folder, START_FOLDER)
+def _start(folder: Path, *, has_image: bool) -> dict[str, str]:
+    """Return the files that an agent starts with; without an image, a Dockerfile says no more."""
     if not (folder / ENVIRONMENT).is_dir():
         return {}
+    has_dockerfile = (folder / ENVIRONMENT / "Dockerfile").exists()
+    if (folder / START_FOLDER).is_dir() and not has_dockerfile:
+        return read_tree(folder, START_FOLDER)
     context = read_tree(folder, ENVIRONMENT)
     dockerfile = context.pop("Dockerfile", "")
     try:
+        if not has_image:
+            check_instructions(dockerfile, context)
         return start_files(dockerfile, context)
     except DockerfileError as error:
         raise MalformedTaskError(f"{folder / ENVIRONMENT}/Dockerfile: {error}") from error
 
 
-def _foreign_hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
+def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     read_text(folder, "tests/test.sh")
     tests = read_tree(folder, "tests")
     solution = read_tree(folder, "solution") if (folder / "solution").is_dir() else {}
-    own = settings.get("metadata", {}).get("penstock", {})
+    own = fields.metadata.get("penstock", {})
     is_separated: bool = _converted(
         folder, own.get("separated", False), bool, "metadata.penstock.separated"
     )
     verifier = Verifier(
-        env=_verifier_env(folder, settings),
-        timeout_s=_timeout_s(folder, settings, "verifier"),
+        env=_verifier_env(folder, fields),
+        timeout_s=fields.verifier_s,
         is_separated=is_separated,
     )
     return foreign_hidden(task_id, tests, solution, verifier)
 
 
-def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+def _verifier_env(folder: Path, fields: HarborFields) -> dict[str, str]:
     field = "verifier.env"
-    env = settings.get("verifier", {}).get("env", {})
-    variables: dict[str, str] = _converted(folder, env, dict[str, str], field)
+    variables: dict[str, str] = _converted(folder, fields.verifier.env, dict[str, str], field)
     if len(variables) > VARIABLES_MAX:
         words = f"expected at most {VARIABLES_MAX} variables"
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
@@ -258,10 +277,13 @@ def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
         if _VARIABLE.fullmatch(name) is None or "\0" in value:
             words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
+        if "${" in value:
+            words = f"{name}: expected a value, not a variable of the host's: {value!r}"
+            raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
     return variables
 
 
-def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
+def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     path = f"tests/{EXPECTED_FILE}"
     gold = read_tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
     try:
@@ -276,7 +298,7 @@ def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests
         files=_own_tests(folder, tests),
         argv=tests.argv,
         expected=tests.expected,
-        timeout_s=_timeout_s(folder, settings, "verifier"),
+        timeout_s=fields.verifier_s,
         gold_files=gold,
         sealed_modules=tests.sealed_modules,
         peer=tests.peer,

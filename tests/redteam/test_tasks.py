@@ -22,7 +22,7 @@ from penstock.messages.task import HiddenTests, Limits, Purpose, Split
 FOREIGN = {
     "task.toml": 'version = "1.0"\n[verifier]\ntimeout_sec = 60.0\n[agent]\ntimeout_sec = 60.0\n',
     "instruction.md": "Do it.\n",
-    "environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY a.txt .\n",
+    "environment/Dockerfile": "FROM debian:12\nWORKDIR /app\nCOPY a.txt .\n",
     "environment/a.txt": "a\n",
     "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
 }
