@@ -22,6 +22,7 @@ from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
 
 SEED = 3
+DIED = "died"
 _WAIT_S = 240
 
 
@@ -55,7 +56,10 @@ class Steps:
 def on_ranks(
     num_ranks: int, task: Callable[..., Any], *arguments: Any, device: str = "cpu"
 ) -> list[Any]:
-    """Return what a task gives on each rank; it is called with the world and the arguments."""
+    """Return what a task gives on each rank; it is called with the world and the arguments.
+
+    Of a rank that dies meanwhile it is `DIED`.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])  # Which the meta device imports.
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -70,7 +74,7 @@ def on_ranks(
         pipes.append(mine)
         processes.append(process)
     try:
-        found = [pipe.recv() for pipe in pipes if pipe.poll(_WAIT_S)]
+        found = [_received(pipe) for pipe in pipes if pipe.poll(_WAIT_S)]
     finally:
         for process, pipe in zip(processes, pipes, strict=True):
             process.kill()
@@ -79,6 +83,13 @@ def on_ranks(
             pipe.close()
     assert len(found) == num_ranks, "a rank did not answer in time"
     return found
+
+
+def _received(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return DIED
 
 
 def _run(

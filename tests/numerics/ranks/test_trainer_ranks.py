@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from dataclasses import replace
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.numerics.engine_rollouts import manifest_of, rollouts
-from tests.numerics.ranks.steps import Steps, on_ranks
+from tests.numerics.ranks.steps import DIED, Steps, on_ranks
 from tests.numerics.test_preference_losses import label, pair
 
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
@@ -150,12 +151,34 @@ def test_two_ranks_train_to_the_bits_of_one_process_if_the_order_of_sums_is_the_
         assert loaded == ((digests(trained), [2]), first)
 
 
+def die_in_mid_step(world, steps):
+    send, num_sent = dist.all_to_all_single, iter(range(100))
+
+    def send_or_die(*arguments, **named):
+        if world.rank == 1 and next(num_sent) == 4:
+            os._exit(9)
+        return send(*arguments, **named)
+
+    dist.all_to_all_single = send_or_die
+    try:
+        return steps.take(steps.ranked(world))
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_the_others_fail_at_once_where_a_rank_dies_in_mid_step():
+    first, second = on_ranks(2, die_in_mid_step, steps_of_case("plain"))
+    assert "onnection" in first
+    assert second == DIED
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_any_number_of_ranks_has_the_bits_of_one_process_at_any_setting(num_ranks):
     cases = {name: steps_of_case(name) for name in CASES}
     expected = {name: taken(steps, steps.local()) for name, steps in cases.items()}
-    assert [each.skipped for each in expected["skipped"][0]] == ["", "the loss is nan", ""]
+    assert [each.skipped for each in expected["skipped"][0]] == ["", "the loss is inf", ""]
     for found in on_ranks(num_ranks, take, cases):
         assert found == expected
