@@ -1,5 +1,6 @@
 """Which processes of a run become which kind of workload."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -214,3 +215,22 @@ def num_open_rollouts(config: RunConfig, purpose: Purpose) -> int:
             (one.num_tasks * one.num_samples for one in config.evaluator.all_sets), default=0
         )
     return config.gateway.num_requests_max * max(1, len(_entries(config, "gateway")))
+
+
+def num_concurrent(config: RunConfig, role: str) -> int:
+    """Return how many pieces of work a pod of a shared role has in progress."""
+    return {"rollout_worker": config.rollout_worker, "judge": config.judge}[role].num_concurrent
+
+
+def num_pods_max(workload: Workload, config: RunConfig) -> int:
+    """Return how many pods of a workload can have work at once."""
+    needed = 0
+    if workload.kind is Kind.REPLICA:
+        serves = config.region(workload.region).serves
+        open_ones = sum(num_open_rollouts(config, purpose) for purpose in serves)
+        needed = math.ceil(open_ones / config.generator.num_running_max)
+    elif workload.kind is Kind.SHARED:
+        open_ones = sum(num_open_rollouts(config, one) for one in (Purpose.TRAIN, Purpose.EVAL))
+        each = min(num_concurrent(config, role) for role in workload.role_names)
+        needed = math.ceil(open_ones / each)
+    return max(workload.num_pods, needed)

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.actors.runtime.host import REST_S_MAX
 from penstock.infra.bus.settings import FILES
 from penstock.infra.deploy.layout import Kind, Workload
-from penstock.infra.deploy.sizes import Size, has_ranks, launcher_size, pod_size
+from penstock.infra.deploy.sizes import Size, launcher_size, num_gpus, pod_size
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import READS_CONTENT
 from penstock.infra.run.liveness import START_S_MAX
@@ -45,6 +45,8 @@ class Deployment:
     image: str
     namespace: str
     nats_account: str
+    replays: bool = True
+    """Whether the launcher replays the run at its end."""
     gateway: str = ""
     """Name of the workload that reports queue times; empty: none does."""
 
@@ -76,16 +78,6 @@ def image_suffix(workload: Workload, config: RunConfig) -> str:
     if workload.kind is Kind.REPLICA and config.generator.engine == "vllm":
         return "vllm"
     return "ranks" if workload.kind is Kind.RANK or num_gpus(workload, config) else ""
-
-
-def num_gpus(workload: Workload, config: RunConfig) -> int:
-    """Return how many GPUs a pod of a workload needs."""
-    if workload.kind is Kind.REPLICA:
-        return int(config.generator.device == "cuda")
-    trains = workload.kind is Kind.RANK or (
-        "trainer" in workload.role_names and not has_ranks(config)
-    )
-    return int(trains and config.trainer.device == "cuda")
 
 
 def secret_files(config: RunConfig) -> dict[str, str]:
@@ -127,9 +119,10 @@ def launcher_pod(deployment: Deployment) -> Manifest:
     command = [
         *("run", "--config", f"{CONFIG_DIR}/run.toml", "--run-id", deployment.run_id),
         *("--or-resume", "--processes", ""),
+        *(() if deployment.replays else ("--no-replay",)),
     ]
     container = _container(deployment, "", command)
-    resources = _resources(launcher_size(deployment.config))
+    resources = _resources(launcher_size(deployment.config, replays=deployment.replays))
     container |= {"name": "launcher", "resources": resources}
     pod = _pod(deployment, container, "launcher", reads_content=True)
     pod["spec"]["terminationGracePeriodSeconds"] = 120

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +108,7 @@ def _with_gateway(deployment: Deployment, found: list[Workload]) -> Deployment:
     names = [one.name for one in found if one.kind is Kind.GATEWAY]
     if not names or "monitor" not in roles:
         return deployment
-    return Deployment(
-        run_id=deployment.run_id,
-        config=deployment.config,
-        image=deployment.image,
-        namespace=deployment.namespace,
-        nats_account=deployment.nats_account,
-        gateway=names[0],
-    )
+    return replace(deployment, gateway=names[0])
 
 
 def _config_files(data: Table, config: RunConfig) -> dict[str, str]:

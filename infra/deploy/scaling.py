@@ -1,14 +1,12 @@
 """How workloads are scaled: KEDA's ScaledObjects."""
 
-import math
 import re
 from collections.abc import Sequence
 
 from penstock.infra.bus.jetstream.provision import stream_name
-from penstock.infra.deploy.layout import Workload, num_open_rollouts
+from penstock.infra.deploy.layout import Workload, num_concurrent, num_pods_max
 from penstock.infra.deploy.pods import Deployment, Manifest
 from penstock.infra.run.roles import work_queues
-from penstock.messages.task import Purpose
 
 MONITOR_PORT = 8222
 """Of a NATS server, as its chart has it."""
@@ -27,29 +25,20 @@ def by_lag(deployment: Deployment, workload: Workload) -> Manifest:
     config = deployment.config
     queues = work_queues(config)
     triggers: list[Manifest] = []
-    num_max = 1
-    sections = {"rollout_worker": config.rollout_worker, "judge": config.judge}
-    open_rollouts = sum(num_open_rollouts(config, one) for one in (Purpose.TRAIN, Purpose.EVAL))
     for role in sorted(workload.role_names):
-        each = sections[role].num_concurrent
-        num_max = max(num_max, math.ceil(open_rollouts / each))
         metadata = {
             "natsServerMonitoringEndpoint": monitoring_endpoint(config.bus.servers),
             "account": deployment.nats_account,
             "stream": stream_name(queues[role][0].stream),
             "consumer": f"{deployment.run_id}-{role}",
-            "lagThreshold": str(each),
+            "lagThreshold": str(num_concurrent(config, role)),
         }
         triggers.append({"type": "nats-jetstream", "metadata": metadata})
-    return _scaled(deployment, workload, "Deployment", num_max, triggers)
+    return _scaled(deployment, workload, "Deployment", triggers)
 
 
 def by_queue_time(deployment: Deployment, workload: Workload) -> Manifest:
     """Return the ScaledObject of a region's generators, by queue time as the gateway reports it."""
-    config = deployment.config
-    serves = config.region(workload.region).serves
-    needed = sum(num_open_rollouts(config, purpose) for purpose in serves)
-    num_max = math.ceil(needed / config.generator.num_running_max)
     host = f"{deployment.name(deployment.gateway)}.{deployment.namespace}.svc.cluster.local"
     metadata = {
         "url": f"http://{host}/v1/monitor/state",
@@ -63,7 +52,7 @@ def by_queue_time(deployment: Deployment, workload: Workload) -> Manifest:
         "metadata": metadata,
         "authenticationRef": {"name": deployment.name(OPERATOR_KEY)},
     }
-    found = _scaled(deployment, workload, "StatefulSet", num_max, [trigger])
+    found = _scaled(deployment, workload, "StatefulSet", [trigger])
     calm = {"scaleDown": {"stabilizationWindowSeconds": CALM_S}}
     found["spec"]["advanced"] = {"horizontalPodAutoscalerConfig": {"behavior": calm}}
     return found
@@ -94,13 +83,12 @@ def monitoring_endpoint(servers: Sequence[str]) -> str:
 
 
 def _scaled(
-    deployment: Deployment, workload: Workload, kind: str, num_max: int, triggers: list[Manifest]
+    deployment: Deployment, workload: Workload, kind: str, triggers: list[Manifest]
 ) -> Manifest:
-    num_min = workload.num_pods
     spec = {
         "scaleTargetRef": {"kind": kind, "name": deployment.name(workload.name)},
-        "minReplicaCount": num_min,
-        "maxReplicaCount": max(num_min, num_max),
+        "minReplicaCount": workload.num_pods,
+        "maxReplicaCount": num_pods_max(workload, deployment.config),
         "triggers": triggers,
     }
     metadata = deployment.metadata(workload.name)

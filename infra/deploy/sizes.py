@@ -9,7 +9,7 @@ import math
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.infra.deploy.layout import Kind, Workload
+from penstock.infra.deploy.layout import Kind, Workload, num_pods_max, workloads
 from penstock.infra.run.config import RunConfig
 from penstock.messages.streams import STREAMS
 
@@ -26,8 +26,11 @@ LAUNCHER_BYTES = 79
 """Of the launcher for each parameter, while it replays (measured)."""
 GENERATOR_BYTES = 32
 """Of a generator for each parameter: the engine's weights, the receiver's copy (measured)."""
-RELAY_BYTES = 3
-"""Of a relay for each parameter (measured)."""
+VLLM_BYTES = 4
+"""The same of a generator with vLLM, whose weights are on a GPU: the receiver's copy, and what is
+staged from it (computed)."""
+RELAY_BYTES = 2
+"""Of a relay for each parameter (measured: 2.7 of two)."""
 RANK_BYTES = 16
 """Of all ranks together for each parameter: master weights, gradient and two moments in float32
 (computed)."""
@@ -48,6 +51,71 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     processors: float
 
 
+class PodSize(Size, frozen=True, kw_only=True):
+    """A workload's pods, each of this size."""
+
+    name: str
+    num_pods: int
+    num_pods_max: int
+    """Where it is scaled."""
+    num_gpus: int
+
+
+class RunSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs, its sandbox hosts counted once."""
+
+    parameters: int
+    snapshot_gib: float
+    """Of one policy version in bfloat16: what a region's store and each replica hold."""
+    pods: list[PodSize]
+    memory_gib: float
+    """Of all pods at first."""
+    processors: float
+    num_gpus: int
+    nats_servers: int
+    nats_volume_gib: int
+    """Of each server."""
+
+
+def run_size(config: RunConfig, *, replays: bool) -> RunSize:
+    """Return what the pods of a run request, and its NATS servers.
+
+    Raises:
+        ConfigError: The run cannot be deployed.
+
+    """
+    launcher = launcher_size(config, replays=replays)
+    pods = [_pods("launcher", launcher)]
+    for one in workloads(config):
+        number, num_max = one.num_pods, num_pods_max(one, config)
+        size, gpus = pod_size(one, config), num_gpus(one, config)
+        pods.append(_pods(one.name, size, num_pods=number, num_pods_max=num_max, num_gpus=gpus))
+    parameters = num_params(config.policy)
+    return RunSize(
+        parameters=parameters,
+        snapshot_gib=2 * parameters / GIB,
+        pods=pods,
+        memory_gib=sum(each.num_pods * each.memory_mib for each in pods) * MIB / GIB,
+        processors=sum(each.num_pods * each.processors for each in pods),
+        num_gpus=sum(each.num_pods * each.num_gpus for each in pods),
+        nats_servers=config.bus.num_replicas,
+        nats_volume_gib=volume_gib(store_bytes(config)),
+    )
+
+
+def _pods(
+    name: str, size: Size, *, num_pods: int = 1, num_pods_max: int = 1, num_gpus: int = 0
+) -> PodSize:
+    return PodSize(
+        name=name,
+        memory_mib=size.memory_mib,
+        processors=size.processors,
+        num_pods=num_pods,
+        num_pods_max=num_pods_max,
+        num_gpus=num_gpus,
+    )
+
+
 def num_params(policy: PolicyConfig) -> int:
     """Return the number of parameters of a policy, of its MTP head, too."""
     hidden, width = policy.hidden_size, policy.ffn_width
@@ -65,7 +133,8 @@ def pod_size(workload: Workload, config: RunConfig) -> Size:
     if workload.kind is Kind.RANK:
         return _with_policy(params * RANK_BYTES / workload.num_pods, 1)
     if workload.kind is Kind.REPLICA:
-        return _with_policy(params * GENERATOR_BYTES, config.generator.num_threads)
+        each = VLLM_BYTES if config.generator.engine == "vllm" else GENERATOR_BYTES
+        return _with_policy(params * each, config.generator.num_threads)
     if "trainer" in roles and not has_ranks(config):
         num_bytes = params * TRAINER_BYTES + config.trainer.turns_bytes_max
         return _with_policy(num_bytes, config.trainer.num_workers)
@@ -78,8 +147,10 @@ def pod_size(workload: Workload, config: RunConfig) -> Size:
     return Size(memory_mib=math.ceil(memory_mib), processors=processors)
 
 
-def launcher_size(config: RunConfig) -> Size:
-    """Return what the launcher's pod requests: at the end it replays the run in one process."""
+def launcher_size(config: RunConfig, *, replays: bool) -> Size:
+    """Return what the launcher's pod requests; at the end it may replay the run in one process."""
+    if not replays:
+        return Size(memory_mib=POLICY_PROCESS_MIB, processors=PROCESS_SHARE)
     params = num_params(config.policy)
     return _with_policy(params * LAUNCHER_BYTES, config.trainer.num_workers)
 
@@ -87,6 +158,16 @@ def launcher_size(config: RunConfig) -> Size:
 def _with_policy(num_bytes: float, processors: int) -> Size:
     memory_mib = POLICY_PROCESS_MIB + math.ceil(num_bytes / MIB)
     return Size(memory_mib=memory_mib, processors=float(processors))
+
+
+def num_gpus(workload: Workload, config: RunConfig) -> int:
+    """Return how many GPUs a pod of a workload needs."""
+    if workload.kind is Kind.REPLICA:
+        return int(config.generator.device == "cuda")
+    trains = workload.kind is Kind.RANK or (
+        "trainer" in workload.role_names and not has_ranks(config)
+    )
+    return int(trains and config.trainer.device == "cuda")
 
 
 def has_ranks(config: RunConfig) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -21,8 +22,11 @@ from tests.unit.deploy.rendering import (
 
 from penstock.infra import cli
 from penstock.infra.deploy.render import KUSTOMIZATION, VALUES
+from penstock.infra.run import config
 from penstock.infra.run.config_file import read_toml
 from penstock.messages.errors import ConfigError
+
+CONFIGS = Path(config.__file__).parents[1] / "configs"
 
 
 def data() -> dict[str, Any]:
@@ -41,6 +45,16 @@ def test_the_command_writes_the_files(tmp_path, capsys):
     assert {path.name for path in output.iterdir()} == {path.name for path in RENDERED.iterdir()}
     assert str(output) in capsys.readouterr().out
     assert cli.main(["deploy", "render", *arguments, "-o", str(CONFIG)]) == 2
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-30b"])
+def test_the_shipped_configurations_can_be_deployed(name):
+    found = manifests(rendered(read_toml(CONFIGS / f"{name}.toml")))
+    images = {one["spec"]["containers"][0]["image"] for one in templates(found)}
+    vllm = {"reg/penstock-vllm:1", "reg/penstock-ranks:1"} if name == "kubernetes-30b" else set()
+    assert images == {"reg/penstock:1", "reg/penstock-sandbox:1"} | vllm
+    for manifest in found:
+        check_manifest(manifest)
 
 
 def test_every_manifest_meets_its_schema():

@@ -1,11 +1,14 @@
 """Sizes of pods: what they are computed from is what runs."""
 
+import json
+
 import pytest
 import torch
 from tests.unit.deploy.rendering import CONFIG
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.infra import cli
 from penstock.infra.deploy.layout import Kind, workloads
 from penstock.infra.deploy.sizes import launcher_size, num_params, pod_size
 from penstock.infra.run.config_file import load_config
@@ -37,7 +40,10 @@ def test_a_trainer_of_the_small_policy_is_as_large_as_measured():
     per_param = (num_params(large.policy) - num_params(small.policy)) * 93 / (1 << 20)
     assert trainers[1] - trainers[0] == pytest.approx(per_param, abs=1)
     assert sizes[0]["worker"] == sizes[1]["worker"]
-    assert launcher_size(large).memory_mib > launcher_size(small).memory_mib
+    assert launcher_size(large, replays=True).memory_mib > 512 + 79 * num_params(small.policy) / (
+        1 << 20
+    )
+    assert launcher_size(large, replays=False) == launcher_size(small, replays=False)
 
 
 def test_a_sandbox_host_has_room_for_all_of_its_machines():
@@ -54,3 +60,15 @@ def test_ranks_share_the_weights():
         )
     ]
     assert (sizes[0] - 512) == pytest.approx(4 * (sizes[1] - 512), abs=4)
+
+
+def test_the_command_prints_what_a_run_needs(capsys):
+    assert cli.main(["deploy", "size", "--config", str(CONFIG), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    pods = {one["name"]: one for one in found["pods"]}
+    assert pods["ranks"]["num_pods"] == found["num_gpus"] == 4
+    assert pods["generator-west"]["num_pods_max"] == 4  # 192 rollouts, 48 at once
+    assert pods["generator-west"]["num_pods"] == 2
+    total = sum(one["memory_mib"] * one["num_pods"] for one in found["pods"]) / 1024
+    assert found["memory_gib"] == pytest.approx(total)
+    assert (found["nats_servers"], found["nats_volume_gib"]) == (3, 11)
