@@ -11,6 +11,7 @@ from typing import IO
 from penstock.messages.errors import ConfigError
 
 _SECRET_BYTES = 32
+_SECRET_FILE_BYTES_MAX = 4096
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bool = False) -> None:
@@ -66,13 +67,31 @@ def read_secret(path: Path) -> bytes:
         ConfigError: There is no such file, or it holds anything else.
 
     """
-    try:
-        text = path.read_text().strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    text = read_small(path, _SECRET_FILE_BYTES_MAX).decode("ascii", "replace").strip()
     if not re.fullmatch(rf"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
         raise ConfigError(f"{path}: expected {2 * _SECRET_BYTES} hexadecimal digits")
     return bytes.fromhex(text)
+
+
+def read_small(path: Path, bytes_max: int) -> bytes:
+    """Return the bytes of a file that a setting names; of a pipe, no reading may ever end.
+
+    Raises:
+        ConfigError: There is no such file, it is no regular file, or it is longer than that.
+
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: expected a file, got a folder, a pipe or a device")
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or type(error).__name__}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r}: expected a path") from error
+    if len(data) > bytes_max:
+        raise ConfigError(f"{path}: expected at most {bytes_max} bytes")
+    return data
 
 
 def private_folder(path: Path) -> None:

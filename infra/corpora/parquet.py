@@ -15,6 +15,8 @@ T = TypeVar("T")
 _ROWS = 8
 """Read at once: some hundred bytes of dictionary and run lengths unpack to rows of any size."""
 _BATCH_BYTES_MAX = _ROWS * LINE_BYTES_MAX
+_GROUP_BYTES_MAX = 1 << 30
+"""Of a row group's columns, unpacked: a page, and so the longest row, is read as a whole."""
 
 
 def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
@@ -42,6 +44,7 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
     try:
         with parquet.ParquetFile(path) as file:
             columns = _columns(set(file.schema_arrow.names), kind, f"{field}: {path}")
+            _check_sizes(file.metadata, set(columns), f"{field}: {path}")
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
                 if batch.nbytes > _BATCH_BYTES_MAX:
@@ -56,6 +59,19 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
         raise ConfigError(
             f"{field}: {path}: not a Parquet file that can be read: {error}"
         ) from error
+
+
+def _check_sizes(metadata: Any, columns: set[str], where: str) -> None:
+    """Refuse row groups that hold a row that is too long, or more than fits; reads none of them."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        parts = [group.column(index) for index in range(group.num_columns)]
+        read = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+        size = sum(part.total_uncompressed_size for part in read)
+        size_max = min(_GROUP_BYTES_MAX, group.num_rows * LINE_BYTES_MAX)
+        if size > size_max:
+            text = f"row group {number}, of {group.num_rows} rows, unpacks to {size} bytes"
+            raise ConfigError(f"{where}: {text}: expected at most {size_max}; write smaller groups")
 
 
 def _columns(found: set[str], kind: type[Any], where: str) -> list[str]:

@@ -7,6 +7,7 @@ import msgspec
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.actors.judge.rubric.question import rubric_digest
+from penstock.actors.runtime.files import read_small
 from penstock.infra.judge.agreement import Agreement
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
@@ -65,10 +66,6 @@ def _check(judge: RubricConfig, agreement_min: float) -> None:
 
 def _read(path: Path, field: str) -> Calibration:
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(f"{field}: {path}: expected at most {FILE_BYTES_MAX} bytes")
-        return parse_json(data, Calibration, str(path))
-    except (OSError, CodecError) as error:
+        return parse_json(read_small(path, FILE_BYTES_MAX), Calibration, str(path))
+    except (ConfigError, CodecError) as error:
         raise ConfigError(f"{field}: {error}") from error

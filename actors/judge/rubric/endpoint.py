@@ -21,6 +21,7 @@ from penstock.actors.judge.rubric.judge import (
     TextRefusedError,
 )
 from penstock.actors.judge.rubric.question import JudgeQuestion
+from penstock.actors.runtime.files import read_small
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 
@@ -156,12 +157,10 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
     elif config.key_file:
         field = f"judge.judges.endpoint.key_file {config.key_file}"
         try:
-            with Path(config.key_file).open("rb") as file:
-                key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
-        except OSError as error:
-            raise ConfigError(f"{field}: {error.strerror or type(error).__name__}") from error
-        except ValueError as error:
-            raise ConfigError(f"{field}: expected a path") from error
+            data = read_small(Path(config.key_file), 2 * KEY_BYTES_MAX)
+        except ConfigError as error:
+            raise ConfigError(f"{field}: {error}") from error
+        key = data.decode("ascii", "replace").strip()
     else:
         return ""
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}", key):

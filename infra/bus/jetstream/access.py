@@ -11,11 +11,13 @@ from urllib.parse import urlsplit
 import msgspec
 from nats.aio.client import Client
 
+from penstock.actors.runtime.files import read_small
 from penstock.infra.bus.settings import FILES, SECRETS, BusSection
 from penstock.messages.errors import BusError, ConfigError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
 _JWT = "NATS USER JWT"
+_FILE_BYTES_MAX = 1 << 20
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +101,8 @@ def open_access(section: BusSection) -> Access:
 
 def _read(name: str, path: str) -> str:
     try:
-        text = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small(Path(path), _FILE_BYTES_MAX).decode("ascii").strip()
+    except (ConfigError, UnicodeDecodeError) as error:
         raise ConfigError(f"bus.{name}: {path}: expected a readable text file: {error}") from error
     if not text:
         raise ConfigError(f"bus.{name}: {path}: expected a secret or certificate, it is empty")

@@ -17,6 +17,7 @@ from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.infra.corpora import parquet as parquet_rows
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
 from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.text import read_texts
@@ -223,6 +224,21 @@ def test_parquet_that_unpacks_to_gigabytes_is_read_in_pieces(tmp_path):
     most = arrow.default_memory_pool().max_memory()
     assert len(next(read_texts(str(path), "f"))) == 8 << 20
     assert arrow.default_memory_pool().max_memory() < max(most, 512 << 20)
+
+
+@pytest.mark.parametrize(("num_rows", "size_max"), [(1, 16 << 20), (100, 17 << 20)])
+def test_a_row_of_parquet_that_is_too_long_is_refused_before_it_is_read(
+    tmp_path, num_rows, size_max, monkeypatch
+):
+    monkeypatch.setattr(parquet_rows, "_GROUP_BYTES_MAX", 17 << 20)
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "t.parquet"
+    texts = arrow.array(["a" * (18 << 20), *["b"] * (num_rows - 1)])
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": texts}), path)
+    most = arrow.total_allocated_bytes()
+    text = rf"t\.parquet: row group 0, of {num_rows} rows, unpacks to \d+ bytes: .*{size_max}"
+    with pytest.raises(ConfigError, match=text):
+        texts_of(path)
+    assert arrow.total_allocated_bytes() <= most
 
 
 def test_text_of_parquet_that_is_not_utf_8_is_refused(tmp_path):
