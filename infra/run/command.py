@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ from penstock.infra.run.interruption import INTERRUPTED, before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.liveness import until_silent
 from penstock.infra.run.prepare import prepare
-from penstock.infra.run.progress import Progress
+from penstock.infra.run.progress import Progress, forget_gateways
 from penstock.infra.run.replay import environment_versions
 from penstock.infra.run.runs import RunDir, check_log, find_run
 from penstock.messages.base import FORMAT
@@ -201,6 +202,7 @@ async def _run(
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
+    forget_gateways(run_dir)
     with interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
             complete = await _work(run_dir, config, names, bus, progress, interrupted)
@@ -210,9 +212,24 @@ async def _run(
                 is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )
+                for line in next_steps(run_dir):
+                    progress.say(line)
                 return 0 if is_sound else UNSOUND
     progress.say(f"stopped; resume with: penstock run --resume {run_dir.run_id}")
     return INTERRUPTED
+
+
+def next_steps(run_dir: RunDir) -> list[str]:
+    """Return commands that look at a finished run, as they can be typed here."""
+    program = f"{os.path.relpath(sys.argv[0])} --runs-dir {os.path.relpath(run_dir.path.parent)}"
+    run = run_dir.run_id
+    return [
+        "next:",
+        f"  {program} show {run} --where outcome=failed   # episodes; then: show {run} EPISODE",
+        f"  {program} serve {run} --learn   # answer users, and learn from what they say",
+        f"  {program} replay {run} --what-if trainer.estimator=rloo   # under another objective",
+        f"  {program} export {run} -o model   # weights as a Hugging Face folder",
+    ]
 
 
 async def _work(  # noqa: PLR0913, PLR0917 - all of a run
@@ -259,7 +276,10 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
         DeadlineError: `run.wall_s_max` passed.
 
     """
-    users = asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users")
+    beside = [
+        asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users"),
+        asyncio.create_task(progress.follow_gateways(run_dir), name="gateways"),
+    ]
     followed = asyncio.create_task(progress.follow(bus), name="progress")
     tasks: set[asyncio.Task[Any]] = {
         asyncio.create_task(processes.watch(bus), name="watch"),
@@ -277,10 +297,10 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             raise DeadlineError(f"{text}; see `penstock status {run_dir.run_id}`")
         return followed in done
     finally:
-        for task in (*tasks, users):
+        for task in (*tasks, *beside):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*[*tasks, users], return_exceptions=True)
+            await asyncio.gather(*tasks, *beside, return_exceptions=True)
 
 
 async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:

@@ -1,10 +1,13 @@
 """Progress lines of a run on standard output."""
 
+import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.actors.monitor.log_lines import describe
 from penstock.infra.commands.output import printable
+from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
@@ -17,6 +20,14 @@ TYPES: tuple[type[Event], ...] = (
     MidtrainProgressed, PreferencesProgressed, PreferencesTrained, MidtrainCompleted, StepCompleted,
     EvalCompleted, RunFinished, ActorFailed,
 )  # fmt: skip
+
+POLL_S = 0.05
+
+
+def forget_gateways(run: RunDir) -> None:
+    """Delete where the gateways of an earlier start of a run listened."""
+    for file in run.path.glob("gateway_url*"):
+        file.unlink()
 
 
 class Progress:
@@ -66,6 +77,18 @@ class Progress:
         """Return the evaluations of the last version; nobody asks for those of a failed run."""
         names = () if finished.is_failure else self._eval_sets
         return {evaluation_id(finished.step, name) for name in names}
+
+    async def follow_gateways(self, run: RunDir) -> None:
+        """Say where the gateways listen, once each is up."""
+        said: dict[Path, str] = {}
+        while True:
+            for file in sorted(run.path.glob("gateway_url*")):
+                url = file.read_text()
+                if url not in said.values():
+                    where = f"{url}/v1 answers, with the key in {run.gateway_key}"
+                    self.say(f"live page: {url}/ ({where})")
+                said[file] = url
+            await asyncio.sleep(POLL_S if not said else 1.0)
 
     def say(self, line: str) -> None:
         """Print one line, with the time since the start."""

@@ -26,7 +26,7 @@ from penstock.infra.run.disk import check_space
 from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
-from penstock.infra.run.progress import TYPES, Progress
+from penstock.infra.run.progress import TYPES, Progress, forget_gateways
 from penstock.infra.run.runs import RunDir, check_log, find_run
 from penstock.infra.serve.settings import service_config, service_tables
 from penstock.messages.control import RunClosed, RunOpened
@@ -34,7 +34,6 @@ from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.weights import WeightsPublished
 
 CHECKPOINT_CONFIG = Path(__file__).parents[1] / "configs" / "serve.toml"
-POLL_S = 0.05
 FIRST_VERSION_S_MAX = 3600.0
 """Longest wait for version 0 of a model's folder."""
 
@@ -82,8 +81,7 @@ async def _serve(run_dir: RunDir, config: RunConfig) -> None:
         text = "gates: guards and the test over users alone; nobody evaluates versions on tasks"
         progress.say(f"{text} (gatekeeper.offline.num_tasks = 0)")
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
-    for url in run_dir.path.glob("gateway_url*"):
-        url.unlink()
+    forget_gateways(run_dir)
     with interruption() as interrupted:
         async with event_server(run_dir, config, is_service=True) as bus:
             await check_log(bus)
@@ -108,7 +106,7 @@ async def _keep_up(run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: P
         async with asyncio.TaskGroup() as group:
             group.create_task(processes.watch(bus), name="watch")
             group.create_task(_tell(bus, progress), name="progress")
-            group.create_task(_say_where(run_dir, progress), name="gateways")
+            group.create_task(progress.follow_gateways(run_dir), name="gateways")
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     finally:
@@ -155,14 +153,3 @@ async def _tell(bus: NatsBus, progress: Progress) -> None:
     async for delivery in bus.follow(TYPES):
         if delivery.stored_at >= since and (line := describe(delivery.event, since)):
             progress.say(line.text)
-
-
-async def _say_where(run_dir: RunDir, progress: Progress) -> None:
-    """Say where gateways listen, once each is up."""
-    said: dict[Path, str] = {}
-    while True:
-        for file in run_dir.path.glob("gateway_url*"):
-            if (url := file.read_text()) != said.get(file):
-                said[file] = url
-                progress.say(f"answers at {url}/v1, with the key in {run_dir.gateway_key}")
-        await asyncio.sleep(POLL_S if not said else 1.0)
