@@ -128,7 +128,7 @@ class Trainer(Actor):
         self._phase.ledger.add_live(event)
         self._phase.turns.add(event.sample_id, event)
         self._batcher.add_live(event)
-        if self._waiting_since is None:
+        if self._waiting_since is None and self._batcher.num_live:  # Not one that is settled.
             self._waiting_since = ctx.stored_at
         return await self._advance(ctx)
 

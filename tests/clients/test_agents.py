@@ -43,7 +43,7 @@ async def check_log(service, *, turns: int, is_stored: bool = True) -> None:
     counted = await service.events(InferenceCounted)
     assert [len(recorded), len(counted)] == ([turns, 0] if is_stored else [0, turns])
     assert len({event.session_id for event in recorded}) <= 1
-    assert len({event.segment for event in recorded}) <= 1
+    assert len({event.chain for event in recorded}) <= 1
     assert await service.prefixes() == {"exact": turns - 1}
 
 

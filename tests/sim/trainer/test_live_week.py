@@ -6,7 +6,6 @@ the trainer is killed.
 
 import asyncio
 import contextlib
-import itertools
 import math
 import random
 
@@ -27,7 +26,7 @@ from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.feedback import FeedbackReceived, InferenceRecorded
+from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.training import BatchManifest, StepCompleted
 
@@ -163,12 +162,16 @@ class Week:
         assert share >= 0.95, share
         assert not trained - self.rated
         assert all(not d.event.groups for d in manifests)
-        times = [d.stored_at for d in manifests]
-        apart = [later - earlier for earlier, later in itertools.pairwise(times)]
+        joined = bus.follow([LiveSampleJoined], stop_at_end=True)
+        joined_at = {d.event.sample_id: d.stored_at async for d in joined}
         sizes = [sum(e.outcome.is_trained for e in d.event.live) for d in manifests]
+        for manifest, size in zip(manifests, sizes, strict=True):
+            since = [joined_at[entry.rollout_id] for entry in manifest.event.live]
+            waited_s = manifest.stored_at - min(since)
+            assert waited_s < DAY_S
+            assert waited_s >= EPOCH.s_max or size >= EPOCH.num_samples, "cut before its time"
         assert len(manifests) > 25 and max(sizes) <= 32
         assert min(sizes) < EPOCH.num_samples <= max(sizes), "cut by time, and by samples"
-        assert max(apart) < DAY_S
         assert self.waiting_max < 3 * EPOCH.num_samples
         replayed = await replay(
             ReplayLog(

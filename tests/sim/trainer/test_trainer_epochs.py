@@ -7,7 +7,7 @@ from tests.sealed import open_vault
 from penstock.actors.trainer.config import EpochConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.messages.errors import ConfigError
-from penstock.messages.feedback import FeedbackRetracted
+from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.training import BatchManifest, StepCompleted
 
 from .conftest import FakeContext
@@ -95,6 +95,21 @@ async def test_versions_are_cut_by_time(service):
     assert service.version == 4, "its sample has waited for 60 s"
     await service.tick(1e9)
     assert service.version == 4, "nobody waits"
+
+
+async def test_a_settled_sample_that_is_read_after_its_manifest_begins_no_epoch(service):
+    """As after a restart, which may read manifests first."""
+    await service.user(1_000)
+    await service.user(1_001)
+    settled = service.world.log.of(LiveSampleJoined)[-1]
+    service.ctx.stored_at = 0.0
+    await service.trainer.on_live_sample_joined(settled, service.ctx)
+    service.clock = 100.0
+    await service.user(1_002)
+    await service.tick(101.0)
+    assert service.version == 4, "it has waited for a second"
+    await service.tick(160.0)
+    assert service.version == 5
 
 
 async def test_a_restart_and_a_replay_give_the_same_bits_over_both_parts(service, make_world):
