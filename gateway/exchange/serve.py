@@ -102,6 +102,7 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
     async with admit(services, request) as admitted:
         asked = _read(services, read, request, await read_whole(services, request))
         with hold_places(services, 1):
+            services.planner.check_size(asked.conversation, admitted.charge)
             request[THREAD] = _thread(services, request, admitted.key, asked.conversation)
             plan = await _plan_as_it_is(services, admitted, asked.conversation)
         return web.json_response({"input_tokens": len(plan.context_ids)})
@@ -133,10 +134,13 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
 
 async def _plan(services: Services, conversation: LiveRequest, admitted: Admitted) -> Plan:
     request, key = admitted.request, admitted.key
-    request[THREAD] = _thread(services, request, key, conversation)
     plan_of = partial(_plan_as_it_is, services, admitted)
     is_told = conversation.prompt is None and services.summary.is_asked
-    if not (is_told and is_wanted(request, key)):
+    sums_up = is_told and is_wanted(request, key)
+    if not sums_up:  # Before anything reads all of a text that is refused.
+        services.planner.check_size(conversation, admitted.charge)
+    request[THREAD] = _thread(services, request, key, conversation)
+    if not sums_up:
         return await plan_of(conversation)
     return await Summarizer(services, request, key, admitted.charge, plan_of).plan(conversation)
 

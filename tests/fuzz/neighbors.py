@@ -2,13 +2,16 @@
 
 A gateway on a real server, with replies of a fixed pace; honest clients ask one after the other,
 first alone, then beside a process that sends long prompts, half connections, deep bodies and
-streams that it does not read. The last line is JSON.
+streams that it does not read. The last line is JSON; `is_first` says whether the gateway had
+processors for itself, for which the program must be root and no leader of a session (`setsid -f`).
 """
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -27,6 +30,7 @@ CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]
 PATH = "/v1/chat/completions"
 PACE_S = 0.02
 ATTACKER, HONEST = "psk-test", "psk-private"
+GROUP = Path("/proc/self/autogroup")
 
 
 class Paced(ScriptedGenerator):
@@ -100,20 +104,48 @@ async def attack(url: str) -> None:
     await asyncio.gather(prompts(), prompts(), bodies(), bodies(), halves())
 
 
+def _first_place() -> bool:
+    """Let no other session of this machine take processor time from this one, if that is allowed.
+
+    Attacker and gateway share its processors, which they would not elsewhere: what is measured is
+    what the gateway does, and not how the kernel divides two processors among sessions.
+    """
+    try:
+        os.setsid()
+        GROUP.write_text("-10")
+    except OSError:
+        return False
+    return True
+
+
+def _answered(site: Site) -> float:
+    """Return how many requests the gateway has answered, refusals included."""
+    samples = (
+        each for one in site.gateway._services.metrics.registry.collect() for each in one.samples
+    )
+    return sum(each.value for each in samples if each.name == "penstock_gateway_requests_total")
+
+
 async def main(num: int) -> None:
+    is_first = _first_place()
     tokenizer = train_tokenizer(TEXTS * 8, vocab_size=400)
     with tempfile.TemporaryDirectory() as folder:
         async with _nats(Path(folder)) as bus:
             site = Site(bus, Path(folder), tokenizer, num_requests_max=64)
             site.generator = Paced(site.chat.render_turn("return a + b"))
             async with site.running():
+                gc.collect()
+                gc.freeze()  # As a run's process does.
                 await honest(site.url, 20)
                 before = await honest(site.url, num)
-                command = ["nice", "-n", "19", sys.executable, "-m", "tests.fuzz.neighbors"]
-                process = await asyncio.create_subprocess_exec(*command, "--attack", site.url)
+                command = [sys.executable, "-m", "tests.fuzz.neighbors", "--attack", site.url]
+                process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
                 try:
                     await asyncio.sleep(3.0)
+                    counted, began = _answered(site), time.monotonic()
                     during = await honest(site.url, num)
+                    hostile = _answered(site) - counted - num
+                    hostile_per_s = hostile / (time.monotonic() - began)
                 finally:
                     process.kill()
                     await process.wait()
@@ -124,6 +156,8 @@ async def main(num: int) -> None:
         "p95_alone_ms": round(1e3 * p95[0], 1),
         "p95_attacked_ms": round(1e3 * p95[1], 1),
         "ratio": round(p95[1] / p95[0], 2),
+        "hostile_requests_per_s": round(hostile_per_s, 1),
+        "is_first": is_first,
         "failed": 0,
         "num_requests": num,
     }

@@ -156,3 +156,12 @@ def test_a_segment_is_a_chain_of_extended_contexts(turns):
         ends[chain] = [*context, 1, 2]
         sessions.remember(thread, "ok", (), 0.0)
         client.messages.append(said(Role.ASSISTANT, "ok"))
+
+
+@given(st.text(), st.lists(st.sampled_from([" ", "\n", "\t", "  "]), min_size=1, max_size=4))
+def test_white_space_makes_no_other_conversation_and_words_do(text, spaces):
+    def mark(content):
+        return Sessions().open(ANN, [user(content)], named="", new="n", now=0.0).digest
+
+    assert mark("".join(f"{one}{text}" for one in spaces)) == mark(text * len(spaces))
+    assert mark(f"{text}x") != mark(text)
