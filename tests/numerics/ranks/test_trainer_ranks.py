@@ -18,6 +18,8 @@ from penstock.actors.trainer.config import KlConfig, LossConfig, OptimizerConfig
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 
+pytestmark = pytest.mark.timeout(300)
+
 UNEVEN = PolicyConfig(
     vocab_size=97,
     hidden_size=32,
@@ -174,7 +176,6 @@ def test_the_others_fail_at_once_where_a_rank_dies_in_mid_step():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_any_number_of_ranks_has_the_bits_of_one_process_at_any_setting(num_ranks):
     cases = {name: steps_of_case(name) for name in CASES}
