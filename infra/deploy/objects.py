@@ -75,17 +75,22 @@ def _gateway(deployment: Deployment, workload: Workload) -> list[Manifest]:
 
 
 def _rank(deployment: Deployment, workload: Workload) -> list[Manifest]:
-    """Return a JobSet of one indexed Job: a pod for each rank, which find each other by name."""
+    """Return a JobSet of one indexed Job: a pod for each rank, which find each other by name.
+
+    A rank that ends has all ranks start again, without a bound here: the trainer counts what fails
+    (`trainer.ranks.restarts_max`), and has them start again itself when it does.
+    """
     pod = actor_pod(deployment, workload)
-    pod["spec"]["restartPolicy"] = "OnFailure"
+    pod["spec"]["restartPolicy"] = "Never"
     job = {
         **{"completionMode": "Indexed", "completions": workload.num_pods},
-        **{"parallelism": workload.num_pods, "backoffLimit": deployment.config.run.restarts_max},
+        **{"parallelism": workload.num_pods, "backoffLimit": 0},
         "template": pod,
     }
+    again = {"name": "startAgain", "action": "RestartJobSetAndIgnoreMaxRestarts"}
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": deployment.config.run.restarts_max},
+        "failurePolicy": {"restartStrategy": "BlockingRecreate", "rules": [again]},
         "replicatedJobs": [{"name": "rank", "replicas": 1, "template": {"spec": job}}],
     }
     metadata = deployment.metadata(workload.name)

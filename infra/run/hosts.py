@@ -39,7 +39,7 @@ from penstock.messages.streams import type_filter
 
 OWN_TABLES = ("bus", "store")
 """What a host may have of its own: addresses and paths differ from host to host."""
-READS_CONTENT = {"trainer", "gateway"}
+READS_CONTENT = {"trainer", "rank", "gateway"}
 """Roles that seal or open users' content."""
 READ_S_MAX = 30.0
 

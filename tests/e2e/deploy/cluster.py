@@ -41,6 +41,11 @@ class Pod:
         return (self.host.folder / "pod.log").read_text()
 
     @property
+    def is_of_gang(self) -> bool:
+        """Whether it is started again with others, by its JobSet."""
+        return self.spec.get("restartPolicy") == "Never"
+
+    @property
     def probed_port(self) -> int:
         return next(p["containerPort"] for p in self.container["ports"] if p["name"] == "health")
 
@@ -61,7 +66,8 @@ class Pod:
         assert program == "penstock"
         argv = [sys.executable, "-m", "penstock.infra.cli", *map(placed, words)]
         environment = {name: placed(value) for name, value in environment.items()}
-        self.host.keep("pod", self.host.command(*argv), environment=environment)
+        argv = self.host.command(*argv)
+        self.host.keep("pod", argv, again=not self.is_of_gang, environment=environment)
 
     def _mount(self, objects: "Objects") -> dict[str, Path]:
         """Return path in the container -> folder; longer paths first."""
@@ -141,7 +147,8 @@ class Cluster:
     def __init__(self, lan: Lan, root: Path, objects: Objects) -> None:
         self.objects = objects
         self.pods: dict[str, Pod] = {}
-        self._lan, self._root = lan, root
+        self._lan = lan
+        self._gangs: list[asyncio.Task[None]] = []
         for manifest in objects.manifests:
             for name, template, index in pods_of(manifest):
                 self.pods[name] = Pod(Host(lan, name, root), template, index)
@@ -150,6 +157,25 @@ class Cluster:
         """Start every pod, in no order."""
         for pod in self.pods.values():
             pod.start(self.objects, self.names)
+        gangs = {pod.name.rpartition("-")[0] for pod in self.pods.values() if pod.is_of_gang}
+        self._gangs = [asyncio.create_task(self._keep_gang(name)) for name in gangs]
+
+    async def _keep_gang(self, name: str) -> None:
+        """Start all pods of a JobSet again when one of them fails."""
+        pods = [pod for pod in self.pods.values() if pod.name.rpartition("-")[0] == name]
+        while True:
+            ends = [asyncio.ensure_future(pod.host.ended("pod")) for pod in pods]
+            running: set[asyncio.Future[int]] = set(ends)
+            while running and not any(one.done() and one.result() for one in ends):
+                _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if not any(one.done() and one.result() for one in ends):
+                return
+            for pod, end in zip(pods, ends, strict=True):
+                if not end.done():
+                    pod.kill()
+            await asyncio.gather(*ends)
+            for pod in pods:
+                pod.start(self.objects, self.names)
 
     @property
     def names(self) -> dict[str, str]:
@@ -184,6 +210,9 @@ class Cluster:
                         await asyncio.sleep(0.5)
 
     async def lose(self) -> None:
+        for gang in self._gangs:
+            gang.cancel()
+        await asyncio.gather(*self._gangs, return_exceptions=True)
         for pod in self.pods.values():
             await pod.host.lose()
 

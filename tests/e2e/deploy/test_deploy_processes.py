@@ -207,7 +207,7 @@ async def check_lag(site: Site, pod: Pod) -> None:
 
 async def evict(cluster: Cluster) -> None:
     """Stop a pod of each kind in order, within its grace period, and start it again."""
-    for part in ("generator-west", "worker", "machines", "front", "trainer", *ranks(cluster)):
+    for part in ("generator-west", "worker", "machines", "front", "trainer"):
         pod = cluster.of(part)[-1]
         assert await pod.stop() == 0, pod.log
         assert (await pod.probe("/healthz"))[0] == 0
@@ -224,10 +224,6 @@ async def check_saved(cluster: Cluster) -> None:
         for kind in ("StepCompleted", "CheckpointSaved")
     ]
     assert saved == step > 0
-
-
-def ranks(cluster: Cluster) -> list[str]:
-    return ["ranks"] if cluster.of("ranks") else []
 
 
 async def check_end(cluster: Cluster, launcher: Pod) -> None:
