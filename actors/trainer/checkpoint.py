@@ -1,31 +1,42 @@
-"""Checkpoints of training: all of the learner, and the facts of its step, in one object.
+"""Checkpoints of training: all of the learner, and the facts of its step.
 
-The object is a safetensors file whose metadata hold a `CheckpointHead`. Stores put atomically, so a
-checkpoint is there whole or not at all, and all digests are checked on loading. RL draws no
-random numbers, and pending groups are folded again from the log, so that neither is kept: the
-step is the whole position.
+```
+ checkpoint-pieces/<step>-<digest>   tensors, from each rank its own (`engines/pieces.py`)
+ checkpoints/<step>-<digest>         the head, stored last: with it the checkpoint is complete
+```
+Stores put atomically, so a checkpoint is there whole or not at all: a process that dies before the
+head is stored leaves pieces that nothing names, which go when a later step has a checkpoint. All
+digests are checked on loading. RL draws no random numbers, and pending groups are folded again from
+the log, so that neither is kept: the step is the whole position.
 """
 
-import struct
-
 import msgspec
+import torch
 import xxhash
-from safetensors.torch import load, save
+from torch.distributed.tensor import DTensor
 
+from penstock.actors.trainer.engines.pieces import (
+    PIECE_PREFIX,
+    Gather,
+    State,
+    StoredTensor,
+    StoredTensors,
+    alone,
+    plan_writes,
+    read_pieces,
+    stored_tensors,
+    write_pieces,
+)
 from penstock.actors.trainer.engines.protocol import Completed, Place
 from penstock.actors.trainer.learner import Learner
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, CorruptDataError
 from penstock.messages.reading.parsing import parse_json
-from penstock.messages.training import (
-    CheckpointSaved,
-    LedgerRow,
-    StepCompleted,
-)
+from penstock.messages.training import CheckpointSaved, LedgerRow, StepCompleted
 
 _PREFIX = "checkpoints/"
-_HEAD = "head"
+_WEIGHTS = "weights."
 
 
 class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +51,8 @@ class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
     trainer died between saving and publishing; the bus refuses it where it is known."""
     ledger: dict[int, LedgerRow] = {}
     """Sampled tokens by fate and policy version, as the trainer saw them."""
+    stored: StoredTensors
     format: int = FORMAT
-
-
-class _SafetensorsHead(msgspec.Struct):
-    __metadata__: dict[str, str]
 
 
 class _Versioned(msgspec.Struct):
@@ -53,58 +61,148 @@ class _Versioned(msgspec.Struct):
     format: int = 1
 
 
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes that hold a learner together; all of them call what takes this."""
+
+    rank: int = 0
+    """This one."""
+    gather: Gather = alone
+
+
+ALONE = Ranks()
+
+
 async def save_checkpoint(
     place: Place,
     learner: Learner,
     completed: Completed,
     ledger: dict[int, LedgerRow],
+    ranks: Ranks = ALONE,
 ) -> CheckpointSaved:
     """Store a checkpoint of the learner as it is; a step that has one keeps it."""
     step = completed.step if isinstance(completed, StepCompleted) else 0
-    there = await place.store.keys(_step_prefix(step))
+    there = (await place.offload(ranks.gather, await place.store.keys(_step_prefix(step))))[0]
     if there:
         key = there[0]
     else:
-        data = await place.offload(_encode, learner, step, completed, ledger)
-        key = f"{_step_prefix(step)}{_digest(data)}"
-        await place.store.put(key, data)
+        key = await _save(place, learner, completed, ledger, ranks)
     return CheckpointSaved(step=step, object_key=key, weights_digest=completed.weights_digest)
 
 
-async def load_checkpoint(store: ObjectStore, key: str, learner: Learner) -> CheckpointHead:
-    """Put the learner where the checkpoint was.
+async def _save(
+    place: Place,
+    learner: Learner,
+    completed: Completed,
+    ledger: dict[int, LedgerRow],
+    ranks: Ranks,
+) -> str:
+    """Store this rank's pieces, and as rank 0 the head when all pieces are stored; return its key.
+
+    Nothing changes the learner meanwhile: an engine does one thing at a time.
+    """
+    step = completed.step if isinstance(completed, StepCompleted) else 0
+    weights_digest = await place.offload(learner.weights_digest)
+    assert weights_digest == completed.weights_digest, "the learner moved on"
+    optimizer_digest = await place.offload(learner.optimizer_digest)
+    state = learner.state()
+    writes = await place.offload(plan_writes, state, ranks.rank, ranks.gather)
+    own = await write_pieces(place.store, step, writes)
+    pieces = [each for part in await place.offload(ranks.gather, own) for each in part]
+    head = CheckpointHead(
+        step=step,
+        weights_digest=weights_digest,
+        optimizer_digest=optimizer_digest,
+        completed=completed,
+        ledger=ledger,
+        stored=stored_tensors(state, pieces),
+    )
+    data = msgspec.json.encode(head)
+    key = f"{_step_prefix(step)}{_digest(data)}"
+    if ranks.rank == 0:
+        await place.store.put(key, data)
+    return (await place.offload(ranks.gather, key))[0]
+
+
+async def load_checkpoint(place: Place, key: str, learner: Learner) -> CheckpointHead:
+    """Put the learner where the checkpoint was; of several ranks, each puts its own part there.
 
     Raises:
-        NotFoundError: No such object.
+        NotFoundError: No such checkpoint, or a piece of it is missing.
         CorruptDataError: Not a checkpoint, damaged, or of another policy.
         FormatError: Saved by a version of another format.
 
     """
-    data = await store.get(key)
-    if _digest(data) != key.rpartition("-")[2]:
-        raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
-    head = _read_head(data, key)
-    learner.load_state(load(data))
-    found = (learner.weights_digest(), learner.optimizer_digest())
+    head = await read_head(place.store, key)
+    target = _allocated(learner, head.stored.tensors)
+    await read_pieces(place.store, head.stored, target)
+    await place.offload(learner.load_state, target)
+    found = (
+        await place.offload(learner.weights_digest),
+        await place.offload(learner.optimizer_digest),
+    )
     if found != (head.weights_digest, head.optimizer_digest):
         raise CorruptDataError(f"{key}: weights or moments do not match their digests")
     return head
 
 
-async def load_reference(store: ObjectStore, learner: Learner) -> None:
+async def load_reference(place: Place, learner: Learner) -> None:
     """Give the learner version 0 to compare with; a store without its checkpoint has none.
 
     Raises:
         CorruptDataError: The checkpoint is damaged, or of another policy.
 
     """
-    key = await first_checkpoint(store)
-    if key is None:
-        return
-    data = await store.get(key)
-    if _digest(data) != key.rpartition("-")[2]:
-        raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
-    learner.take_reference(load(data))
+    key = await first_checkpoint(place.store)
+    if key is not None:
+        learner.take_reference(await _read_weights(place.store, key, learner))
+
+
+async def read_policy_weights(store: ObjectStore, key: str) -> State:
+    """Return the whole weights of a checkpoint by parameter, and nothing else of it.
+
+    Raises as `load_checkpoint`.
+    """
+    stored = (await read_head(store, key)).stored
+    target = {
+        name: torch.empty(each.shape, dtype=getattr(torch, each.dtype))
+        for name, each in stored.tensors.items()
+        if name.startswith(_WEIGHTS)
+    }
+    await read_pieces(store, stored, target)
+    return {name.removeprefix(_WEIGHTS): value for name, value in target.items()}
+
+
+async def _read_weights(store: ObjectStore, key: str, learner: Learner) -> State:
+    stored = (await read_head(store, key)).stored
+    weights = {name: each for name, each in stored.tensors.items() if name.startswith(_WEIGHTS)}
+    target = _allocated(learner, weights)
+    await read_pieces(store, stored, target)
+    return target
+
+
+def _allocated(learner: Learner, tensors: dict[str, StoredTensor]) -> State:
+    """Return empty tensors for what is stored, cut as the learner's parameters are.
+
+    Raises:
+        CorruptDataError: Of another policy's shapes.
+
+    """
+    parameters = dict(learner.policy.named_parameters())
+    found: State = {}
+    for name, each in tensors.items():
+        kind, _, rest = name.partition(".")
+        parameter = parameters.get(rest if kind == "weights" else rest.partition(".")[2])
+        is_whole = parameter is not None and tuple(parameter.shape) == each.shape
+        if parameter is None or not (is_whole or not each.shape):
+            raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
+        dtype = getattr(torch, each.dtype)
+        like = parameter.detach()
+        found[name] = (
+            torch.empty_like(like, dtype=dtype)
+            if isinstance(like, DTensor) and is_whole
+            else torch.empty(each.shape, dtype=dtype)
+        )
+    return found
 
 
 async def newest_checkpoint(store: ObjectStore) -> str | None:
@@ -132,37 +230,36 @@ async def checkpoint_before(store: ObjectStore, step: int) -> str | None:
 
 
 async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
-    """Delete all but step 0's and the `num_kept` newest."""
-    keys = [key for key in await store.keys(_PREFIX) if not key.startswith(_step_prefix(0))]
-    for key in keys[:-num_kept]:
-        await store.delete(key)
+    """Delete all but step 0's and the `num_kept` newest, and pieces that no head names.
+
+    Pieces of steps after the newest checkpoint may be of one that is being saved.
+    """
+    keys = await store.keys(_PREFIX)
+    later = [key for key in keys if not key.startswith(_step_prefix(0))]
+    dropped = later[:-num_kept]
+    for key in dropped:
+        await store.delete(key)  # First: a head never lacks a piece.
+    kept = {_step_of(key, _PREFIX) for key in keys if key not in dropped}
+    for key in await store.keys(PIECE_PREFIX):
+        step = _step_of(key, PIECE_PREFIX)
+        if step not in kept and step < max(kept, default=0):
+            await store.delete(key)
 
 
-def _encode(
-    learner: Learner,
-    step: int,
-    completed: Completed,
-    ledger: dict[int, LedgerRow],
-) -> bytes:
-    head = CheckpointHead(
-        step=step,
-        weights_digest=learner.weights_digest(),
-        optimizer_digest=learner.optimizer_digest(),
-        completed=completed,
-        ledger=ledger,
-    )
-    assert head.weights_digest == completed.weights_digest, "the learner moved on"
-    return save(learner.state(), {_HEAD: msgspec.json.encode(head).decode()})
-
-
-def _read_head(data: bytes, key: str) -> CheckpointHead:
+async def read_head(store: ObjectStore, key: str) -> CheckpointHead:
+    """Read what a checkpoint says of itself; raises as `load_checkpoint`."""
+    data = await store.get(key)
+    if _digest(data) != key.rpartition("-")[2]:
+        raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
     try:
-        (size,) = struct.unpack_from("<Q", data)
-        metadata = parse_json(data[8 : 8 + size], _SafetensorsHead, key).__metadata__
-        check_format(parse_json(metadata[_HEAD], _Versioned, key).format, key)
-        return parse_json(metadata[_HEAD], CheckpointHead, key)
-    except (struct.error, CodecError, KeyError) as error:
+        check_format(parse_json(data, _Versioned, key).format, key)
+        return parse_json(data, CheckpointHead, key)
+    except CodecError as error:
         raise CorruptDataError(f"{key}: not a checkpoint: {error}") from error
+
+
+def _step_of(key: str, prefix: str) -> int:
+    return int(key.removeprefix(prefix).partition("-")[0])
 
 
 def _step_prefix(step: int) -> str:

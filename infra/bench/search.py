@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load
 
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
-from penstock.actors.trainer.checkpoint import newest_checkpoint
+from penstock.actors.trainer.checkpoint import newest_checkpoint, read_policy_weights
 from penstock.envs.factory.modules import package_modules
 from penstock.envs.factory.targets import find_targets
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
@@ -119,7 +118,6 @@ def _median_ms(work: Callable[[int], object], repeats: int = 50) -> float:
 
 TOKENS_MAX = 192
 BATCH_TOKENS_MAX = 4_096
-_WEIGHTS = "weights."
 
 
 class PolicyEmbedder:
@@ -170,8 +168,6 @@ async def open_policy_embedder(run: RunDir) -> PolicyEmbedder:
     if key is None:
         raise NotFoundError(f"run {run.run_id}: expected a checkpoint, there is none yet")
     policy = Policy(load_config(run.config).policy)
-    state = load(await store.get(key))
-    weights = {k.removeprefix(_WEIGHTS): v for k, v in state.items() if k.startswith(_WEIGHTS)}
-    policy.load_state_dict(weights)
+    policy.load_state_dict(await read_policy_weights(store, key))
     text = (await store.get(TOKENIZER_KEY)).decode()
     return PolicyEmbedder(policy, Tokenizer.from_json(text, TOKENIZER_KEY))

@@ -10,8 +10,11 @@ import torch
 
 from penstock.actors.policy.checkpoint import load_published, publishable_state
 from penstock.actors.policy.model import Policy
-from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint, newest_checkpoint
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.checkpoint import (
+    first_checkpoint,
+    newest_checkpoint,
+    read_policy_weights,
+)
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import find_run, open_log
@@ -89,9 +92,9 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
 
 
 async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
-    learner = Learner.initialized(config.policy, config.trainer.optimizer, seed=0)
-    await load_checkpoint(store, key, learner)
-    return _published(learner.policy, 1.0)
+    policy = Policy(config.policy)
+    policy.load_state_dict(await read_policy_weights(store, key))
+    return _published(policy, 1.0)
 
 
 def _published(policy: Policy, sharpness: float) -> Policy:

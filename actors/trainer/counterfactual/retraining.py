@@ -139,8 +139,8 @@ async def retrain(
     key = await checkpoint_before(log.store, min(left_out))
     if key is None:
         raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
-    head = await load_checkpoint(log.store, key, learner)
-    await load_reference(log.store, learner)
+    head = await load_checkpoint(log, key, learner)
+    await load_reference(log, learner)
     learner.versions.have_sampled = False
     run = _Retraining(learner, on_all_cores(config), log, left_out, head.step)
     async for delivery in log.deliveries:

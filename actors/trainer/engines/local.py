@@ -62,7 +62,7 @@ class LocalEngine:
             digest = preferred.weights_digest
             completed = msgspec.structs.replace(completed, weights_digest=digest)
         saved = await self.save(ctx, completed, {})
-        await load_reference(ctx.store, self.learner)
+        await load_reference(ctx, self.learner)
         return HeldCheckpoint(completed=completed, saved=saved)
 
     async def _load_model(self, ctx: Context) -> None:
@@ -76,8 +76,8 @@ class LocalEngine:
 
     async def load(self, place: Place, object_key: str) -> HeldCheckpoint:
         """Load a checkpoint; see `TrainingEngine.load`."""
-        head = await load_checkpoint(place.store, object_key, self.learner)
-        await load_reference(place.store, self.learner)
+        head = await load_checkpoint(place, object_key, self.learner)
+        await load_reference(place, self.learner)
         digest = head.weights_digest
         saved = CheckpointSaved(step=head.step, object_key=object_key, weights_digest=digest)
         return HeldCheckpoint(completed=head.completed, saved=saved)

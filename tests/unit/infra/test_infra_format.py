@@ -1,13 +1,13 @@
 """Data of format 1, which Penstock 0.1.0 wrote, is refused by name."""
 
-import struct
-
 import msgspec
 import pytest
+import xxhash
 
-from penstock.actors.trainer.checkpoint import _read_head
+from penstock.actors.trainer.checkpoint import read_head
 from penstock.infra.commands.log_file import _write, read_header
 from penstock.infra.run.runs import check_log, find_run
+from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, CorruptDataError, FormatError
@@ -87,8 +87,10 @@ def test_an_exported_log_of_0_1_0_is_refused(tmp_path):
         read_header(path)
 
 
-def test_a_checkpoint_of_0_1_0_is_refused():
-    head = msgspec.json.encode({"step": 3, "weights_digest": "x"}).decode()
-    metadata = msgspec.json.encode({"__metadata__": {"head": head}})
-    with pytest.raises(FormatError, match=f"^checkpoints/3: has {REFUSAL}"):
-        _read_head(struct.pack("<Q", len(metadata)) + metadata, "checkpoints/3")
+async def test_a_checkpoint_of_another_format_is_refused():
+    store = MemoryStore()
+    data = msgspec.json.encode({"step": 3, "weights_digest": "x", "format": 1})
+    key = f"checkpoints/00000003-{xxhash.xxh3_128_hexdigest(data)}"
+    await store.put(key, data)
+    with pytest.raises(FormatError, match=f"^{key}: has {REFUSAL}"):
+        await read_head(store, key)
