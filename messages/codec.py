@@ -45,6 +45,7 @@ from penstock.messages.generation import (
 from penstock.messages.reading.parsing import parse_with
 from penstock.messages.requests.episodes import EpisodePart, ListEpisodes, ReadEpisode
 from penstock.messages.requests.ranks import (
+    JoinRank,
     LoadRank,
     MakeVersion0,
     MeasureSamples,
@@ -135,7 +136,7 @@ REQUESTS = (
     ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,
-    MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken, MeasureSamples, SamplesMeasured,
+    JoinRank, MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken, MeasureSamples, SamplesMeasured,
     SaveRank, RankSaved,
 )  # fmt: skip
 """Requests and replies, not kept."""

@@ -26,6 +26,10 @@ class FormatError(PenstockError, ValueError):
     """Data was stored by a version of another format; the text names both and what to do."""
 
 
+class StartAgainError(PenstockError, RuntimeError):
+    """A process asks to be started again: its state is another client's."""
+
+
 class BusError(PenstockError, ConnectionError):
     """The event bus cannot do what was asked."""
 

@@ -1,12 +1,12 @@
 """How the trainer hands over a new policy version for publication."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.kernels.element_types import ELEMENT_TYPES
-from penstock.messages.weights import WeightsPublished
+from penstock.messages.weights import UploadWeights, WeightsPublished
 
 Snapshot = dict[str, np.ndarray]
 """Tensor name -> array; bfloat16 travels as uint16 bit patterns of the same shape, what else numpy
@@ -15,6 +15,51 @@ FP8_E4M3 = ELEMENT_TYPES["F8_E4M3"].storage
 """Bit patterns of float8_e4m3fn: `array.view(FP8_E4M3)`."""
 E8M0 = ELEMENT_TYPES["F8_E8M0"].storage
 """Powers of two, biased by 127: the scales of MXFP8's blocks."""
+
+
+class TensorRun(NamedTuple):
+    """A run of one published tensor, and its values."""
+
+    name: str
+    """Of the tensor."""
+    start: int
+    """Of the run's first element in the flattened tensor."""
+    values: np.ndarray
+    """[N] bit patterns, as in a `Snapshot`."""
+
+
+class ShardUploader(Protocol):
+    """A rank's part in publishing versions that several ranks hold together."""
+
+    async def upload(self, message: UploadWeights, runs: Sequence[TensorRun]) -> None:
+        """Upload this rank's runs of a version, then verify a share of what all ranks uploaded.
+
+        All ranks' runs together are every element of every tensor once.
+        """
+        ...
+
+
+class ShardPublisher(Protocol):
+    """The trainer's part: it holds no weights, and commits what ranks upload."""
+
+    async def publish_shards(
+        self,
+        policy_version: int,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        config_json: str,
+        probe: Sequence[float],
+    ) -> WeightsPublished:
+        """Have all ranks upload a version, commit it, and return its manifest.
+
+        Args:
+            policy_version: Which one; the ranks hold it.
+            shapes: Of its tensors, all bfloat16.
+            config_json: Of the policy.
+            probe: What the version computes.
+
+        """
+        ...
 
 
 class SnapshotPublisher(Protocol):

@@ -44,3 +44,29 @@ def check_ranks(config: RunConfig) -> None:
         expected = 'expected 1 with trainer.engine = "ranks": each rank publishes its own shards'
         text = f"{expected}, got {config.weights.num_publisher_ranks}"
         raise ConfigError(f"weights.num_publisher_ranks: {text}")
+
+
+def check_environment(config: RunConfig, role_rank: str, rank: int, num_ranks: int) -> None:
+    """Check that a rank's process was started as the run's settings say.
+
+    Args:
+        config: Of the run.
+        role_rank: What follows the colon of the role: a number, or nothing where several processes
+            are started alike and RANK alone tells them apart.
+        rank: RANK.
+        num_ranks: WORLD_SIZE.
+
+    Raises:
+        ConfigError: It was not.
+
+    """
+    expected = config.trainer.ranks.num_ranks
+    if config.trainer.engine != "ranks":
+        engine = config.trainer.engine
+        raise ConfigError(f'role rank: expected trainer.engine = "ranks", got {engine!r}')
+    if num_ranks != expected:
+        text = f"expected trainer.ranks.num_ranks = {expected}, got {num_ranks}"
+        raise ConfigError(f"environment variable WORLD_SIZE: {text}")
+    if role_rank and role_rank != str(rank):
+        text = f"expected that of the role, {role_rank}, got {rank}"
+        raise ConfigError(f"environment variable RANK: {text}")

@@ -45,6 +45,8 @@ class ExitCode(IntEnum):
     """A fold cannot get past an event: the run cannot go on."""
     CHARGED = 4
     """By an error that was charged to an item."""
+    START_AGAIN = 5
+    """To be started again, as it was asked to."""
 
 
 class DeathCause(StrEnum):
@@ -52,6 +54,7 @@ class DeathCause(StrEnum):
 
     FAILED = "failed"
     CHARGED = "charged"
+    START_AGAIN = "start_again"
     STUCK = "stuck"
     KILLED = "killed"
     CRASHED = "crashed"
@@ -114,7 +117,7 @@ class Attribution:
 
     def judge(self, death: Death) -> Judgement:
         """Return what follows from a noted death, `NEIGHBOR_S` after it."""
-        if death.cause is DeathCause.CHARGED:
+        if death.cause in {DeathCause.CHARGED, DeathCause.START_AGAIN}:
             return Judgement(counts=False)
         is_known = death.items and all(noted.item != UNNAMED for noted in death.items)
         if death.cause is not DeathCause.CRASHED or not is_known or self._has_neighbor(death):

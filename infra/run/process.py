@@ -25,7 +25,7 @@ from penstock.infra.run.hosts import check_remote, join_run
 from penstock.infra.run.liveness import START_S_MAX, until_closed, until_open
 from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir, connect, find_run
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import PenstockError, StartAgainError
 
 
 async def run_actors(  # noqa: PLR0913 - all of a process
@@ -158,10 +158,14 @@ def actor_command(arguments: argparse.Namespace) -> int:
         code = ExitCode.CHARGED if in_progress.has_charged else ExitCode.FAILED
         if failures.subgroup(FoldStuckError):
             code = ExitCode.STUCK
+        if failures.subgroup(StartAgainError):
+            code = ExitCode.START_AGAIN
         for error in failures.exceptions:
             traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(code)
+    if any(role.startswith("rank:") for role in arguments.roles):
+        os._exit(0)  # A step may be in progress in a thread, and gloo may abort at the exit.
     return 0
 
 

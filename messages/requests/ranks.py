@@ -1,7 +1,7 @@
 """Requests of the trainer to the ranks that hold its weights: service `rank.<number>`.
 
 ```
- trainer ── LoadRank, TakeStep, MeasureSamples, SaveRank, UploadWeights ──▶ each rank, at once
+ trainer ── JoinRank, LoadRank, TakeStep, MeasureSamples, SaveRank, UploadWeights ──▶ each rank, at once
          ◀── Ack every second, then one reply; figures are rank 0's ──────
 ```
 A session is one use of the ranks by one trainer. A rank belongs to the first session that it sees,
@@ -21,10 +21,21 @@ from penstock.messages.training import (
 )
 
 
+def rank_service(rank: int) -> str:
+    """Return the name of one rank's service."""
+    return f"rank.{rank}"
+
+
+class JoinRank(Message, frozen=True, kw_only=True):
+    """Trainer -> each rank: belong to a session, or end. Answered by `Ack`."""
+
+    session: str
+
+
 class MakeVersion0(Message, frozen=True, kw_only=True):
     """Trainer -> rank 0: make version 0 and save its checkpoint; the other ranks wait.
 
-    Answered by `RankLoaded`.
+    Answered by `RankSaved`.
     """
 
     session: str
@@ -45,8 +56,10 @@ class RankLoaded(Message, frozen=True, kw_only=True):
     step: int
     object_key: str
     weights_digest: str
-    tensor_table: bytes
-    """Names, dtypes and shapes of what is published, as in `UploadWeights`."""
+    shapes: dict[str, list[NonNegativeInt]]
+    """Of the tensors that are published, by name."""
+    probe: list[float]
+    """What the version computes, as `WeightsPublished.probe`."""
 
 
 class TakeStep(Message, frozen=True, kw_only=True):
@@ -65,6 +78,8 @@ class StepTaken(Message, frozen=True, kw_only=True):
     staleness_tokens: dict[int, int]
     skipped: str = ""
     drift: dict[int, VersionDrift] = {}
+    probe: list[float] = []
+    """As `RankLoaded.probe`."""
 
 
 class MeasureSamples(Message, frozen=True, kw_only=True):

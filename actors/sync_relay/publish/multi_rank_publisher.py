@@ -1,24 +1,26 @@
-"""The trainer's side if ranks publish: hands each version over, and commits their uploads.
+"""The trainer's side if ranks publish: requests their uploads, and commits them.
 
 ```
  snapshot ─▶ file ─▶ rank 0: upload, verify ─┐
                  └─▶ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
 ```
+Ranks that train (`shard_uploader.py`) have their parts already: there is no file.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.sync_relay.core.flat_snapshot import Table, tensor_table
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.handover import Handover
-from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX, upload_service
+from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
 from penstock.actors.sync_relay.publish.rank_committer import Committer
 from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.messages.base import Message
@@ -34,40 +36,53 @@ StreamRequest = Callable[..., AsyncIterator[Message]]
 """`Bus.stream_request`."""
 
 
-class MultiRankPublisher:
-    """A `SnapshotPublisher` whose versions are uploaded by ranks in processes of their own."""
+class RankUploads:
+    """Requests the uploads of all ranks, and commits them."""
 
     def __init__(
-        self, store: ObjectStore, num_ranks: int, handover: Path, request: StreamRequest
+        self,
+        store: ObjectStore,
+        num_ranks: int,
+        request: StreamRequest,
+        service: Callable[[int], str],
     ) -> None:
         """Prepare; nothing is read or claimed yet.
 
         Args:
             store: The origin.
-            num_ranks: Number of `RankActor` processes.
-            handover: Folder of the file that snapshots are written to.
+            num_ranks: Number of ranks, each with all its part of a version.
             request: Sends a message to a rank's service.
+            service: Name of the service of a rank that answers `UploadWeights`.
 
         """
         self._io = StoreIO(store)
         self._num_ranks = num_ranks
-        self._handover = handover
         self._request = request
+        self._service = service
         self._table: Table | None = None
         self._committer: Committer
         self._has_failed = False
         """Whether the newest attempt failed: markers may be left under its token."""
 
-    async def prepare(
+    async def commit(
         self,
         policy_version: int,
-        snapshot: Snapshot,
+        table: Table,
+        hand_over: Callable[[int], Awaitable[object]],
         *,
         optimizer_step: int,
         config_json: str,
-        probe: Sequence[float] = (),
+        probe: Sequence[float],
     ) -> WeightsPublished:
-        """Store and commit one version; see `SnapshotPublisher.prepare`.
+        """Have a version uploaded, and commit it.
+
+        Args:
+            policy_version: Which one.
+            table: Of the whole version.
+            hand_over: Called first, with the token of the attempt.
+            optimizer_step: The step that made it.
+            config_json: Of the policy.
+            probe: What the version computes.
 
         Raises:
             StaleTokenError: Another committer took over.
@@ -75,17 +90,16 @@ class MultiRankPublisher:
             DeadlineError: A rank did not answer.
             CorruptDataError: The uploads are not one version.
             PublishConflictError: This version was committed before, from other weights.
-            OSError: No room in the store, or for the file.
+            OSError: No room in the store.
 
         """
-        table = tensor_table(snapshot)
         if table != self._table:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._io, self._num_ranks, table, spans)
             self._table = table
         token = await self._committer.begin(new_token=self._has_failed)
         self._has_failed = True
-        await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
+        await hand_over(token)
         message = UploadWeights(
             policy_version=policy_version,
             fencing_token=token,
@@ -115,7 +129,7 @@ class MultiRankPublisher:
         """Request one rank's upload, again if it dies; finished work is not repeated."""
         for num_left in reversed(range(_NUM_REQUESTS_MAX)):
             try:
-                async for _ in self._request(upload_service(rank), message, idle_s=_IDLE_S):
+                async for _ in self._request(self._service(rank), message, idle_s=_IDLE_S):
                     pass
             except (BusError, DeadlineError) as error:
                 if not num_left:
@@ -123,3 +137,77 @@ class MultiRankPublisher:
                 _log.warning("rank %d: requesting again: %s", rank, error)
             else:
                 return
+
+
+class MultiRankPublisher:
+    """A `SnapshotPublisher` whose versions are uploaded by ranks in processes of their own."""
+
+    def __init__(self, uploads: RankUploads, handover: Path) -> None:
+        """Prepare; nothing is read or claimed yet.
+
+        Args:
+            uploads: Of the `RankActor` processes.
+            handover: Folder of the file that snapshots are written to.
+
+        """
+        self._uploads = uploads
+        self._handover = handover
+
+    async def prepare(
+        self,
+        policy_version: int,
+        snapshot: Snapshot,
+        *,
+        optimizer_step: int,
+        config_json: str,
+        probe: Sequence[float] = (),
+    ) -> WeightsPublished:
+        """Store and commit one version; see `SnapshotPublisher.prepare`.
+
+        Raises as `RankUploads.commit`, and OSError where there is no room for the file.
+        """
+        table = tensor_table(snapshot)
+
+        async def hand_over(token: int) -> None:
+            await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
+
+        return await self._uploads.commit(
+            policy_version,
+            table,
+            hand_over,
+            optimizer_step=optimizer_step,
+            config_json=config_json,
+            probe=probe,
+        )
+
+
+class ShardsPublisher:
+    """A `ShardPublisher`: the ranks that train upload what they hold."""
+
+    def __init__(self, uploads: RankUploads) -> None:
+        """Take the uploads of the ranks that train."""
+        self._uploads = uploads
+
+    async def publish_shards(
+        self,
+        policy_version: int,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        config_json: str,
+        probe: Sequence[float],
+    ) -> WeightsPublished:
+        """Publish a version; see `ShardPublisher.publish_shards`, raises as `RankUploads.commit`."""
+        bits = np.zeros((), np.uint16)
+        whole = {name: np.broadcast_to(bits, tuple(shape)) for name, shape in shapes.items()}
+
+        async def nothing(_token: int) -> None:
+            """The ranks have the weights."""
+
+        return await self._uploads.commit(
+            policy_version,
+            tensor_table(whole),
+            nothing,
+            optimizer_step=policy_version,
+            config_json=config_json,
+            probe=probe,
+        )

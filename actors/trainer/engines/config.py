@@ -15,9 +15,9 @@ class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     num_ranks: Annotated[int, Meta(ge=1, le=NUM_RANKS_MAX)] = 2
     step_s_max: PositiveFloat = 1800.0
-    """Maximum time of a step, a checkpoint or one collective operation; a rank that exceeds it is
+    """Maximum time of a step, a checkpoint or one operation among ranks; a rank that exceeds it is
     hung, and all ranks start again from the newest checkpoint."""
     start_s_max: PositiveFloat = 600.0
-    """Maximum time until all ranks of a start have found each other."""
+    """Maximum time until all ranks answer at the start of a run, and after a failure."""
     restarts_max: NonNegativeInt = 10
-    """Failures of one step after which the trainer fails with the cause."""
+    """Starts of all ranks for one step, after which the trainer fails with the cause."""

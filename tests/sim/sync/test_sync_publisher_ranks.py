@@ -15,9 +15,9 @@ from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
 from penstock.actors.sync_relay.publish.handover import Handover
 from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.multi_rank_publisher import MultiRankPublisher
+from penstock.actors.sync_relay.publish.multi_rank_publisher import MultiRankPublisher, RankUploads
 from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.rank_actor import RankActor
+from penstock.actors.sync_relay.publish.rank_actor import RankActor, upload_service
 from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
 from penstock.infra.run.config_file import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
@@ -64,7 +64,8 @@ async def ranks(tmp_path):
 
 
 def publisher(ranks):
-    return MultiRankPublisher(ranks.store, NUM_RANKS, ranks.folder / "handover", ranks.ask)
+    uploads = RankUploads(ranks.store, NUM_RANKS, ranks.ask, upload_service)
+    return MultiRankPublisher(uploads, ranks.folder / "handover")
 
 
 async def prepare(target, version, tensors=None):
