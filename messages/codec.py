@@ -136,8 +136,8 @@ REQUESTS = (
     ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,
-    JoinRank, MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken, MeasureSamples, SamplesMeasured,
-    SaveRank, RankSaved,
+    JoinRank, MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken,
+    MeasureSamples, SamplesMeasured, SaveRank, RankSaved,
 )  # fmt: skip
 """Requests and replies, not kept."""
 

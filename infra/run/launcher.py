@@ -7,7 +7,7 @@ restarted within the restart budget. All state is on the log and in the object s
 
 import asyncio
 import contextlib
-import signal
+import os
 import sys
 import time
 from asyncio.subprocess import Process
@@ -24,6 +24,8 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.ranks.environment import is_rank, rank_environments
+from penstock.infra.ranks.units import first_to_end, stop_processes, units
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.run.charges import (
@@ -53,10 +55,6 @@ from penstock.messages.errors import (
 )
 
 REAP_S = 1.0
-STOP_S = 45.0
-"""Longest orderly stop of a process before it is killed."""
-KILL_S = 10.0
-"""Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
 SERVER_PAUSE_S = 0.5
@@ -83,6 +81,7 @@ class Processes:
         self._gives_up = gives_up
         self._run = run
         self._specs = {name: config.processes[name] for name in names}
+        self._trainer = config.trainer
         self._budget = RestartBudget(
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
@@ -120,34 +119,32 @@ class Processes:
                 group.create_task(self._watch_space(), name="watch space")
                 group.create_task(self._reap(), name="reap")
                 group.create_task(self._collect(bus), name="collect")
-                for name, specs in self._specs.items():
-                    group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
+                for unit in units(self._specs):
+                    group.create_task(self._keep(unit, bus), name=f"keep {', '.join(unit)}")
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def stop(self) -> None:
         """Stop all in order; kill those that outlast the deadline, and their orphans."""
         self._stopping = True
-        running = [p for p in self._running.values() if p.returncode is None]
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*(p.wait() for p in running))
-        except TimeoutError:
-            for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            async with asyncio.timeout(KILL_S):
-                await asyncio.gather(*(p.wait() for p in running))
+        ranks = {name for name, specs in self._specs.items() if is_rank(specs)}
+        for names in (set(self._running) - ranks, ranks):  # The trainer saves with the ranks' help.
+            await stop_processes([p for name, p in self._running.items() if name in names])
         await self._end_orphans()
 
-    async def _keep(self, name: str, specs: list[str], bus: NatsBus) -> None:
+    async def _keep(self, unit: dict[str, list[str]], bus: NatsBus) -> None:
+        """Start a unit, and start it again whenever one of its processes ends."""
         while not self._stopping:
+            environments = rank_environments(unit, self._trainer)
             async with self._changing:
-                process = await self._start(name, specs)
-            code = await process.wait()
+                processes = {
+                    name: await self._start(name, specs, environments[name])
+                    for name, specs in unit.items()
+                }
+            name = await first_to_end(processes)
+            process = processes[name]
+            code = process.returncode
+            assert code is not None
             if self._stopping:
                 return
             await self._end_orphans()
@@ -200,7 +197,7 @@ class Processes:
         with contextlib.suppress(BusError, DeadlineError):
             await bus.publish([event])
 
-    async def _start(self, name: str, specs: list[str]) -> Process:
+    async def _start(self, name: str, specs: list[str], environment: dict[str, str]) -> Process:
         path = self._log_path(name)
         private_folder(path.parent)
         noted = self._in_progress_path(name)
@@ -210,6 +207,7 @@ class Processes:
                 *self._command_prefix(specs), sys.executable, "-m", "penstock.infra.cli",
                 "actor", *specs, "--run", str(self._run.path), "--in-progress", str(noted),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | environment,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
         self._running[name] = process

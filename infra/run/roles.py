@@ -5,7 +5,6 @@ A role that is local to a region is named `role:region`; a region's several gene
 """
 
 import importlib
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import msgspec
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.ranks.checks import check_environment
 from penstock.infra.regions.settings import region_of_role, replica_name
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_host_name
@@ -26,13 +24,10 @@ from penstock.infra.stores.s3 import S3Store
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
-from penstock.messages.requests.ranks import rank_service
 from penstock.messages.task import Purpose
 
 if TYPE_CHECKING:
     from penstock.actors.policy.chat.format import ChatFormat
-    from penstock.actors.policy.snapshot import SnapshotPublisher
-    from penstock.actors.trainer.engines.protocol import TrainingEngine
     from penstock.envs.microvm.pool.pool import Pool
 
 
@@ -85,71 +80,29 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
 
 async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.trainer.actor import Trainer
+    from penstock.infra.ranks.build import training_engine
     from penstock.infra.run.vault import open_vault
 
     config = assembly.config
+    engine = training_engine(
+        config, assembly.store, assembly.run.handover, assembly.bus.stream_request
+    )
     trainer = Trainer(
         config.trainer,
         config.policy,
-        _training_engine(assembly),
+        engine,
         seed=config.run.seed,
         opener=open_vault(assembly.run),
     )
     return [("trainer", trainer)]
 
 
-def _training_engine(assembly: Assembly) -> "TrainingEngine":
-    from penstock.actors.sync_relay.publish.multi_rank_publisher import (
-        RankUploads,
-        ShardsPublisher,
-    )
-    from penstock.actors.trainer.engines.local import LocalEngine
-    from penstock.actors.trainer.ranks.engine import RankedEngine
-
-    config, request = assembly.config, assembly.bus.stream_request
-    if config.trainer.engine == "local":
-        return LocalEngine(config.policy, config.trainer, _publisher(assembly))
-    num_ranks = config.trainer.ranks.num_ranks
-    uploads = RankUploads(assembly.store, num_ranks, request, rank_service)
-    return RankedEngine(config.policy, config.trainer, request, ShardsPublisher(uploads))
-
-
 async def _training_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.core.store_io import StoreIO
-    from penstock.actors.sync_relay.publish.shard_uploader import HeldShardUploader
-    from penstock.actors.trainer.ranks.actor import TrainingRank
-    from penstock.actors.trainer.ranks.world import RankEnvironment
+    from penstock.infra.ranks.build import training_rank
     from penstock.infra.run.vault import open_vault
 
-    config, num_ranks = assembly.config, assembly.config.trainer.ranks.num_ranks
-    environment = RankEnvironment.of(os.environ)
-    check_environment(config, rank, environment.rank, environment.num_ranks)
-    actor = TrainingRank(
-        config.trainer,
-        config.policy,
-        environment,
-        HeldShardUploader(StoreIO(assembly.store), environment.rank, num_ranks),
-        open_vault(assembly.run),
-    )
-    return [(f"rank-{environment.rank}", actor)]
-
-
-def _publisher(assembly: Assembly) -> "SnapshotPublisher":
-    """Return what publishes the trainer's versions: the trainer's own process, or several ranks."""
-    from penstock.actors.sync_relay.core.store_io import StoreIO
-    from penstock.actors.sync_relay.publish.multi_rank_publisher import (
-        MultiRankPublisher,
-        RankUploads,
-    )
-    from penstock.actors.sync_relay.publish.publisher import Publisher
-    from penstock.actors.sync_relay.publish.rank_actor import upload_service
-
-    num_ranks = assembly.config.weights.num_publisher_ranks
-    if num_ranks == 1:
-        return Publisher(StoreIO(assembly.store))
-    request = assembly.bus.stream_request
-    uploads = RankUploads(assembly.store, num_ranks, request, upload_service)
-    return MultiRankPublisher(uploads, assembly.run.handover)
+    actor = training_rank(assembly.config, assembly.store, rank, open_vault(assembly.run))
+    return [(actor.name, actor)]
 
 
 async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:

@@ -1,8 +1,8 @@
 """Requests of the trainer to the ranks that hold its weights: service `rank.<number>`.
 
 ```
- trainer ── JoinRank, LoadRank, TakeStep, MeasureSamples, SaveRank, UploadWeights ──▶ each rank, at once
-         ◀── Ack every second, then one reply; figures are rank 0's ──────
+ trainer ── JoinRank, LoadRank, TakeStep, MeasureSamples, SaveRank, UploadWeights ──▶ each rank
+         ◀── Ack every second, then one reply; figures are rank 0's ───────
 ```
 A session is one use of the ranks by one trainer. A rank belongs to the first session that it sees,
 and ends when it sees another one, so that no two trainers ever share a process group.

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +35,18 @@ _IDLE_S = 15.0
 _NUM_REQUESTS_MAX = 20
 StreamRequest = Callable[..., AsyncIterator[Message]]
 """`Bus.stream_request`."""
+
+
+class VersionFacts(NamedTuple):
+    """What a version's manifest says beside its tensors."""
+
+    policy_version: int
+    optimizer_step: int
+    """The step that made it."""
+    config_json: str
+    """Of the policy."""
+    probe: Sequence[float]
+    """What the version computes."""
 
 
 class RankUploads:
@@ -65,24 +78,14 @@ class RankUploads:
         """Whether the newest attempt failed: markers may be left under its token."""
 
     async def commit(
-        self,
-        policy_version: int,
-        table: Table,
-        hand_over: Callable[[int], Awaitable[object]],
-        *,
-        optimizer_step: int,
-        config_json: str,
-        probe: Sequence[float],
+        self, facts: VersionFacts, table: Table, hand_over: Callable[[int], Awaitable[object]]
     ) -> WeightsPublished:
         """Have a version uploaded, and commit it.
 
         Args:
-            policy_version: Which one.
-            table: Of the whole version.
+            facts: Of the version.
+            table: Of its tensors.
             hand_over: Called first, with the token of the attempt.
-            optimizer_step: The step that made it.
-            config_json: Of the policy.
-            probe: What the version computes.
 
         Raises:
             StaleTokenError: Another committer took over.
@@ -101,7 +104,7 @@ class RankUploads:
         self._has_failed = True
         await hand_over(token)
         message = UploadWeights(
-            policy_version=policy_version,
+            policy_version=facts.policy_version,
             fencing_token=token,
             attempt=secrets.token_hex(8),
             tensor_table=msgspec.msgpack.encode(table),
@@ -111,10 +114,10 @@ class RankUploads:
                 ranks = range(self._num_ranks)
                 uploads = [group.create_task(self._upload(rank, message)) for rank in ranks]
                 manifest = await self._committer.commit(
-                    policy_version,
-                    optimizer_step=optimizer_step,
-                    config_json=config_json,
-                    probe=probe,
+                    facts.policy_version,
+                    optimizer_step=facts.optimizer_step,
+                    config_json=facts.config_json,
+                    probe=facts.probe,
                     wait_s=VERSION_S_MAX,
                 )
                 # A rank that died after its verification would wait for a staged manifest.
@@ -171,14 +174,8 @@ class MultiRankPublisher:
         async def hand_over(token: int) -> None:
             await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
 
-        return await self._uploads.commit(
-            policy_version,
-            table,
-            hand_over,
-            optimizer_step=optimizer_step,
-            config_json=config_json,
-            probe=probe,
-        )
+        facts = VersionFacts(policy_version, optimizer_step, config_json, probe)
+        return await self._uploads.commit(facts, table, hand_over)
 
 
 class ShardsPublisher:
@@ -196,18 +193,12 @@ class ShardsPublisher:
         config_json: str,
         probe: Sequence[float],
     ) -> WeightsPublished:
-        """Publish a version; see `ShardPublisher.publish_shards`, raises as `RankUploads.commit`."""
+        """Publish a version; see `ShardPublisher`; raises as `RankUploads.commit`."""
         bits = np.zeros((), np.uint16)
         whole = {name: np.broadcast_to(bits, tuple(shape)) for name, shape in shapes.items()}
 
         async def nothing(_token: int) -> None:
-            """The ranks have the weights."""
+            """Hand nothing over: the ranks have the weights."""
 
-        return await self._uploads.commit(
-            policy_version,
-            tensor_table(whole),
-            nothing,
-            optimizer_step=policy_version,
-            config_json=config_json,
-            probe=probe,
-        )
+        facts = VersionFacts(policy_version, policy_version, config_json, probe)
+        return await self._uploads.commit(facts, tensor_table(whole), nothing)

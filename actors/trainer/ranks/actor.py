@@ -12,13 +12,9 @@ the launcher starts all ranks again, and the trainer has them load the newest ch
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, ClassVar
-
-from penstock.actors.trainer.ranks.learner import RankedLearner
-from penstock.actors.trainer.ranks.models import release
-from penstock.actors.trainer.ranks.world import RankEnvironment, World
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.probe import probe_policy
@@ -36,7 +32,10 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.reading import ExampleReader
+from penstock.actors.trainer.ranks.learner import RankedLearner
+from penstock.actors.trainer.ranks.models import release
 from penstock.actors.trainer.ranks.shards import held_runs, published_shapes
+from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event, Message
@@ -103,6 +102,11 @@ class TrainingRank(Actor):
         self._learner: RankedLearner
         self._world: World
         self._ctx: Context
+
+    @property
+    def name(self) -> str:
+        """Unique in the run."""
+        return f"rank-{self._environment.rank}"
 
     async def start(self, ctx: Context) -> Effects:
         """Meet the other ranks."""
@@ -173,11 +177,11 @@ class TrainingRank(Actor):
         try:
             async with bound:
                 work.set_result(await handler)
-        except Exception:
-            if bound.expired():
-                error = DeadlineError(f"still running after trainer.ranks.step_s_max {bound_s:g} s")
-            work.set_result(to_remote(error))
-            self._fail(error)
+        except Exception as error:
+            late = DeadlineError(f"still running after trainer.ranks.step_s_max {bound_s:g} s")
+            cause = late if bound.expired() else error
+            work.set_result(to_remote(cause))
+            self._fail(cause)
 
     def _fail(self, error: Exception) -> None:
         if not self._error.done():
@@ -189,23 +193,18 @@ class TrainingRank(Actor):
         raise error
 
     def _handler(self, message: Message) -> Coroutine[Any, Any, Message]:
-        match message:
-            case MakeVersion0():
-                return self._make_version_0(message)
-            case LoadRank():
-                return self._load(message)
-            case TakeStep():
-                return self._take(message)
-            case MeasureSamples():
-                return self._measure(message)
-            case SaveRank():
-                return self._save(message)
-            case UploadWeights():
-                return self._upload(message)
-            case _:
-                return self._join()
+        handlers: dict[type[Message], Callable[[Any], Coroutine[Any, Any, Message]]] = {
+            JoinRank: self._join,
+            MakeVersion0: self._make_version_0,
+            LoadRank: self._load,
+            TakeStep: self._take,
+            MeasureSamples: self._measure,
+            SaveRank: self._save,
+            UploadWeights: self._upload,
+        }
+        return handlers[type(message)](message)
 
-    async def _join(self) -> Message:
+    async def _join(self, _message: JoinRank) -> Message:
         return Ack()
 
     async def _make_version_0(self, message: MakeVersion0) -> Message:

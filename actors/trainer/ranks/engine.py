@@ -183,9 +183,7 @@ class RankedEngine:
             return await self._ask_all(request, RankSaved)
 
         saved = await self._at(place.store, step, ask)
-        self._digests = {
-            step: digest for step, digest in self._digests.items() if step > self._step
-        }
+        self._digests.clear()
         return CheckpointSaved(
             step=step, object_key=saved.object_key, weights_digest=completed.weights_digest
         )
@@ -242,9 +240,7 @@ class RankedEngine:
             async with asyncio.timeout(self._ranks.start_s_max):
                 while missing:
                     found = await asyncio.gather(*(self._join(rank, session) for rank in missing))
-                    missing = {
-                        rank for rank, is_in in zip(missing, found, strict=True) if not is_in
-                    }
+                    missing -= {rank for rank, has_joined in found if has_joined}
                     if missing:
                         await asyncio.sleep(_PAUSE_S)
         except TimeoutError as error:
@@ -252,7 +248,7 @@ class RankedEngine:
             raise DeadlineError(f"{text} {self._ranks.start_s_max:g} s") from error
         return session
 
-    async def _join(self, rank: int, session: str) -> bool:
+    async def _join(self, rank: int, session: str) -> tuple[int, bool]:
         try:
             async for _ in self._request(
                 rank_service(rank), JoinRank(session=session), idle_s=_IDLE_S
@@ -260,8 +256,8 @@ class RankedEngine:
                 pass
         except (BusError, DeadlineError, RemoteCallError) as error:
             log.info("rank %d: not in session %s yet: %s", rank, session, error)
-            return False
-        return True
+            return rank, False
+        return rank, True
 
     async def _ask_all(self, message: Message, expected: type[M]) -> M:
         """Have all ranks do something; return rank 0's answer.

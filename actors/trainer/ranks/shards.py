@@ -37,11 +37,12 @@ def held_runs(policy: Policy) -> list[TensorRun]:
     for name, view in hf_views(whole).items():
         parameter = parameters[names[view.untyped_storage()._cdata]]
         first, values = _held(parameter)
-        begin = max(view.storage_offset(), first)
-        end = min(view.storage_offset() + view.numel(), first + values.numel())
+        offset = int(view.storage_offset())
+        begin = max(offset, first)
+        end = min(offset + view.numel(), first + values.numel())
         if begin < end:
             rounded = values[begin - first : end - first].to(PUBLISHED_DTYPE, copy=True)
-            runs.append(TensorRun(name, begin - view.storage_offset(), as_numpy(rounded)))
+            runs.append(TensorRun(name, begin - offset, as_numpy(rounded)))
     return runs
 
 
@@ -52,4 +53,4 @@ def _held(parameter: torch.Tensor) -> tuple[int, torch.Tensor]:
     mesh, placements = parameter.device_mesh, parameter.placements
     _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     row = parameter[:1].numel() if parameter.dim() > 1 else 1
-    return offset[0] * row, parameter.to_local().detach().reshape(-1)
+    return int(offset[0]) * row, parameter.to_local().detach().reshape(-1)

@@ -1,0 +1,74 @@
+"""Builds the trainer's engine, and a rank."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from penstock.actors.policy.snapshot import SnapshotPublisher
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.multi_rank_publisher import (
+    MultiRankPublisher,
+    RankUploads,
+    ShardsPublisher,
+)
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.rank_actor import upload_service
+from penstock.actors.sync_relay.publish.shard_uploader import HeldShardUploader
+from penstock.actors.trainer.engines.local import LocalEngine
+from penstock.actors.trainer.engines.protocol import TrainingEngine
+from penstock.actors.trainer.ranks.actor import TrainingRank
+from penstock.actors.trainer.ranks.engine import RankedEngine
+from penstock.actors.trainer.ranks.world import RankEnvironment
+from penstock.infra.ranks.checks import check_environment
+from penstock.infra.run.config import RunConfig
+from penstock.messages.base import Message
+from penstock.messages.bus import ObjectStore
+from penstock.messages.reading.sealed import Opener
+from penstock.messages.requests.ranks import rank_service
+
+StreamRequest = Callable[..., AsyncIterator[Message]]
+"""`Bus.stream_request`."""
+
+
+def training_engine(
+    config: RunConfig, store: ObjectStore, handover: Path, request: StreamRequest
+) -> TrainingEngine:
+    """Return the trainer's engine.
+
+    Args:
+        config: Of the run.
+        store: Its objects.
+        handover: Folder of the file that snapshots are written to for publishing ranks.
+        request: Sends a message to a rank's service.
+
+    """
+    if config.trainer.engine == "local":
+        publisher = _snapshot_publisher(config, store, handover, request)
+        return LocalEngine(config.policy, config.trainer, publisher)
+    uploads = RankUploads(store, config.trainer.ranks.num_ranks, request, rank_service)
+    return RankedEngine(config.policy, config.trainer, request, ShardsPublisher(uploads))
+
+
+def _snapshot_publisher(
+    config: RunConfig, store: ObjectStore, handover: Path, request: StreamRequest
+) -> SnapshotPublisher:
+    """Return what publishes whole versions: the trainer's own process, or several ranks."""
+    num_ranks = config.weights.num_publisher_ranks
+    if num_ranks == 1:
+        return Publisher(StoreIO(store))
+    return MultiRankPublisher(RankUploads(store, num_ranks, request, upload_service), handover)
+
+
+def training_rank(
+    config: RunConfig, store: ObjectStore, role_rank: str, opener: Opener
+) -> TrainingRank:
+    """Return the rank that this process's environment names; `role_rank` follows the role's colon.
+
+    Raises:
+        ConfigError: The environment is not as torchrun sets it, or not as the settings say.
+
+    """
+    environment = RankEnvironment.of(os.environ)
+    check_environment(config, role_rank, environment.rank, environment.num_ranks)
+    uploader = HeldShardUploader(StoreIO(store), environment.rank, environment.num_ranks)
+    return TrainingRank(config.trainer, config.policy, environment, uploader, opener)
