@@ -45,7 +45,7 @@ Gather = Callable[[Any], list[Any]]
 """Returns the values of all ranks, in their order; all ranks call it."""
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class TensorBox(msgspec.Struct, frozen=True, array_like=True):
     """A box of one tensor, inside a piece."""
 
     tensor: str
@@ -62,7 +62,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     digest: str
     """xxh3-128 of the object."""
-    chunks: list[Chunk]
+    chunks: list[TensorBox]
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +196,9 @@ async def read_pieces(store: ObjectStore, stored: StoredTensors, target: State) 
         raise failures.exceptions[0] from None
 
 
-def _metadata(stored: StoredTensors, index: Mapping[MetadataIndex, tuple[int, Chunk]]) -> Metadata:
+def _metadata(
+    stored: StoredTensors, index: Mapping[MetadataIndex, tuple[int, TensorBox]]
+) -> Metadata:
     """Describe stored tensors to the planner."""
     chunks: dict[str, list[ChunkStorageMetadata]] = {name: [] for name in stored.tensors}
     for _, chunk in index.values():
@@ -214,7 +216,7 @@ def _metadata(stored: StoredTensors, index: Mapping[MetadataIndex, tuple[int, Ch
     )
 
 
-def _values(data: bytes, chunk: Chunk, tensor: StoredTensor, key: str) -> torch.Tensor:
+def _values(data: bytes, chunk: TensorBox, tensor: StoredTensor, key: str) -> torch.Tensor:
     dtype = _DTYPES[tensor.dtype]
     own = bytearray(data[chunk.start : chunk.start + math.prod(chunk.sizes) * dtype.itemsize])
     if not own or len(own) != math.prod(chunk.sizes) * dtype.itemsize:
@@ -224,9 +226,9 @@ def _values(data: bytes, chunk: Chunk, tensor: StoredTensor, key: str) -> torch.
 
 def _packed(
     writes: Iterable[tuple[str, tuple[int, ...], torch.Tensor]],
-) -> Iterator[tuple[list[Chunk], list[bytes]]]:
+) -> Iterator[tuple[list[TensorBox], list[bytes]]]:
     """Yield the content of one piece after the other."""
-    chunks: list[Chunk] = []
+    chunks: list[TensorBox] = []
     parts: list[bytes] = []
     num_bytes = 0
     for name, offsets, values in writes:
@@ -235,7 +237,7 @@ def _packed(
             if chunks and num_bytes + len(data) > PIECE_BYTES_MAX:
                 yield chunks, parts
                 chunks, parts, num_bytes = [], [], 0
-            chunks.append(Chunk(name, at, tuple(rows.shape), num_bytes))
+            chunks.append(TensorBox(name, at, tuple(rows.shape), num_bytes))
             parts.append(data)
             num_bytes += len(data)
     if chunks:
