@@ -108,9 +108,26 @@ class GrammarMasks:
                     matcher = await asyncio.shield(job)
             except TimeoutError as error:
                 raise _refusal(f"not compiled in {COMPILE_S_MAX:g} s") from error
-            self._compiled[text] = matcher
-            while len(self._compiled) > _NUM_KEPT_MAX:
-                self._compiled.popitem(last=False)
+            self._keep(text, matcher)
+        return self._opened(text)
+
+    def open_now(self, text: str) -> TurnGrammar:
+        """Return a grammar at its beginning, compiled here: of a text that `open` has taken.
+
+        Raises:
+            InvalidRequestError: It does not compile.
+
+        """
+        if text not in self._compiled:
+            self._keep(text, self._compile(text))
+        return self._opened(text)
+
+    def _keep(self, text: str, matcher: llguidance.LLMatcher) -> None:
+        self._compiled[text] = matcher
+        while len(self._compiled) > _NUM_KEPT_MAX:
+            self._compiled.popitem(last=False)
+
+    def _opened(self, text: str) -> TurnGrammar:
         self._compiled.move_to_end(text)
         return TurnGrammar(self._compiled[text].deep_copy(), self._vocab_size)
 

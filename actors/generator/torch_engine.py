@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from penstock.actors.generator.checks import check_request, open_grammar
 from penstock.actors.generator.core import EngineCore, Output
 from penstock.actors.generator.engine import (
-    ContextLengthError,
     EngineCapabilities,
     EngineDiedError,
     EngineHealth,
@@ -19,7 +19,7 @@ from penstock.actors.generator.engine import (
     RequestFailedError,
     TokenChunk,
 )
-from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
+from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.staging import StagedWeights
@@ -27,7 +27,6 @@ from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import check_probe
-from penstock.actors.policy.settings import fault_of
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
 from penstock.messages.errors import CorruptDataError, DeadlineError, QueueFullError
@@ -100,11 +99,11 @@ class TorchEngine:
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
         self._check_ready(request_id)
-        self._check_prompt(token_ids, routes_from)
-        if fault := fault_of(sampling, self._config.vocab_size):
-            raise InvalidRequestError(fault)
-        if not 0 <= num_resumed < len(token_ids):
-            raise InvalidRequestError(f"num_resumed: expected 0..{len(token_ids) - 1}")
+        check_request(
+            *(token_ids, sampling, routes_from, num_resumed),
+            vocab_size=self._config.vocab_size,
+            num_tokens_max=self._options.num_tokens_max,
+        )
         if sampling.num_tokens_max > self._options.num_tokens_max:
             bound = self._options.num_tokens_max
             sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
@@ -115,7 +114,7 @@ class TorchEngine:
             request = GenerationRequest(
                 *(token_ids, sampling, request_id, session_id, routes_from),
                 num_resumed=num_resumed,
-                grammar=await self._grammar(sampling),
+                grammar=await open_grammar(sampling, self._grammars),
             )
             request.begin(self._config.vocab_size)
             self._worker.post(lambda: self._core.add(request))
@@ -209,13 +208,6 @@ class TorchEngine:
             num_experts=self._config.num_experts,
         )
 
-    async def _grammar(self, sampling: Sampling) -> TurnGrammar | None:
-        if sampling.grammar is None:
-            return None
-        if self._grammars is None or not sampling.grammar.text:
-            raise InvalidRequestError("sampling.grammar: expected the text of one that is known")
-        return await self._grammars.open(sampling.grammar.text)
-
     def _check_ready(self, request_id: str) -> None:
         if not self.health().ready:
             raise EngineNotReadyError(f"no weights, or not running {self._worker.error}".rstrip())
@@ -223,15 +215,6 @@ class TorchEngine:
             raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
         if len(self._streams) >= self._options.num_running_max + self._options.num_waiting_max:
             raise QueueFullError(f"{len(self._streams)} requests are in flight, the most allowed")
-
-    def _check_prompt(self, token_ids: np.ndarray, routes_from: int) -> None:
-        length, vocab_size = len(token_ids), self._config.vocab_size
-        if not 1 <= length < self._options.num_tokens_max:
-            raise ContextLengthError(length, self._options.num_tokens_max - 1)
-        if not 0 <= int(np.min(token_ids)) <= int(np.max(token_ids)) < vocab_size:
-            raise InvalidRequestError(f"token_ids must lie in 0..{vocab_size - 1}")
-        if not 0 <= routes_from < length:
-            raise InvalidRequestError(f"routes_from must lie in 0..{length - 1}, not {routes_from}")
 
     def _deliver(self, outputs: list[Output]) -> None:
         for request, chunk in outputs:

@@ -70,6 +70,12 @@ async def load(engine, weights, version=0):
     return await engine.commit(version, root_digest(weights))
 
 
+def whole_blocks(engine, num_tokens):
+    """Return how many of these tokens a prefix cache can hold."""
+    block = engine.capabilities().cache_block
+    return num_tokens // block * block
+
+
 @check
 async def refuses_before_weights(engine, weights_of):
     assert not engine.health().ready
@@ -125,7 +131,7 @@ async def prefix_reuse_changes_no_greedy_token(engine, weights_of):
     reused = await collect(engine, context, GREEDY, session_id="s", request_id="b")
     await engine.reset_prefix_cache()
     fresh = await collect(engine, context, GREEDY, session_id="t", request_id="c")
-    assert reused.num_cached == len(prompt(2)) + len(first.token_ids) - 1
+    assert reused.num_cached == whole_blocks(engine, len(prompt(2)) + len(first.token_ids) - 1)
     assert fresh.num_cached == 0
     assert reused.token_ids == fresh.token_ids
     np.testing.assert_allclose(reused.logprobs, fresh.logprobs, atol=1e-4)
@@ -139,7 +145,7 @@ async def a_group_computes_its_prompt_once(engine, weights_of):
         for i in range(4)
     ]
     replies = await asyncio.gather(*tasks)
-    assert sorted(reply.num_cached for reply in replies) == [0, 49, 49, 49]
+    assert sorted(reply.num_cached for reply in replies) == [0] + [whole_blocks(engine, 49)] * 3
 
 
 @check
@@ -233,6 +239,31 @@ async def a_wrong_digest_changes_nothing(engine, weights_of):
         await engine.commit(1, root_digest(weights_of(0)))
     assert engine.health().policy_version == 0
     assert await engine.digest() == root_digest(weights_of(0))
+
+
+@check
+async def wrong_values_serve_nothing_until_a_commit_is_right(engine, weights_of):
+    values = []
+    for version in (0, 1):
+        await load(engine, weights_of(version), version)
+        values.append(engine.probe())
+    assert len(values[0]) == len(values[1]) and values[0] != values[1]
+    await engine.pause()
+    waiting = asyncio.create_task(collect(engine, prompt(0), GREEDY, request_id="waiting"))
+    await asyncio.sleep(0)
+    await engine.begin_update()
+    await engine.apply(weights_of(0))
+    with pytest.raises(CorruptDataError, match="probe"):
+        await engine.commit(2, root_digest(weights_of(0)), values[1])
+    await engine.resume()
+    assert not engine.health().ready
+    for task in (waiting, collect(engine, prompt(0), GREEDY)):
+        with pytest.raises(EngineNotReadyError):
+            await task
+    await engine.begin_update()
+    await engine.apply(weights_of(0))
+    await engine.commit(3, root_digest(weights_of(0)), values[0])
+    assert set((await collect(engine, prompt(0), GREEDY)).versions) == {3}
 
 
 @check

@@ -1,0 +1,103 @@
+"""The host's copy of the weights, which vLLM's worker maps and loads.
+
+Two files of one layout: the version in use, and the one that is being staged. A commit exchanges
+them, so that a version that turns out damaged changes nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from penstock.actors.generator.engine import InvalidRequestError
+from penstock.kernels.delta import Patch
+from penstock.kernels.digest import root_digest
+from penstock.messages.errors import CorruptDataError
+
+TensorRow = tuple[str, list[int], int, int]
+"""Name, shape, and the first byte and number of bytes in the file."""
+
+
+class WeightMirror:
+    """The double buffer. Not thread-safe: its owner runs one method at a time."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+        """Make two files of zeros.
+
+        Args:
+            shapes: Of every tensor, by name; all are bfloat16.
+            folder: Where the files are; in memory, if the weights are to be read at its speed.
+
+        """
+        self.rows: list[TensorRow] = []
+        start = 0
+        for name, shape in shapes.items():
+            num_bytes = 2 * int(np.prod(shape))
+            self.rows.append((name, list(shape), start, num_bytes))
+            start += num_bytes
+        self._live, self._standby = (self._open(folder / name, start) for name in ("a", "b"))
+        self._is_open = False
+
+    def _open(self, path: Path, num_bytes: int) -> tuple[Path, dict[str, np.ndarray]]:
+        data = np.memmap(path, np.uint8, "w+", shape=num_bytes)
+        return path, {
+            name: data[start : start + size].view(np.uint16).reshape(shape)
+            for name, shape, start, size in self.rows
+        }
+
+    def begin(self) -> None:
+        """Open an update that starts from the live weights."""
+        for name, array in self._standby[1].items():
+            array[...] = self._live[1][name]
+        self._is_open = True
+
+    def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
+        """Write into the standby."""
+        arrays = self._open_arrays()
+        for name, patch in patches.items():
+            array = arrays.get(name)
+            if array is None:
+                raise InvalidRequestError(f"the policy has no tensor {name!r}")
+            if isinstance(patch, Patch):
+                _write_patch(name, array, patch)
+            elif patch.dtype != np.uint16 or patch.shape != array.shape:
+                raise InvalidRequestError(
+                    f"tensor {name} must be uint16 {array.shape}, not {patch.dtype} {patch.shape}"
+                )
+            else:
+                array[...] = patch
+
+    def verify(self, expected: str) -> None:
+        """Check the standby against the digest that its publisher announced."""
+        found = root_digest(self._open_arrays())
+        if found != expected:
+            raise CorruptDataError(f"staged weights have root digest {found}, not {expected}")
+
+    @property
+    def staged_file(self) -> Path:
+        """The file that is being written."""
+        self._open_arrays()
+        return self._standby[0]
+
+    def swap(self) -> None:
+        """Close the update: the standby is live."""
+        self._open_arrays()
+        self._live, self._standby, self._is_open = self._standby, self._live, False
+
+    def digest(self) -> str:
+        """Return the root digest of the live weights."""
+        return root_digest(self._live[1])
+
+    def _open_arrays(self) -> dict[str, np.ndarray]:
+        if not self._is_open:
+            raise InvalidRequestError("no weight update is open; call begin_update first")
+        return self._standby[1]
+
+
+def _write_patch(name: str, array: np.ndarray, patch: Patch) -> None:
+    indices, values = patch.flat_indices, patch.values
+    if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
+        raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < array.size:
+        raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{array.size - 1}")
+    array.reshape(-1)[indices] = values

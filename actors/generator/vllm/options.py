@@ -1,0 +1,96 @@
+"""What vLLM is started with."""
+
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.probe import PROBE_TOLERANCE
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import TOP_LOGPROBS_MAX
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # The worker's extension is of the first one.
+}
+_PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
+"""Without the first, allocation takes a large part of a step on the CPU."""
+_FOLDERS = (Path(sys.prefix) / "lib", Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
+_BATCHED_TOKENS_MIN = 4096
+_GIB = 1 << 30
+
+
+class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the engine; the names are those of `GeneratorConfig`."""
+
+    num_running_max: int = 64
+    num_waiting_max: int = 1024
+    num_tokens_max: int = 1024
+    chunk_tokens: int = 16
+    """Sampled tokens a chunk carries, but the first, which has one."""
+    num_threads: int = 1
+    dtype: str = "float32"
+    kv_cache_gib: float = 1.0
+    cache_block: int = 32
+    probe_tolerance: float = PROBE_TOLERANCE
+
+
+def set_environment(options: VllmOptions, environment: MutableMapping[str, str]) -> None:
+    """Set what vLLM reads when it is imported, and what its processes preload."""
+    for name, value in _ENVIRONMENT.items():
+        environment.setdefault(name, value)
+    environment["OMP_NUM_THREADS"] = str(options.num_threads)
+    cores = sorted(os.sched_getaffinity(0))[: options.num_threads]
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    found = [folder / name for name in _PRELOADED for folder in _FOLDERS]
+    preloaded = [environment.get("LD_PRELOAD", ""), *(str(f) for f in found if f.exists())]
+    environment["LD_PRELOAD"] = ":".join(filter(None, preloaded))
+
+
+def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `AsyncEngineArgs`, for a model folder without weights."""
+    return {
+        "model": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": options.dtype,
+        "enforce_eager": True,
+        "max_model_len": options.num_tokens_max,
+        "max_num_seqs": options.num_running_max,
+        "max_num_batched_tokens": max(_BATCHED_TOKENS_MIN, options.num_tokens_max),
+        "max_logprobs": TOP_LOGPROBS_MAX + 1,
+        "stream_interval": options.chunk_tokens,
+        "enable_prefix_caching": True,
+        "block_size": options.cache_block,
+        "kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB),
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
+        "worker_extension_cls": "penstock.actors.generator.vllm.worker.PenstockWorker",
+    }
+
+
+def check_policy(policy: PolicyConfig, options: VllmOptions) -> None:
+    """Check that vLLM computes what this policy is.
+
+    Raises:
+        ConfigError: It does not; the text names the setting.
+
+    """
+    numerics = policy.numerics
+    if numerics.is_exact:
+        text = "expected fast with generator.engine vllm: the exact mode needs the native step"
+        raise ConfigError(f"policy.numerics.mode: {text}")
+    if numerics.expert_format != "bf16":
+        text = f"expected bf16 with generator.engine vllm, got {numerics.expert_format!r}"
+        raise ConfigError(f"policy.numerics.expert_format: {text}")
+    if options.num_tokens_max > policy.max_position_embeddings:
+        text = f"expected at most {policy.max_position_embeddings}, got {options.num_tokens_max}"
+        raise ConfigError(f"generator.num_tokens_max: {text}")
