@@ -5,12 +5,21 @@ from penstock.actors.generator.engine import Engine
 from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
+from penstock.actors.generator.vllm.engine import VllmEngine
+from penstock.actors.generator.vllm.options import VllmOptions
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.config import PolicyConfig
 
 
-def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat) -> Engine:
-    """Start the engine of a replica, which has no weights yet."""
+async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat) -> Engine:
+    """Start the engine of a replica, which has no weights yet.
+
+    Raises:
+        ConfigError: The engine does not compute this policy, or is not installed here.
+
+    """
+    if settings.engine == "vllm":
+        return await _start_vllm(settings, policy, chat)
     options = EngineOptions(
         num_running_max=settings.num_running_max,
         num_waiting_max=settings.num_waiting_max,
@@ -22,4 +31,22 @@ def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: ChatForm
     masks = GrammarMasks(chat.tokenizer, chat.stop_ids, policy.vocab_size)
     engine = TorchEngine(policy, options, masks)
     engine.start()
+    return engine
+
+
+async def _start_vllm(
+    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat
+) -> VllmEngine:
+    options = VllmOptions(
+        num_running_max=settings.num_running_max,
+        num_waiting_max=settings.num_waiting_max,
+        num_tokens_max=settings.num_tokens_max,
+        num_threads=settings.num_threads,
+        probe_tolerance=settings.probe_tolerance,
+        dtype=settings.vllm.dtype,
+        kv_cache_gib=settings.vllm.kv_cache_gib,
+        cache_block=settings.vllm.cache_block,
+    )
+    engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids))
+    await engine.start()
     return engine

@@ -23,6 +23,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
 from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
+from penstock.infra.models.environment import check_environments
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.ranks.arithmetic import arithmetic_of
 from penstock.infra.run.closing import close_run
@@ -92,7 +93,9 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         overrides.append(f"run.seed={arguments.seed}")
     data = apply_overrides(read_toml(arguments.config), overrides)
     config = parse_new(data, str(arguments.config))
-    check_outside(config, _names(config, arguments.processes))
+    names = _names(config, arguments.processes)
+    check_outside(config, names)
+    check_environments(config.generator, [config.processes[name] for name in names])
     return new_folder(data, config, arguments), config
 
 

@@ -24,6 +24,7 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.models.environment import python_of
 from penstock.infra.ranks.environment import is_rank, rank_environments
 from penstock.infra.ranks.units import first_to_end, stop_processes, units
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -79,6 +80,7 @@ class Processes:
 
         """
         self._gives_up = gives_up
+        self._generator = config.generator
         self._run = run
         self._specs = {name: config.processes[name] for name in names}
         self._trainer = config.trainer
@@ -204,7 +206,8 @@ class Processes:
         noted.unlink(missing_ok=True)
         with open_private(path, "ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *self._command_prefix(specs), sys.executable, "-m", "penstock.infra.cli",
+                *self._command_prefix(specs), python_of(self._generator, specs),
+                "-m", "penstock.infra.cli",
                 "actor", *specs, "--run", str(self._run.path), "--in-progress", str(noted),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=os.environ | environment,

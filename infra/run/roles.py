@@ -127,7 +127,7 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     config = assembly.config
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
-    engine = start_engine(config.generator, config.policy, await assembly.chat_format())
+    engine = await start_engine(config.generator, config.policy, await assembly.chat_format())
     section = config.region(region)
     lag = Lag(staleness_max, config.generator.lag_s_max)
     generator = Generator(engine, section.serves, region, replica, channel=section.channel, lag=lag)

@@ -40,6 +40,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("actors/generator/masks.py", "special_token_ids", "the library llguidance reads it"),
     ("actors/trainer/ranks/sums.py", "allocate", "FSDP calls it"),
     ("actors/trainer/ranks/sums.py", "async_op", "FSDP may pass it"),
+    ("actors/generator/vllm/worker.py", "penstock_*", "called through vLLM, by their names"),
     ("envs/factory/targets.py", "returns", "an attribute of the ast module's"),
     ("envs/backends.py", "choose_backend", "coming work picks a backend by what it can do"),
     ("envs/tasks/apart/*_side.py", "dont_write_bytecode", "an attribute of sys"),

@@ -23,6 +23,7 @@ _ENVIRONMENT = {
 _PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 """Without the first, allocation takes a large part of a step on the CPU."""
 _FOLDERS = (Path(sys.prefix) / "lib", Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
+_WORKER = ("penstock.actors.generator.vllm.worker", "PenstockWorker")
 _BATCHED_TOKENS_MIN = 4096
 _GIB = 1 << 30
 
@@ -73,7 +74,7 @@ def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
         "async_scheduling": False,
         "disable_log_stats": True,
         "distributed_executor_backend": "uni",
-        "worker_extension_cls": "penstock.actors.generator.vllm.worker.PenstockWorker",
+        "worker_extension_cls": ".".join(_WORKER),
     }
 
 

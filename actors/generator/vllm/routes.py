@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.actors.generator.vllm.library import of_vllm
 from penstock.messages.errors import ConfigError
 
 
@@ -71,12 +72,12 @@ class RouteRecorder:
 
 def _routers(model: torch.nn.Module) -> list[Any]:
     """Return the routers of a model, in the order of its layers."""
-    from vllm.model_executor.layers.fused_moe.layer import MoERunner
-    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
-
-    runners: list[Any] = [module for module in model.modules() if isinstance(module, MoERunner)]
+    layers = "model_executor.layers.fused_moe"
+    moe_runner = of_vllm(f"{layers}.layer.MoERunner")
+    base_router = of_vllm(f"{layers}.router.base_router.BaseRouter")
+    runners: list[Any] = [module for module in model.modules() if isinstance(module, moe_runner)]
     for runner in runners:
-        if runner.is_monolithic or not isinstance(runner.router, BaseRouter):
+        if runner.is_monolithic or not isinstance(runner.router, base_router):
             name = type(runner.router).__name__
             text = f"the experts of {name} choose inside a kernel, where router replay cannot see"
             raise ConfigError(f"generator.engine vllm: {text}")

@@ -16,6 +16,7 @@ from penstock.actors.generator.engine import InvalidRequestError
 from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.sampler import SamplingBatch, finite_rows, sample, uniforms_for
 from penstock.actors.generator.shaper import Shaped, TurnShaper, top_tokens
+from penstock.actors.generator.vllm.library import of_vllm
 from penstock.actors.generator.vllm.turns import EXTRA, TurnRecord, TurnSettings
 from penstock.messages.task import Sampling
 
@@ -88,15 +89,12 @@ class TurnSampler:
         self._runner = runner
         self._masks = masks
         self._vocab_size = vocab_size
-        self.logprobs_mode = "processed_logprobs"
         self.policy_version = -1
         self.turns: dict[str, SampledTurn] = {}
         """By vLLM's name of the request."""
 
-    def __call__(self, logits: torch.Tensor, sampling_metadata: Any, **_: Any) -> Any:
+    def __call__(self, logits: torch.Tensor, **_: Any) -> Any:
         """Draw a token for each row [N, V]; returns vLLM's `SamplerOutput`."""
-        from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-
         states = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
         turns = [self._turn(state) for state in states[: len(logits)]]
         rows = logits[:, : self._vocab_size].to("cpu", torch.float32)
@@ -117,9 +115,9 @@ class TurnSampler:
         values[:, 0] = torch.tensor(logprobs).where(is_whole, torch.nan)
         sampled = ids[:, :1].to(logits.device, torch.int32)
         ranks = torch.zeros(len(turns), dtype=torch.int64)
-        return SamplerOutput(
-            sampled_token_ids=sampled, logprobs_tensors=LogprobsTensors(ids, values, ranks)
-        )
+        tensors = of_vllm("v1.outputs.LogprobsTensors")(ids, values, ranks)
+        output = of_vllm("v1.outputs.SamplerOutput")
+        return output(sampled_token_ids=sampled, logprobs_tensors=tensors)
 
     def _turn(self, state: Any) -> SampledTurn:
         turn = self.turns.get(state.req_id)

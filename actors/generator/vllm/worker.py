@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from penstock.actors.generator.masks import GrammarMasks
+from penstock.actors.generator.vllm.library import of_vllm
 from penstock.actors.generator.vllm.mirror import TensorRow
 from penstock.actors.generator.vllm.routes import RouteRecorder
 from penstock.actors.generator.vllm.sampler import SampledTurn, TurnSampler
@@ -59,7 +61,7 @@ class PenstockWorker:
         model = runner.get_model()
         for module in model.modules():
             # On the CPU a kernel holds a packed copy of the experts, which vLLM would keep.
-            method = getattr(module, "quant_method", None)
+            method: Any = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
         data = np.memmap(path, np.uint8, "r")
@@ -73,9 +75,8 @@ class PenstockWorker:
         runner.reload_weights(weights_iterator=tensors())
         if runner.device.type == "cpu" and getattr(model, "lm_head", None) is not None:
             # A head tied to the embedding is packed, too, and not loaded under its own name.
-            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-            dispatch_cpu_unquantized_gemm(model.lm_head, remove_weight=False)
+            pack = of_vllm("model_executor.layers.utils.dispatch_cpu_unquantized_gemm")
+            pack(model.lm_head, remove_weight=False)
         self._sampler.policy_version = policy_version
 
     def penstock_probe(self, prompts: list[list[int]]) -> list[float]:
@@ -83,33 +84,33 @@ class PenstockWorker:
 
         The scheduler is paused. Prompts run one after the other, in a block that is nobody's.
         """
-        from vllm import SamplingParams
-        from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-
+        params = of_vllm("SamplingParams")(temperature=0.0, max_tokens=1, logprobs=0)
+        new_request = of_vllm("v1.core.sched.output.NewRequestData")
+        nothing = of_vllm("v1.core.sched.output.SchedulerOutput").make_empty
         runner, values, names = self.model_runner, list[float](), list[str]()
         for index, prompt in enumerate(prompts):
-            scheduled = SchedulerOutput.make_empty()
             name = f"probe-{index}"
-            request = NewRequestData(
+            request = new_request(
                 req_id=name,
                 prompt_token_ids=prompt,
                 mm_features=[],
-                sampling_params=SamplingParams(temperature=0.0, max_tokens=1, logprobs=0),
+                sampling_params=params,
                 pooling_params=None,
                 block_ids=([_SPARE_BLOCK],),
                 num_computed_tokens=0,
                 lora_request=None,
             )
-            scheduled.scheduled_new_reqs = [request]
-            scheduled.num_scheduled_tokens = {name: len(prompt)}
-            scheduled.total_num_scheduled_tokens = len(prompt)
-            scheduled.finished_req_ids = set(names[-1:])
+            scheduled = replace(
+                nothing(),
+                scheduled_new_reqs=[request],
+                num_scheduled_tokens={name: len(prompt)},
+                total_num_scheduled_tokens=len(prompt),
+                finished_req_ids=set(names[-1:]),
+            )
             runner.execute_model(scheduled)
             values.append(float(runner.sample_tokens(None).logprobs.logprobs[0, 0]))
             names.append(name)
-        last = SchedulerOutput.make_empty()
-        last.finished_req_ids = set(names[-1:])
-        runner.execute_model(last)
+        runner.execute_model(replace(nothing(), finished_req_ids=set(names[-1:])))
         return values
 
     def penstock_take(self, key: str, num_drawn: int, is_last: bool) -> bytes:

@@ -1,0 +1,163 @@
+"""One turn: vLLM's outputs as chunks, with what the worker noted of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.actors.generator.engine import (
+    EngineDiedError,
+    EngineMetrics,
+    InvalidRequestError,
+    RequestFailedError,
+    TokenChunk,
+)
+from penstock.actors.generator.vllm.chunks import chunks_of, drawn_tokens, version_spans
+from penstock.actors.generator.vllm.client import VllmClient
+from penstock.actors.generator.vllm.turns import TurnRecord, TurnSettings
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.native import has_wide_routes
+from penstock.messages.errors import DeadlineError
+from penstock.messages.rollout import StopReason
+
+_REQUEST_S = 600.0
+"""Longest wait for a request's next chunk, pauses included."""
+_RECORD = msgspec.msgpack.Decoder(TurnRecord)
+_ENDS = {"length": StopReason.LENGTH, "stop": StopReason.STOP, "abort": StopReason.ABORTED}
+
+
+def route_dtype(config: PolicyConfig) -> np.dtype:
+    """Return the type of the policy's routes."""
+    return np.dtype(np.int16 if has_wide_routes(config) else np.uint8)
+
+
+class TurnStream:
+    """A request in flight."""
+
+    def __init__(
+        self, client: VllmClient, config: PolicyConfig, metrics: EngineMetrics, key: str
+    ) -> None:
+        """Prepare.
+
+        Args:
+            client: Of vLLM.
+            config: Of the policy.
+            metrics: Counted up.
+            key: The turn's, unique in the engine's lifetime.
+
+        """
+        self._client, self._config, self._metrics = client, config, metrics
+        self.key = key
+        self._ended = asyncio.Event()
+        self._fault: Exception | None = None
+        self._num_tokens = 0
+
+    def end(self, fault: Exception | None = None) -> None:
+        """End it: as aborted, or with a fault."""
+        self._fault = self._fault or fault
+        self._ended.set()
+
+    async def chunks(
+        self, prompt: list[int], settings: TurnSettings, cache_salt: str, routes_from: int
+    ) -> AsyncIterator[TokenChunk]:
+        """Yield the chunks; the last one has a stop reason, and routes.
+
+        Raises:
+            InvalidRequestError: Of its grammar.
+            RequestFailedError: It cannot be computed.
+            EngineDiedError: vLLM ended under it.
+
+        """
+        num_cached, reason = 0, None
+        outputs = self._client.generate(prompt, settings, cache_salt)
+        last = self._nothing()
+        try:
+            while reason is None and (output := await self._next(outputs)) is not None:
+                if self._num_tokens == 0:
+                    num_cached = output.num_cached_tokens or 0
+                    self._metrics.num_cached_tokens += num_cached
+                    self._metrics.num_prefill_tokens += len(prompt) - num_cached
+                reason = _ENDS[output.outputs[0].finish_reason] if output.finished else None
+                for chunk in await self._read(output.outputs[0], settings):
+                    if len(last.token_ids):
+                        yield last
+                    last = msgspec.structs.replace(chunk, num_cached_tokens=num_cached)
+                if reason is None and len(last.token_ids):
+                    yield last
+                    last = self._nothing(last.policy_version)
+        finally:
+            await outputs.aclose()
+        if self._fault is not None:
+            raise self._fault
+        last = msgspec.structs.replace(
+            last, num_cached_tokens=num_cached, stop_reason=reason or StopReason.ABORTED
+        )
+        yield await self._with_routes(last, len(prompt), routes_from)
+
+    async def _read(self, output: Any, settings: TurnSettings) -> list[TokenChunk]:
+        """Return an output's tokens as chunks of one version each."""
+        vocab_size = self._config.vocab_size
+        tokens = drawn_tokens(output, vocab_size)
+        self._num_tokens += len(tokens)
+        self._metrics.num_generated_tokens += len(tokens)
+        has_fault = any(token.is_fault for token in tokens)
+        needs_record = has_fault or settings.sampling.is_truncated
+        record = await self._take() if needs_record else None
+        if has_fault and record is not None:
+            kind = InvalidRequestError if record.is_refused else RequestFailedError
+            raise kind(record.fault)
+        return list(chunks_of(tokens, record, vocab_size))
+
+    async def _next(self, outputs: Any) -> Any:
+        """Return vLLM's next output, or None if the request was ended from outside."""
+        if self._ended.is_set():
+            return None
+        coming = asyncio.ensure_future(anext(outputs))
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait(
+                {coming, ended}, timeout=_REQUEST_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ended.cancel()
+            if not coming.done():
+                coming.cancel()
+            await asyncio.gather(coming, ended, return_exceptions=True)
+        if self._ended.is_set():
+            return None
+        if coming.cancelled():
+            raise DeadlineError(f"request {self.key}: no chunk within {_REQUEST_S} s")
+        if error := coming.exception():
+            if self._client.error:
+                raise EngineDiedError(f"vLLM died: {self._client.error}") from error
+            raise RequestFailedError(f"request {self.key}: {error!r}") from error
+        return coming.result()
+
+    def _nothing(self, policy_version: int = -1) -> TokenChunk:
+        ids, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
+        return TokenChunk(token_ids=ids, behavior_logprobs=logprobs, policy_version=policy_version)
+
+    async def _with_routes(
+        self, chunk: TokenChunk, num_prompt: int, routes_from: int
+    ) -> TokenChunk:
+        """Add the experts of all positions but the last token's, which was not computed."""
+        if not self._config.num_experts:
+            return chunk
+        record = await self._take(is_last=True)
+        layers, slots = self._config.num_hidden_layers, self._config.num_experts_per_tok
+        dtype = route_dtype(self._config)
+        routes = np.frombuffer(record.routes, dtype).reshape(-1, layers, slots)
+        end = num_prompt + self._num_tokens - 1 if self._num_tokens else 0
+        versions = np.frombuffer(record.versions, np.int32)[routes_from:end]
+        return msgspec.structs.replace(
+            chunk,
+            routed_experts=routes[routes_from:end],
+            routes_from=routes_from,
+            route_spans=version_spans(versions),
+        )
+
+    async def _take(self, *, is_last: bool = False) -> TurnRecord:
+        arguments = self.key, self._num_tokens, is_last
+        return _RECORD.decode(await self._client.call("penstock_take", *arguments))
