@@ -134,9 +134,8 @@ class VllmEngine:
             prompt, salt = token_ids.tolist(), f"{self._epoch}"
             async for chunk in stream.chunks(prompt, settings, salt, routes_from):
                 reason = chunk.stop_reason
-                if chunk.policy_version < 0:  # Aborted before its first token.
-                    chunk = msgspec.structs.replace(chunk, policy_version=self._version)
-                yield chunk
+                version = self._version if chunk.policy_version < 0 else chunk.policy_version
+                yield msgspec.structs.replace(chunk, policy_version=version)
         finally:
             del self._streams[request_id]
             self._metrics.num_aborted += reason in {None, StopReason.ABORTED}
