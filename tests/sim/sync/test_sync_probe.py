@@ -26,8 +26,8 @@ SAMPLING = Sampling(num_tokens_max=150, seed=3)
 PROMPT = np.arange(5, 15, dtype=np.int32)
 
 
-def probe_of(weights):
-    policy = Policy(CONFIG)
+def probe_of(weights, config=CONFIG):
+    policy = Policy(config)
     load_published(
         policy, {n: torch.from_numpy(w).view(PUBLISHED_DTYPE) for n, w in weights.items()}
     )
@@ -35,41 +35,52 @@ def probe_of(weights):
 
 
 class Site:
-    """A trainer's store, a region and an engine whose reloads can be sabotaged."""
+    """A trainer's store, a region, and an engine that follows."""
 
-    def __init__(self, engine):
+    def __init__(self, engine, config=CONFIG):
         self.engine = engine
+        self.config = config
         self.context = FakeContext(MemoryStore())
         self.publisher = Publisher(StoreIO(self.context.store))
         local = MemoryStore()
         self.relay = Relay("west", local)
         self.receiver = Receiver("west", "0", local, engine)
-        self.prepare = engine._core.decoder.prepare
-        self.stale = None
-        self.num_sabotaged = 0
-
-    def keep_stale(self, policy):
-        """Make what the decoder computes with of an older policy than the one it is given."""
-        if self.num_sabotaged:
-            self.num_sabotaged -= 1
-            return self.stale
-        self.stale = self.prepare(policy)
-        return self.stale
 
     async def publish(self, version, weights):
         manifest = await self.publisher.prepare(
-            version, weights, optimizer_step=version, config_json="{}", probe=probe_of(weights)
+            version,
+            weights,
+            optimizer_step=version,
+            config_json="{}",
+            probe=probe_of(weights, self.config),
         )
         await self.relay.on_weights_published(manifest, self.context)
         relayed = WeightsRelayed(region="west", policy_version=version, num_bytes=0, fetch_ms=0.0)
         return await self.receiver.on_weights_relayed(relayed, self.context)
 
 
+class StaleDecoder:
+    """Computes with what it made of an older policy, as often as it is sabotaged."""
+
+    def __init__(self, prepare):
+        self.prepare = prepare
+        self.held = None
+        self.num_sabotaged = 0
+
+    def __call__(self, policy):
+        if self.num_sabotaged:
+            self.num_sabotaged -= 1
+        else:
+            self.held = self.prepare(policy)
+        return self.held
+
+
 @pytest.fixture
 async def site(monkeypatch):
     engine = TorchEngine(CONFIG, OPTIONS)
     site = Site(engine)
-    monkeypatch.setattr(engine._core.decoder, "prepare", site.keep_stale)
+    site.stale = StaleDecoder(engine._core.decoder.prepare)
+    monkeypatch.setattr(engine._core.decoder, "prepare", site.stale)
     await site.relay.start(site.context)
     engine.start()
     yield site
@@ -95,7 +106,7 @@ async def test_no_token_of_a_sabotaged_reload_gets_out_and_a_whole_one_mends_it(
     await site.engine.pause()
     task = asyncio.create_task(sample(site.engine, versions))
     await asyncio.sleep(0)
-    site.num_sabotaged = 1
+    site.stale.num_sabotaged = 1
     (applied,) = await site.publish(1, weights_of(1))
     assert applied.probe_matches and applied.policy_version == 1
     with pytest.raises(EngineNotReadyError, match="wrong"):
@@ -109,7 +120,7 @@ async def test_no_token_of_a_sabotaged_reload_gets_out_and_a_whole_one_mends_it(
 
 async def test_an_engine_that_stays_wrong_is_quarantined(site):
     await site.publish(0, weights_of(0))
-    site.num_sabotaged = 2
+    site.stale.num_sabotaged = 2
     with pytest.raises(QuarantinedError, match="other values than the trainer at version 1"):
         await site.publish(1, weights_of(1))
     (wrong,) = [e for e in site.context.published if isinstance(e, WeightsApplied)]
