@@ -5,7 +5,8 @@ from functools import cache, partial
 import msgspec
 import pytest
 import torch
-from tests.contract.check_engine import CHECKS, STOP_ID, VOCAB_SIZE
+from tests.contract.check_engine import STOP_ID, VOCAB_SIZE
+from tests.contract.check_engine_settings import CHECKS
 
 from penstock.actors.generator import core
 from penstock.actors.generator.masks import GrammarMasks

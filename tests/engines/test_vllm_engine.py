@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from tests.contract.check_engine import CHECKS, STOP_ID, collect, load, prompt
+from tests.contract.check_engine import STOP_ID, collect, load, prompt
+from tests.contract.check_engine_settings import CHECKS
 from tests.contract.test_engine_conformance import CONFIG, DENSE, tokenizer, weights_of
 from tests.sim.sync.test_sync_probe import Site, probe_of
 

@@ -1,7 +1,7 @@
 """Notes which experts computed every token, by the slot of vLLM's cache that holds it.
 
-A slot holds the keys and values of one token, so whoever reuses a cached prefix reuses its routes,
-and nothing has to be known of requests until one ends.
+A slot holds the keys and values of one token, so a request that reuses a cached prefix reuses its
+routes, and nothing has to be known of requests until one ends.
 """
 
 from collections.abc import Sequence
