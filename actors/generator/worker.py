@@ -14,10 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-import torch
-
 from penstock.actors.generator.core import EngineCore, Output
 from penstock.actors.generator.engine import EngineNotReadyError
+from penstock.actors.policy.device import fix_threads
 from penstock.messages.errors import DeadlineError
 
 _COMMAND_S = 30.0
@@ -102,7 +101,7 @@ class EngineWorker:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _run(self) -> None:
-        torch.set_num_threads(self.core.options.num_threads)
+        fix_threads(self.core.options.num_threads)
         try:
             while not self._is_stopping and not self.core.fault:
                 self._run_commands()

@@ -66,3 +66,13 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
 def copied_to(device: torch.device, value: torch.Tensor) -> torch.Tensor:
     """Copy a weight or a moment to a device; scalars stay on the host, where AdamW counts steps."""
     return value.clone() if value.dim() == 0 else value.to(device, copy=True)
+
+
+def fix_threads(num_threads: int) -> None:
+    """Fix torch's thread count in the calling thread; bits depend on it.
+
+    At its first operation a thread takes over the count that any thread of the process set last. So
+    that comes first here: else another thread's count could come between this one and the work.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(num_threads)

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from penstock.actors.policy.device import fix_threads
+
 Result = TypeVar("Result")
 PassFigures = TypeVar("PassFigures")
 Pass = Callable[[], tuple[torch.Tensor, PassFigures]]
@@ -38,7 +40,7 @@ def accumulate(
     """
 
     def run(one: Pass[PassFigures]) -> tuple[tuple[torch.Tensor | None, ...], PassFigures]:
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
         loss, figures = one()
         return torch.autograd.grad(loss, parameters, allow_unused=True), figures
 
@@ -63,7 +65,7 @@ def run_all(
     """
 
     def run(task: Callable[[], Result]) -> Result:
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
         with torch.no_grad():
             return task()
 

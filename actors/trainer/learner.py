@@ -10,7 +10,7 @@ import torch
 
 from penstock.actors.policy.checkpoint import as_numpy, hf_views, tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.device import copied_to, open_device
+from penstock.actors.policy.device import copied_to, fix_threads, open_device
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
@@ -123,7 +123,7 @@ class Learner:
 
     def set_threads(self, num_threads: int) -> None:
         """Fix torch's thread count in this process, on which the bits depend."""
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
 
     def weights_digest(self) -> str:
         """Digest the float32 master weights."""

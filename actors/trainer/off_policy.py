@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from penstock.actors.policy.device import fix_threads
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.objective.corrections import correction_weights
@@ -68,7 +69,7 @@ def measure(
         config: of the step that is to train them.
 
     """
-    torch.set_num_threads(config.num_threads)
+    fix_threads(config.num_threads)
     policy = learner.policy.config
     sequences = [
         sequence

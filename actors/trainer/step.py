@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.device import fix_threads
 from penstock.actors.trainer.batching.manifests import (
     batch_figures,
     length_only_samples,
@@ -84,7 +85,7 @@ def train_step(
         KeyError: Turns that are missing.
 
     """
-    torch.set_num_threads(config.num_threads)
+    fix_threads(config.num_threads)
     learner.policy.checkpoints_activations = config.activation_checkpointing
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
     num_kept = config.num_versions_kept

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
@@ -56,7 +57,7 @@ class RankedLearner(Learner):
         self, tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
     ) -> list[Result]:
         """Return what forward passes give, in their order; each ran on one rank."""
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
         found: dict[int, Result] = {}
         with torch.no_grad():
             for turn in rounds(len(tasks), self._world.num_ranks):
@@ -75,7 +76,7 @@ class RankedLearner(Learner):
             The figures of each pass, in order, on every rank.
 
         """
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
         found: dict[int, Result] = {}
         for turn in rounds(len(passes), self._world.num_ranks):
             if self._world.num_ranks > 1:  # Alone, FSDP adds to the gradient by itself.
