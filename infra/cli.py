@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     add_run_name(sink)
     add_host_file(sink)
     _add_export(commands)
+    text = "write a project of your own: a tool, a judge, tasks and a loss, with a test"
+    project = add_command(commands, "init", "scaffold.command:init_command", text)
+    project.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     _add_privacy(commands)
     _add_judge(commands)
     text = "write manifests of a run for Kubernetes"

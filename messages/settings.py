@@ -26,6 +26,15 @@ AtLeastOne = Annotated[float, Meta(ge=1, le=_FLOAT_MAX)]
 UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
 
+REFERENCE = r"[A-Za-z_]\w{0,63}(?:\.[A-Za-z_]\w{0,63}){0,15}:[A-Za-z_]\w{0,63}"
+"""`module:name`: own code (`references.py`)."""
+
+
 def one_of(choices: Iterable[str]) -> Meta:
     """Return the constraint of a string with a fixed list of values, which its error names."""
     return Meta(pattern=rf"^({'|'.join(map(re.escape, choices))})\Z")
+
+
+def one_of_or_own(choices: Iterable[str]) -> Meta:
+    """Return the constraint of a string that is one of these, or names own code."""
+    return Meta(pattern=rf"^({'|'.join(map(re.escape, choices))}|{REFERENCE})\Z")

@@ -56,7 +56,8 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which judges, what an outcome is worth, and how long grading may take."""
 
     judge: str = "hidden_tests"
-    """The verifiable one, which alone decides the outcome."""
+    """The verifiable one, which alone decides the outcome: by its name, or own code, `module:name`,
+    a class that is made with these settings (docs/extend.md)."""
     judges: list[RubricConfig] = []
     """Others, whose scores are added to the reward of what was graded."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()

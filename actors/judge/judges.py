@@ -1,7 +1,7 @@
 """The judges: what each must offer, and the table that names them."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge, SameFilesJudge
@@ -10,6 +10,7 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.trajectories import Trajectory
+from penstock.messages.references import is_reference, load_reference
 
 
 class Judge(Protocol):
@@ -39,9 +40,16 @@ def make_judge(config: JudgeConfig) -> Judge:
     """Return the judge that the settings name.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is none of that name, or own code that it names is no judge.
 
     """
+    if is_reference(config.judge):
+        own = cast("Callable[[JudgeConfig], Judge]", load_reference(config.judge, "judge.judge"))
+        judge = own(config)
+        if missing := [part for part in ("name", "version", "judge") if not hasattr(judge, part)]:
+            text = f"expected a judge, it has no {', '.join(missing)}"
+            raise ConfigError(f"judge.judge: {config.judge!r}: {text}")
+        return judge
     if config.judge not in JUDGES:
         choices = ", ".join(sorted(JUDGES))
         raise ConfigError(f"judge.judge: {config.judge!r} is none of {choices}")

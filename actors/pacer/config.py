@@ -12,7 +12,7 @@ from penstock.messages.settings import (
     PositiveFloat,
     PositiveInt,
     UnitInterval,
-    one_of,
+    one_of_or_own,
 )
 from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
 
@@ -52,8 +52,9 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     top_p: Annotated[float, msgspec.Meta(ge=TOP_P_MIN, le=1)] = 1.0
     eval_temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
-    harness: Annotated[str, one_of(HARNESS_VERSIONS)] = "1"
-    """Version of the agents' tools."""
+    harness: Annotated[str, one_of_or_own(HARNESS_VERSIONS)] = "1"
+    """Version of the agents' tools, or own ones, `module:name`: a table of `ToolSpec` by name
+    (docs/extend.md)."""
     tree: TreeConfig | None = None
     """Let training rollouts share their first turns."""
 

@@ -19,6 +19,7 @@ from penstock.messages.settings import (
     PositiveInt,
     UnitInterval,
     one_of,
+    one_of_or_own,
 )
 
 ESTIMATORS = ("dr_grpo", "grpo", "rloo")
@@ -72,8 +73,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Weight of the experts' load-balance loss."""
     report_steps: PositiveInt = 10
     save_s: PositiveFloat = 60.0
-    """Time between saves, from which a killed trainer goes on to the same bits; they are made with
-    a report, and dropped at the end."""
+    """Time between saves, which a killed trainer continues from; the end drops them."""
     heldout_tokens_max: NonNegativeInt = 32_768
     tokens_key: str = "midtrain/tokens"
     heldout_key: str = "midtrain/heldout"
@@ -99,7 +99,8 @@ class KlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an RL step minimizes."""
 
-    name: Annotated[str, one_of(LOSSES)] = "policy_gradient"
+    name: Annotated[str, one_of_or_own(LOSSES)] = "policy_gradient"
+    """Or own code, `module:name`: a function of `LossTokens` and these settings."""
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
     ratio_cap: AtLeastOne = 2.0
     """C of truncated importance sampling; icepop and geometric cap staleness with it."""

@@ -5,13 +5,15 @@ on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
 """
 
 from collections.abc import Collection, Mapping
+from typing import cast
 
 from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2
 from penstock.envs.harness.tool_calls import Argument, ArgumentType
 from penstock.envs.harness.toolbox import ToolSpec
 from penstock.envs.harness.tools_v1 import TOOLS_1
 from penstock.envs.harness.tools_v2 import TOOLS_2
-from penstock.messages.errors import NotFoundError
+from penstock.messages.errors import ConfigError, NotFoundError
+from penstock.messages.references import is_reference, load_reference
 
 _TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}
 _ALL = [(name, tool) for tools in _TOOLS.values() for name, tool in tools.items()]
@@ -22,16 +24,27 @@ WRITING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_write)
 
 
 def tools_of(version: str) -> Mapping[str, ToolSpec]:
-    """Return the tools of a version by name.
+    """Return the tools of a version by name; a version may also be own code, `module:name`.
 
     Raises:
         NotFoundError: No such version; the text lists them.
+        ConfigError: The own code is not there, or no table of tools with `finish`.
 
     """
+    if is_reference(version):
+        own = load_reference(version, "pacer.harness")
+        if not isinstance(own, dict) or "finish" not in own or not all(map(_is_entry, own.items())):
+            text = "expected a dict of ToolSpec by name, finish among them"
+            raise ConfigError(f"pacer.harness: {version!r}: {text}")
+        return cast("dict[str, ToolSpec]", own)
     if version not in _TOOLS:
         choices = ", ".join(_TOOLS)
         raise NotFoundError(f"harness version {version!r}: expected one of {choices}")
     return _TOOLS[version]
+
+
+def _is_entry(entry: tuple[object, object]) -> bool:
+    return isinstance(entry[0], str) and isinstance(entry[1], ToolSpec)
 
 
 def tool_schemas(version: str) -> list[dict[str, object]]:

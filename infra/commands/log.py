@@ -25,6 +25,7 @@ from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 from penstock.messages.reading.parsing import parse_toml
+from penstock.messages.references import is_reference
 from penstock.messages.task import Purpose
 
 
@@ -109,7 +110,10 @@ def imported_config(config_toml: str, source: str) -> str:
     tables = {name: given[name] for name in ("policy", "trainer") if name in given}
     region = {"name": "imported", "serves": [str(purpose) for purpose in Purpose]}
     kept = {"processes": {"trainer": ["trainer"]}, "regions": [region], **tables}
-    parse_config(copy.deepcopy(kept), source)
+    config = parse_config(copy.deepcopy(kept), source)
+    if is_reference(config.trainer.loss.name):
+        text = f"expected no own code from a stranger's file, got {config.trainer.loss.name!r}"
+        raise ConfigError(f"{source}: trainer.loss.name: {text}")
     return tomli_w.dumps(kept)
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.trail.config import TrailConfig
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import PositiveInt
+from penstock.messages.settings import REFERENCE, PositiveInt
 from penstock.messages.task import Limits
 
 WEIGHT_MAX = 1e6
@@ -25,6 +25,7 @@ class SourceKind(StrEnum):
     LADDER = "ladder"
     TRAIL = "trail"
     FOLDER = "folder"
+    OWN = "own"
 
 
 class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +39,7 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Limits of its episodes; by default `prepare.limits`, and of a folder's tasks their own."""
     num_train_tasks: PositiveInt | None = None
     """How many, by default `prepare.num_train_tasks`. Of a folder: at most so many, drawn by the
-    run's seed; by default all."""
+    run's seed; by default all. Likewise of own ones."""
     num_heldout_tasks: PositiveInt | None = None
     """As `num_train_tasks`, of held-out tasks."""
     selection: Selection | None = None
@@ -47,6 +48,9 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of trails: their size; by default `prepare.trail`, or its defaults."""
     path: str = ""
     """Of a folder of Harbor tasks (`penstock tasks make`, or others')."""
+    make: Annotated[str, Meta(pattern=rf"^({REFERENCE})?\Z")] = ""
+    """Of the kind `own`: own code, `module:name`, a function of the run's seed that returns
+    `TaskCandidate`s (docs/extend.md)."""
     origins: tuple[str, ...] = ()
     """Of a folder: only tasks that were made from these (`library`, `package`, `commits` ...; of
     others' tasks `harbor`); by default all."""
@@ -58,6 +62,9 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if is_folder != bool(self.path):
             text = "expected the folder" if is_folder else f"expected none with kind {self.kind}"
             raise ConfigError(f"{where}.path: {text}, got {self.path!r}")
+        if (self.kind is SourceKind.OWN) != bool(self.make):
+            text = "expected module:name with kind own, and with no other"
+            raise ConfigError(f"{where}.make: {text}, got {self.make!r}")
         owners = {
             "selection": SourceKind.LADDER, "trail": SourceKind.TRAIL, "origins": SourceKind.FOLDER,
         }  # fmt: skip

@@ -5,7 +5,9 @@ To add a kind: its name in `sources.SourceKind`, a function here, and its line i
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -18,8 +20,11 @@ from penstock.envs.trail.tasks import draw_trails, to_candidate
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.sources import SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
+from penstock.messages.references import load_reference
 from penstock.messages.task import Split
 
+OWN_TASKS_MAX = 1_000_000
+"""What own code may make."""
 Drawn = dict[Split, Iterable[TaskCandidate]]
 
 
@@ -125,6 +130,20 @@ def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
     }
 
 
+def _own(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
+    """Return the tasks that own code makes, at most as many of each split as asked for."""
+    where = f"prepare.sources.{source.name}.make"
+    make = cast("Callable[[int], Iterable[object]]", load_reference(source.make, where))
+    chosen: dict[Split, list[TaskCandidate]] = {split: [] for split in Split}
+    caps = {Split.TRAIN: source.num_train_tasks, Split.HELDOUT: source.num_heldout_tasks}
+    for one in islice(make(seed), OWN_TASKS_MAX):
+        if not isinstance(one, TaskCandidate):
+            text = f"expected TaskCandidate, got {type(one).__name__}"
+            raise ConfigError(f"{where}: {source.make!r}: {text}")
+        chosen[one.task.split].append(one)
+    return {split: tasks[: caps[split]] for split, tasks in chosen.items()}
+
+
 def _some(
     tasks: list[TaskCandidate], num_max: int | None, draw: random.Random
 ) -> list[TaskCandidate]:
@@ -147,4 +166,5 @@ _KINDS: dict[SourceKind, Callable[[PrepareConfig, SourceConfig, int], Drawn]] = 
     SourceKind.LADDER: _ladder,
     SourceKind.TRAIL: _trail,
     SourceKind.FOLDER: _folder,
+    SourceKind.OWN: _own,
 }

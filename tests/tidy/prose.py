@@ -40,6 +40,8 @@ MODULE_NAME = re.compile(r"`penstock((?:\.[a-z_0-9]+)+)`")
 # Names of files that are not ours, or that only exist inside an example or a machine.
 FOREIGN = {
     "task.toml": "Harbor's task format",
+    "own.py": "of a project that `penstock init` writes",
+    "base.toml": "of such a project",
     "instruction.md": "Harbor's task format",
     "tests/test.sh": "Harbor's task format",
     "test.sh": "Harbor's task format",

@@ -22,6 +22,8 @@ from tests.tidy.repository import PRODUCT, Repository
 
 CONFIDENCE_MIN = 60
 PROGRAM = '\nif __name__ == "__main__":\n'
+PUBLIC = "infra.api.names"
+"""What `import penstock` offers programs."""
 _REFERENCE = re.compile(r"^[a-z_]+\.[a-z_.]+:(\w+)$")
 
 # File pattern, name pattern, reason.
@@ -164,6 +166,7 @@ def unreachable_modules(repository: Repository) -> Iterator[str]:
     paths = {module_of(path): path for path in repository.python()}
     reached: set[str] = set()
     pending = [each for each, path in paths.items() if PROGRAM in repository.text(path)]
+    pending += [PUBLIC] * (PUBLIC in paths)
     while pending:
         module = pending.pop()
         if module in reached:

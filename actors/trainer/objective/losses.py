@@ -10,6 +10,7 @@ To add one: a function here, a line in the table, and the name in `config.LOSSES
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -20,6 +21,8 @@ from penstock.actors.trainer.objective.ratios import (
     sequence_lengths,
     sequence_means,
 )
+from penstock.messages.errors import ConfigError
+from penstock.messages.references import load_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +136,21 @@ def corrected_ratios(
 
 
 def token_losses(tokens: LossTokens, config: LossConfig) -> TokenLosses:
-    """Return the configured loss of each token, before normalization."""
-    return _LOSSES[config.name](tokens, config)
+    """Return the configured loss of each token, before normalization.
+
+    Raises:
+        ConfigError: The settings name own code that is not there, or returns no `TokenLosses` [N].
+
+    """
+    if config.name in _LOSSES:
+        return _LOSSES[config.name](tokens, config)
+    own = cast("Loss", load_reference(config.name, "trainer.loss.name"))
+    losses = own(tokens, config)
+    shape = tokens.current.shape
+    if not isinstance(losses, TokenLosses) or losses.values.shape != shape:
+        text = f"expected TokenLosses of {tuple(shape)} values"
+        raise ConfigError(f"trainer.loss.name: {config.name!r}: {text}")
+    return losses
 
 
 def normalizer(num_rollouts: int, config: LossConfig) -> float:

@@ -1,0 +1,59 @@
+"""`import penstock`: runs from a program."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.monitor.story import finished, story
+
+import penstock
+from penstock.infra.api.names import NAMES
+from penstock.infra.run.runs import RunDir, open_log
+from penstock.messages.errors import ConfigError, NotFoundError
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """A run of the story, which is down."""
+    run = RunDir(tmp_path / "r1")
+    run.path.mkdir()
+    run.config.write_text("")
+    async with open_log(run, "test") as bus:
+        await bus.publish([*story(), finished()])
+    return tmp_path
+
+
+def test_every_name_is_there() -> None:
+    assert set(NAMES) <= set(dir(penstock)) and len(NAMES) <= 15
+    for name in NAMES:
+        assert getattr(penstock, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = penstock.nothing
+
+
+async def test_a_run_is_followed_to_its_end(folder: Path) -> None:
+    run = penstock.open_run("r1", folder)
+    kinds = [
+        type(one.event).__name__ async for one in run.subscribe("StepCompleted", "RunFinished")
+    ]
+    assert sorted(kinds) == ["RunFinished", "StepCompleted", "StepCompleted"]
+    assert run.run_id == "r1" and run.path == folder / "r1"
+
+
+def test_a_log_is_read_as_events_and_tables(folder: Path) -> None:
+    run = penstock.open_run(str(folder / "r1"))
+    assert [one.event.step for one in run.events("StepCompleted")] == [1, 2]
+    with pytest.raises(NotFoundError, match="event Nothing: expected one of"):
+        run.events("Nothing")
+    pytest.importorskip("pandas", reason="pip install 'penstock[frames]'")
+    frame = run.frame("StepCompleted")
+    assert list(frame["metrics.reward_mean"]) == [0.5, 0.5] and list(frame["step"]) == [1, 2]
+    assert (frame["stored_at"] > 0).all()
+
+
+def test_settings_of_a_run_are_checked(tmp_path: Path) -> None:
+    config = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"
+    settings = {"trainer.steps_max": 2, "trainer.loss.name": "none"}
+    with pytest.raises(ConfigError, match=r"trainer\.loss\.name"):
+        penstock.run(config, settings=settings, runs_dir=tmp_path)
+    with pytest.raises(NotFoundError, match="run 'latest': not found"):
+        penstock.open_run(runs_dir=tmp_path)
