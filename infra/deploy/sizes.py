@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 PROCESS_MIB = 96
 """Of a process that holds no weights (measured)."""
-POLICY_PROCESS_MIB = 512
+POLICY_PROCESS_MIB = 640
 """Of a process with torch in it, besides what it holds for each parameter (measured)."""
 TRAINER_BYTES = 93
 """Of a local trainer for each parameter, at its peak: a checkpoint is being written (measured)."""

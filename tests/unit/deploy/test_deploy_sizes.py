@@ -10,7 +10,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.infra import cli
 from penstock.infra.deploy.layout import Kind, workloads
-from penstock.infra.deploy.sizes import launcher_size, num_params, pod_size
+from penstock.infra.deploy.sizes import POLICY_PROCESS_MIB, launcher_size, num_params, pod_size
 from penstock.infra.run.config_file import load_config
 
 LOCAL = ("trainer.engine=local",)
@@ -40,9 +40,9 @@ def test_a_trainer_of_the_small_policy_is_as_large_as_measured():
     per_param = (num_params(large.policy) - num_params(small.policy)) * 93 / (1 << 20)
     assert trainers[1] - trainers[0] == pytest.approx(per_param, abs=1)
     assert sizes[0]["worker"] == sizes[1]["worker"]
-    assert launcher_size(large, replays=True).memory_mib > 512 + 79 * num_params(small.policy) / (
-        1 << 20
-    )
+    assert launcher_size(large, replays=True).memory_mib > POLICY_PROCESS_MIB + 79 * num_params(
+        small.policy
+    ) / (1 << 20)
     assert launcher_size(large, replays=False) == launcher_size(small, replays=False)
 
 
@@ -59,7 +59,9 @@ def test_ranks_share_the_weights():
             load_config(CONFIG, [*LARGE, f"trainer.ranks.num_ranks={n}"]) for n in (2, 8)
         )
     ]
-    assert (sizes[0] - 512) == pytest.approx(4 * (sizes[1] - 512), abs=4)
+    assert (sizes[0] - POLICY_PROCESS_MIB) == pytest.approx(
+        4 * (sizes[1] - POLICY_PROCESS_MIB), abs=4
+    )
 
 
 def test_the_command_prints_what_a_run_needs(capsys):
