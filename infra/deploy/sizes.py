@@ -138,6 +138,8 @@ def pod_size(workload: Workload, config: RunConfig) -> Size:
     if "trainer" in roles and not has_ranks(config):
         num_bytes = params * TRAINER_BYTES + config.trainer.turns_bytes_max
         return _with_policy(num_bytes, config.trainer.num_workers)
+    if "trainer" in roles:
+        return _with_policy(config.trainer.turns_bytes_max, 1)
     memory_mib, processors = float(PROCESS_MIB), PROCESS_SHARE
     if "relay" in roles:
         memory_mib += workload.num_of("relay") * params * RELAY_BYTES / MIB

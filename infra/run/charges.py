@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
     CHARGED = 4
     """By an error that was charged to an item."""
     START_AGAIN = 5
-    """To be started again, as it was asked to."""
+    """To be started again: as it was asked to, or because its launcher will come up again."""
 
 
 class DeathCause(StrEnum):

@@ -37,8 +37,12 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     *,
     is_apart: bool,
     health_port: int = 0,
-) -> None:
+) -> int:
     """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
+
+    Returns:
+        The exit code: 0, or START_AGAIN where the launcher, which is elsewhere, stopped before the
+        run was complete.
 
     Args:
         run: The run's folder on this host.
@@ -63,16 +67,19 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     ):
         if not is_apart:
             await _run_until(stop, run, config, specs, bus, in_progress, hosts)
-            return
+            return 0
         opened_at = await _opened_at(bus, stop)
         if opened_at is None:
-            return
+            return 0
         closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
         closing.add_done_callback(lambda _: stop.set())
         try:
             await _run_until(stop, run, config, specs, bus, in_progress, hosts)
-            if closing.done() and closing.result():
+            if closing.done() and not closing.result():
+                return ExitCode.START_AGAIN
+            if closing.done():
                 remove_needless(run, config.sandbox.checkpoints)
+            return 0
         finally:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
@@ -152,8 +159,9 @@ def actor_command(arguments: argparse.Namespace) -> int:
     work = run_actors(
         run, config, arguments.roles, where, in_progress, is_apart=is_apart, health_port=port
     )
+    code: int = ExitCode.FAILED
     try:
-        uvloop.run(work)
+        code = uvloop.run(work)
     except* Exception as failures:
         code = ExitCode.CHARGED if in_progress.has_charged else ExitCode.FAILED
         if failures.subgroup(FoldStuckError):
@@ -165,8 +173,8 @@ def actor_command(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(code)
     if any(role.startswith("rank:") for role in arguments.roles):
-        os._exit(0)  # A step may be in progress in a thread, and gloo may abort at the exit.
-    return 0
+        os._exit(code)  # A step may be in progress in a thread, and gloo may abort at the exit.
+    return code
 
 
 def _embedded(run: RunDir, roles: Sequence[str]) -> str:
