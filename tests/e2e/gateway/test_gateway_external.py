@@ -163,7 +163,7 @@ async def test_a_label_is_exported_with_all_its_turns_and_a_correction_is_no_pai
     async with site.running(joiner), aiohttp.ClientSession(site.url) as http:
         await post(http, outcome=[correction, {"name": "commit", "value": False}])
         await eventually(site, Label)
-        reader = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer, site.chat)
+        reader = PreferenceReader(site.store, site.vault(), last_of(bus), tokenizer, site.chat)
         [line] = [await reader.line(event) for event in await standing(bus)]
         assert await site.events(PreferencePair) == []
     assert [(m.role, m.content) for m in line["completion"]] == [
