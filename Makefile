@@ -14,8 +14,8 @@ FUZZ_SECONDS ?= 600
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-run: setup  ## The quickstart: a real run, end to end
-	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED)
+run: .cache/apt.done $(VENV)/.base  ## The quickstart: a real run, end to end
+	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images
 
 test: setup style  ## All gates and the fast tests
 	@$(MAKE) --no-print-directory -j2 pytest types tidy
@@ -94,13 +94,18 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/environments/*)
 	@sh infra/install-apt.sh infra/apt-packages.txt
 	@mkdir -p .cache && touch $@
 
-$(VENV)/.installed: pyproject.toml | .cache/apt.done
+$(VENV)/.installed: pyproject.toml | $(VENV)/.base
+	@echo "[setup] what tests and gates need, into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+$(VENV)/.base: pyproject.toml | .cache/apt.done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=python3.x"; exit 1; }
 	@echo "[setup] Python packages into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it

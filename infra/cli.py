@@ -110,6 +110,8 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--or-resume", action="store_true", help=text)
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
+    text = "bring what machines boot up to date while the run prepares and mid-trains"
+    run.add_argument("--images", action="store_true", help=text)
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
 
 

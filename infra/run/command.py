@@ -16,6 +16,7 @@ import tomli_w
 from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
+from penstock.envs.microvm.images.assets import is_being_built
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
@@ -43,6 +44,7 @@ from penstock.infra.run.hosts import (
     join_run,
     with_whole_paths,
 )
+from penstock.infra.run.images import images_beside
 from penstock.infra.run.interruption import INTERRUPTED, before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.liveness import until_silent
@@ -61,11 +63,12 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
-    run_dir, config = _open(arguments)
-    names = _names(config, arguments.processes)
-    with run_dir.lock():
-        check_space(run_dir.path)
-        return asyncio.run(_run(run_dir, config, names, with_replay=not arguments.no_replay))
+    with images_beside() if arguments.images else contextlib.nullcontext():
+        run_dir, config = _open(arguments)
+        names = _names(config, arguments.processes)
+        with run_dir.lock():
+            check_space(run_dir.path)
+            return asyncio.run(_run(run_dir, config, names, with_replay=not arguments.no_replay))
 
 
 def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
@@ -185,7 +188,7 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
 
     """
     roles = {spec.partition(":")[0] for name in names for spec in config.processes[name]}
-    if "sandbox" in roles:
+    if "sandbox" in roles and not is_being_built():
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
     for role, device in (
         ("trainer", config.trainer.device),

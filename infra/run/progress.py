@@ -85,8 +85,7 @@ class Progress:
             for file in sorted(run.path.glob("gateway_url*")):
                 url = file.read_text()
                 if url not in said.values():
-                    where = f"{url}/v1 answers, with the key in {run.gateway_key}"
-                    self.say(f"live page: {url}/ ({where})")
+                    self.say(f"live page: {url}/ (API below /v1, key in {run.gateway_key})")
                 said[file] = url
             await asyncio.sleep(POLL_S if not said else 1.0)
 

@@ -166,10 +166,12 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox_host.actor import SandboxHost
+    from penstock.envs.microvm.images.assets import until_built
 
     host = region or assembly.config.sandbox.host
     check_host_name(host, "role sandbox")
     config = assembly.config.sandbox
+    await until_built()
     pool = _pool(assembly.config, host)
     base = Path(config.checkpoints) / assembly.run.run_id if config.checkpoints else None
     folder = (base or assembly.run.machines) / host

@@ -72,7 +72,7 @@ def serving(model: Path, folder: Path) -> Iterator[Service]:
         )
     deadline = time.monotonic() + START_S_MAX
     try:
-        while "answers at" not in said.read_text():
+        while "live page:" not in said.read_text():
             assert process.poll() is None and time.monotonic() < deadline, said.read_text()
             time.sleep(0.1)
         yield Service(folder / "runs")

@@ -4,6 +4,8 @@
 file: a field for its name and one for its digest, and its kind in `kinds`.
 """
 
+import asyncio
+import fcntl
 import hashlib
 import os
 import shutil
@@ -17,6 +19,10 @@ from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 
 MANIFEST = "current.json"
+BUILD_LOCK = "build.lock"
+"""Held by the process that builds a folder's set."""
+BUILD_S_MAX = 1800.0
+_POLL_S = 0.5
 S = TypeVar("S", bound="AssetSet")
 
 
@@ -114,6 +120,33 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
         if not (folder / name).is_file():
             raise BackendUnavailable(f"{folder / name} is missing: {kind.how_to_get}")
     return folder, assets
+
+
+def is_being_built(cache: Path | None = None) -> bool:
+    """Return whether another process builds the set of user-mode machines at this moment."""
+    try:
+        with ((cache or vm_cache_dir()) / BUILD_LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+async def until_built(cache: Path | None = None) -> None:
+    """Wait while another process builds the set.
+
+    Raises:
+        BackendUnavailable: It takes longer than `BUILD_S_MAX`.
+
+    """
+    for _ in range(int(BUILD_S_MAX / _POLL_S)):
+        if not is_being_built(cache):
+            return
+        await asyncio.sleep(_POLL_S)
+    text = f"{(cache or vm_cache_dir()) / BUILD_LOCK}: held for {BUILD_S_MAX:g} s by a build"
+    raise BackendUnavailable(text)
 
 
 def find_bubblewrap() -> str:

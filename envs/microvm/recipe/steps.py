@@ -12,7 +12,14 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.images.assets import MANIFEST, AssetSet, S, digest_file, load_set
+from penstock.envs.microvm.images.assets import (
+    BUILD_LOCK,
+    MANIFEST,
+    AssetSet,
+    S,
+    digest_file,
+    load_set,
+)
 from penstock.envs.sandbox import BackendUnavailable
 
 Say = Callable[[str], None]
@@ -29,7 +36,7 @@ class BuildError(BackendUnavailable):
 def build_lock(folder: Path, say: Say) -> Iterator[None]:
     """Hold the cache's build lock; the kernel drops it when its holder dies."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "build.lock").open("a") as lock:
+    with (folder / BUILD_LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
