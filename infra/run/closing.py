@@ -1,5 +1,7 @@
 """The end of a run: replay, summary, report and closing table, from one reading of its log."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -63,6 +65,19 @@ async def close_run(  # noqa: PLR0913 - all of a run
 def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]) -> None:
     """Write `report.html`: the page with a run's state and episodes, readable without a server."""
     write_atomic(run.report, render_page(encode_state(state), episodes).encode())
+
+
+def next_steps(run_dir: RunDir) -> list[str]:
+    """Return commands that look at a finished run, as they can be typed here."""
+    program = f"{os.path.relpath(sys.argv[0])} --runs-dir {os.path.relpath(run_dir.path.parent)}"
+    run = run_dir.run_id
+    return [
+        "next:",
+        f"  {program} show {run} --where outcome=failed   # episodes; then: show {run} EPISODE",
+        f"  {program} serve {run} --learn   # answer users, and learn from what they say",
+        f"  {program} replay {run} --what-if trainer.estimator=rloo   # under another objective",
+        f"  {program} export {run} -o model   # weights as a Hugging Face folder",
+    ]
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:

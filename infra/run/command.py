@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +21,13 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
+from penstock.infra.commands.images import images_beside
 from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.models.environment import check_environments
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.ranks.arithmetic import arithmetic_of
-from penstock.infra.run.closing import close_run
+from penstock.infra.run.closing import close_run, next_steps
 from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_file import (
     Table,
@@ -44,7 +44,6 @@ from penstock.infra.run.hosts import (
     join_run,
     with_whole_paths,
 )
-from penstock.infra.run.images import images_beside
 from penstock.infra.run.interruption import INTERRUPTED, before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.liveness import until_silent
@@ -223,19 +222,6 @@ async def _run(
                 return 0 if is_sound else UNSOUND
     progress.say(f"stopped; resume with: penstock run --resume {run_dir.run_id}")
     return INTERRUPTED
-
-
-def next_steps(run_dir: RunDir) -> list[str]:
-    """Return commands that look at a finished run, as they can be typed here."""
-    program = f"{os.path.relpath(sys.argv[0])} --runs-dir {os.path.relpath(run_dir.path.parent)}"
-    run = run_dir.run_id
-    return [
-        "next:",
-        f"  {program} show {run} --where outcome=failed   # episodes; then: show {run} EPISODE",
-        f"  {program} serve {run} --learn   # answer users, and learn from what they say",
-        f"  {program} replay {run} --what-if trainer.estimator=rloo   # under another objective",
-        f"  {program} export {run} -o model   # weights as a Hugging Face folder",
-    ]
 
 
 async def _work(  # noqa: PLR0913, PLR0917 - all of a run

@@ -4,7 +4,7 @@ import shlex
 import sys
 
 from penstock.infra import cli
-from penstock.infra.run.command import next_steps
+from penstock.infra.run.closing import next_steps
 from penstock.infra.run.runs import RunDir
 
 
