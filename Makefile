@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
+RANKS_VENV := .venv-ranks
 CLIENTS := .venv-clients
 HARBOR_VENV := .venv-harbor
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env test-engines harbor-env clients-env test-clients doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -64,12 +65,22 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+ranks-env: $(RANKS_VENV)/.installed  ## transformers models on trainer ranks, in an environment of its own (1.5 GB)
+
+$(RANKS_VENV)/.installed: pyproject.toml
+	@echo "[ranks-env] torch and transformers into $(RANKS_VENV) (a few minutes)"
+	@test -x $(RANKS_VENV)/bin/python || $(PYTHON) -m venv $(RANKS_VENV)
+	@$(RANKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(RANKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[ranks]'
+	@touch $@
+
 harbor-env:  ## Harbor, whose schema the reader is compared with; needs PYTHON=python3.12 or newer
 	@test -x $(HARBOR_VENV)/bin/python || $(PYTHON) -m venv $(HARBOR_VENV)
 	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check harbor==0.25.0
 
-test-engines: $(VLLM_VENV)/.installed  ## The engines of others, each in its own environment (minutes)
-	$(VLLM_VENV)/bin/python -m pytest -m slow tests/engines --timeout 900
+test-engines: setup $(RANKS_VENV)/.installed $(VLLM_VENV)/.installed  ## The engines of others, each in its own environment (minutes)
+	$(BIN)/python -m pytest -m slow tests/engines/ranks -rs --timeout 900
+	$(VLLM_VENV)/bin/python -m pytest -m slow tests/engines --ignore tests/engines/ranks -rs --timeout 900
 
 clients-env: $(CLIENTS)/.installed  ## Other people's clients, each in an environment of its own (1.3 GB)
 
@@ -112,4 +123,4 @@ doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) $(VLLM_VENV) $(HARBOR_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RANKS_VENV) $(HARBOR_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis

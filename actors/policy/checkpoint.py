@@ -131,6 +131,11 @@ def as_bfloat16(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits).view(torch.bfloat16)
 
 
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    """View what `as_numpy` returned of bfloat16 or float32 weights as a tensor, without copying."""
+    return as_bfloat16(array) if array.dtype == np.uint16 else torch.from_numpy(array)
+
+
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and the weights, which come last; each file is replaced atomically."""
     name = str(dtype).removeprefix("torch.")

@@ -101,6 +101,9 @@ _Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shape of the transformer, sparse or dense; the defaults make 1.9M parameters."""
 
+    architecture: str = ""
+    """Model type of a Hugging Face folder that transformers and vLLM compute, and nothing here;
+    empty for Qwen3-MoE and Qwen3."""
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**22)] = 1024
     hidden_size: _Width = 128
     num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=2**10)] = 4
@@ -182,6 +185,11 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(
                     f"policy.{name}: expected at most {bound} {on_device}, got {value}"
                 )
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether neither the own policy nor the native generator computes it."""
+        return bool(self.architecture)
 
     @property
     def is_dense(self) -> bool:

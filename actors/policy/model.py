@@ -196,7 +196,7 @@ class Policy(nn.Module):
             raise ValueError(
                 f"lengths must be positive and sum to the {input_ids.numel()} packed input_ids"
             )
-        ancestors = _ancestors(len(lengths), parents)
+        ancestors = ancestors_of(len(lengths), parents)
         starts = [sum(lengths[i] for i in before) for before in ancestors]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         if max(ends) > self.config.max_position_embeddings:
@@ -233,7 +233,7 @@ class Policy(nn.Module):
         return routed_experts.to(torch.int64)
 
 
-def _ancestors(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
+def ancestors_of(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
     """Return the pieces that each piece continues, first to last."""
     if parents is None:
         return ((),) * count

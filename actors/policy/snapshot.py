@@ -1,6 +1,6 @@
 """How the trainer hands over a new policy version for publication."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,6 +47,7 @@ class ShardPublisher(Protocol):
         policy_version: int,
         shapes: Mapping[str, Sequence[int]],
         *,
+        float32: Collection[str],
         config_json: str,
         probe: Sequence[float],
     ) -> WeightsPublished:
@@ -54,7 +55,8 @@ class ShardPublisher(Protocol):
 
         Args:
             policy_version: Which one; the ranks hold it.
-            shapes: Of its tensors, all bfloat16.
+            shapes: Of its tensors, bfloat16.
+            float32: Those that are not.
             config_json: Of the policy.
             probe: What the version computes.
 

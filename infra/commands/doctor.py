@@ -21,6 +21,7 @@ from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0
 VLLM_PYTHON = ".venv-vllm/bin/python"
+RANKS_PYTHON = ".venv-ranks/bin/python"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
     findings = [_python(), _disk(), _nats_server(), *_packages(), check_gpu(),
-                check_vllm(), *await _backends(), check_confinement(),
+                check_vllm(), check_ranks(), *await _backends(), check_confinement(),
                 await _namespaces()]  # fmt: skip
     if arguments.json:
         print_result(findings, as_json=True)
@@ -131,6 +132,18 @@ def check_vllm() -> Finding:
         is_required=False,
         detail=f"{VLLM_PYTHON}, to load exported models" if found else f"no {VLLM_PYTHON}",
         how_to_get="make vllm-env (to load exported models in vLLM; no run uses it)",
+    )
+
+
+def check_ranks() -> Finding:
+    """Look for the environment of transformers models on ranks."""
+    found = Path(RANKS_PYTHON).exists()
+    return Finding(
+        name="ranks",
+        is_available=found,
+        is_required=False,
+        detail=f"{RANKS_PYTHON}, for transformers models" if found else f"no {RANKS_PYTHON}",
+        how_to_get='make ranks-env (for trainer.ranks.model = "transformers")',
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
+from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
+from penstock.actors.policy.hf.foreign import foreign_config_json
 from penstock.actors.runtime.files import write_atomic
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.core.version_head import HeadSlot, read_head
@@ -71,13 +72,17 @@ async def _export(run: RunDir, store: ObjectStore, arguments: argparse.Namespace
     head = await read_head(store)
     version = _chosen(run.run_id, head.policy_version, arguments.version)
     try:
-        config = await _policy_config(store, head)
+        config, text = await _policy_config(store, head)
         flat, manifest = await read_back(StoreIO(store), version)
     except NotFoundError as error:
         text = f"run {run.run_id}: version {version} is no longer in its store: {error}"
         raise NotFoundError(text) from error
     tokenizer = await tokenizer_files(store, config.max_position_embeddings)
-    await asyncio.to_thread(write_model, target, config, flat.tensors, tokenizer)
+    if config.is_foreign:
+        text = foreign_config_json(text, **tokenizer.special_ids)
+    else:
+        text = config_json(config, **tokenizer.special_ids)
+    await asyncio.to_thread(write_model, target, text, flat.tensors, tokenizer)
     result = {
         "run_id": run.run_id,
         "policy_version": version,
@@ -102,9 +107,9 @@ def _chosen(run_id: str, newest: int, version: int | None) -> int:
     return newest if version is None else version
 
 
-async def _policy_config(store: ObjectStore, head: HeadSlot) -> PolicyConfig:
-    """Return the shape of a run's policy, which its first version's manifest has."""
+async def _policy_config(store: ObjectStore, head: HeadSlot) -> tuple[PolicyConfig, str]:
+    """Return the shape of a run's policy, and the config.json in its first version's manifest."""
     first = await read_committed(store, 0, head)
     with tempfile.TemporaryDirectory() as name:
         write_atomic(Path(name) / CONFIG_FILE, first.config_json.encode())
-        return read_hf_config(Path(name))
+        return read_hf_config(Path(name)), first.config_json

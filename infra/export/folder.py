@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.actors.policy.checkpoint import as_bfloat16, tensor_shapes
-from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
+from penstock.actors.policy.checkpoint import as_torch, tensor_shapes
+from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
 from penstock.actors.policy.hf.weights import SHARD_BYTES_MAX, find_weights, write_weights
 from penstock.actors.runtime.files import sync_folder, write_atomic
 from penstock.infra.export.tokenizer_files import TokenizerFiles
@@ -36,7 +35,7 @@ def check_target(folder: Path) -> None:
 
 def write_model(
     folder: Path,
-    config: PolicyConfig,
+    config_text: str,
     tensors: Mapping[str, np.ndarray],
     tokenizer: TokenizerFiles,
     *,
@@ -46,8 +45,8 @@ def write_model(
 
     Args:
         folder: new or empty.
-        config: the model's shape.
-        tensors: bfloat16 bits (uint16) under the format's names.
+        config_text: its config.json.
+        tensors: under the format's names; of bfloat16 the bits (uint16).
         tokenizer: its files.
         shard_bytes_max: of one weight file.
 
@@ -62,11 +61,13 @@ def write_model(
     try:
         for name, data in tokenizer.files.items():
             write_atomic(unfinished / name, data)
-        text = config_json(config, **tokenizer.special_ids)
-        write_atomic(unfinished / CONFIG_FILE, text.encode())
-        state = {name: as_bfloat16(bits) for name, bits in tensors.items()}
+        write_atomic(unfinished / CONFIG_FILE, config_text.encode())
+        state = {name: as_torch(array) for name, array in tensors.items()}
         write_weights(unfinished, state, shard_bytes_max)
-        find_weights(unfinished, tensor_shapes(read_hf_config(unfinished)))
+        config = read_hf_config(unfinished)
+        # Which tensors another architecture has, transformers knows, which loaded and trained it.
+        own = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        find_weights(unfinished, own if config.is_foreign else tensor_shapes(config))
         unfinished.chmod(0o755)
         unfinished.replace(folder)  # takes the place of an empty folder, of no other
         sync_folder(folder.parent)

@@ -108,9 +108,11 @@ async def claim_model(
 def _weight_files(section: ModelSection, policy: PolicyConfig) -> list[str]:
     """Return the names of the weight files, and of their index if there is one."""
     from penstock.actors.policy.checkpoint import tensor_shapes
-    from penstock.actors.policy.hf.weights import INDEX_FILE, find_weights
+    from penstock.actors.policy.hf.weights import INDEX_FILE, find_weights, stored_shapes
 
     folder = Path(section.checkpoint)
-    names = [path.name for path in find_weights(folder, tensor_shapes(policy)).files]
+    # Which tensors another architecture has, transformers knows: it checks them on loading.
+    shapes = stored_shapes(folder) if policy.is_foreign else tensor_shapes(policy)
+    names = [path.name for path in find_weights(folder, shapes).files]
     assert not set(names) & set(TOKENIZER_FILES)
     return [*names, INDEX_FILE] if (folder / INDEX_FILE).is_file() else names

@@ -4,6 +4,8 @@ from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.infra.run.config import RunConfig
 from penstock.messages.errors import ConfigError
 
+_WITH = 'with trainer.ranks.model = "transformers"'
+
 
 def check_publishers(config: RunConfig) -> None:
     """Check that each publishing rank has exactly one process: two would share its requests.
@@ -70,3 +72,50 @@ def check_environment(config: RunConfig, role_rank: str, rank: int, num_ranks: i
     if role_rank and role_rank != str(rank):
         text = f"expected that of the role, {role_rank}, got {rank}"
         raise ConfigError(f"environment variable RANK: {text}")
+
+
+def check_model(config: RunConfig) -> None:
+    """Check that whoever trains and samples the model can compute it.
+
+    Raises:
+        ConfigError: One of them cannot; the text names the setting.
+
+    """
+    policy, ranks = config.policy, config.trainer.ranks
+    uses_transformers = config.trainer.engine == "ranks" and ranks.model == "transformers"
+    if policy.is_foreign:
+        text = f"model.checkpoint is of the architecture {policy.architecture!r}"
+        if not uses_transformers:
+            expected = 'expected trainer.engine = "ranks" and trainer.ranks.model = "transformers"'
+            raise ConfigError(f"trainer.engine: {expected}, since {text}")
+        if config.generator.engine != "vllm":
+            expected = "expected 'vllm'"
+            raise ConfigError(
+                f"generator.engine: {expected}, since {text}, got {config.generator.engine!r}"
+            )
+    if uses_transformers:
+        _check_transformers(config)
+
+
+def _check_transformers(config: RunConfig) -> None:
+    """Check what a model of transformers is computed with."""
+    if not config.model.checkpoint:
+        raise ConfigError(f"model.checkpoint: expected a folder {_WITH}")
+    if config.policy.is_dense:
+        text = "expected 'own' for a dense model"
+        raise ConfigError(f"trainer.ranks.model: {text}, got 'transformers'")
+    numerics = config.policy.numerics
+    computed = {"plausible": 0.0, "expert_format": "bf16"}
+    for name, value in computed.items():
+        if (got := getattr(numerics, name)) != value:
+            text = f"expected {value!r} {_WITH}, got {got!r}"
+            raise ConfigError(f"policy.numerics.{name}: {text}")
+    if numerics.is_exact:
+        text = f"expected 'fast' or 'off' {_WITH}, got 'exact'"
+        raise ConfigError(f"policy.numerics.mode: {text}")
+    if config.model.has_corpus:
+        raise ConfigError(f"model.corpora: expected none {_WITH}, which has no mid-training")
+    divided, experts = config.trainer.ranks.num_expert_ranks, config.policy.num_experts
+    if experts % divided:
+        text = f"expected a divisor of the model's {experts} experts, got {divided}"
+        raise ConfigError(f"trainer.ranks.num_expert_ranks: {text}")

@@ -7,7 +7,7 @@ import re
 
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
-from penstock.infra.ranks.checks import check_publishers, check_ranks
+from penstock.infra.ranks.checks import check_model, check_publishers, check_ranks
 from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
 from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
@@ -41,6 +41,7 @@ def check_config(config: RunConfig) -> None:
     _check_capabilities(config)
     check_publishers(config)
     check_ranks(config)
+    check_model(config)
     has_compactor = any("compactor" in specs for specs in config.processes.values())
     if has_compactor == config.store.retain_for_replay:
         raise ConfigError(

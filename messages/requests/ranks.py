@@ -58,6 +58,8 @@ class RankLoaded(Message, frozen=True, kw_only=True):
     weights_digest: str
     shapes: dict[str, list[NonNegativeInt]]
     """Of the tensors that are published, by name."""
+    float32: list[str] = []
+    """Those that are published in float32, all others being bfloat16."""
     probe: list[float]
     """What the version computes, as `WeightsPublished.probe`."""
 

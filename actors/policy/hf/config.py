@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.foreign import FOREIGN_TYPES, REQUIRED, foreign_shape
 from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
@@ -75,7 +76,7 @@ class ModelFormatError(PenstockError, ValueError):
 
 
 def read_hf_config(folder: Path) -> PolicyConfig:
-    """Read `config.json` of a Qwen3-MoE or a dense Qwen3 model.
+    """Read `config.json` of a model that the policy or transformers computes.
 
     Raises:
         ModelFormatError: No such file, or a key that is unknown, missing, or has a value that the
@@ -85,8 +86,10 @@ def read_hf_config(folder: Path) -> PolicyConfig:
     path = folder / CONFIG_FILE
     raw = read_json(path, _CONFIG_BYTES_MAX)
     model_type = raw.get("model_type")
+    if model_type in FOREIGN_TYPES:
+        return _foreign_config(path, raw)
     if not isinstance(model_type, str) or model_type not in _CLASSES:
-        _refuse(path, raw, "model_type", f"one of {', '.join(sorted(_CLASSES))}")
+        _refuse(path, raw, "model_type", f"one of {', '.join(sorted((*_CLASSES, *FOREIGN_TYPES)))}")
     names = (*_SHAPE, *_SHAPE_BY_TYPE[model_type])
     _check_keys(path, raw, model_type, names)
     values = {name: _required(path, raw, name) for name in names}
@@ -97,6 +100,27 @@ def read_hf_config(folder: Path) -> PolicyConfig:
         values["num_experts"] = _num_experts(path, raw)
     else:
         values |= {"num_experts": 0, "num_experts_per_tok": 0}
+    return _policy_config(path, values)
+
+
+def _foreign_config(path: Path, raw: Mapping[str, Any]) -> PolicyConfig:
+    """Read a config.json that transformers alone computes: its own reading is the strict one."""
+    for name in ("quantization_config", "auto_map"):
+        if raw.get(name) is not None:
+            _refuse(path, raw, name, "null: a model of full precision, of transformers' own code")
+    if raw.get("attention_dropout", 0.0) != 0.0:
+        _refuse(path, raw, "attention_dropout", "0.0")
+    for name in REQUIRED:
+        _required(path, raw, name)
+    if "qk_rope_head_dim" in raw:
+        parts = ("qk_rope_head_dim", "qk_nope_head_dim")
+        head_dim = sum(_at_least_one(path, raw, name) for name in parts)
+    else:
+        head_dim = _head_dim(path, raw, str(raw["model_type"]))
+    return _policy_config(path, foreign_shape(raw, head_dim))
+
+
+def _policy_config(path: Path, values: Mapping[str, Any]) -> PolicyConfig:
     try:
         return msgspec.convert(values, PolicyConfig)
     except msgspec.ValidationError as error:

@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from penstock.actors.policy.hf.config import CONFIG_FILE
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import CONFIG_FILE, config_json
+from penstock.actors.policy.hf.foreign import foreign_config_json
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, CorruptDataError
@@ -79,3 +81,10 @@ async def fetch_model(store: ObjectStore, stored: StoredModel, folder: Path) -> 
         if name != Path(name).name or blake3(data).hexdigest() != digest:
             raise CorruptDataError(f"{MODEL_PREFIX}{name}: the bytes do not match their digest")
         (folder / name).write_bytes(data)
+
+
+async def published_config(store: ObjectStore, policy: PolicyConfig) -> str:
+    """Return the text of the config.json of what a run publishes."""
+    if not policy.is_foreign:
+        return config_json(policy)
+    return foreign_config_json((await store.get(MODEL_PREFIX + CONFIG_FILE)).decode())

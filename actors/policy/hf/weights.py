@@ -94,6 +94,21 @@ def find_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightF
     return WeightFiles(files, has_tied_head)
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of whatever tensors a folder has, by name, from the heads of its files.
+
+    Raises:
+        ModelFormatError: A file or an index that is missing or not of the format.
+
+    """
+    index = folder / INDEX_FILE
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _by_index(index) if index.exists() else (folder / SINGLE_FILE,):
+        with _opened(path) as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    return shapes
+
+
 def write_weights(
     folder: Path, state: Mapping[str, torch.Tensor], shard_bytes_max: int = SHARD_BYTES_MAX
 ) -> None:

@@ -10,7 +10,7 @@ Ranks that train (`shard_uploader.py`) have their parts already: there is no fil
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,12 +190,16 @@ class ShardsPublisher:
         policy_version: int,
         shapes: Mapping[str, Sequence[int]],
         *,
+        float32: Collection[str],
         config_json: str,
         probe: Sequence[float],
     ) -> WeightsPublished:
         """Publish a version; see `ShardPublisher`; raises as `RankUploads.commit`."""
-        bits = np.zeros((), np.uint16)
-        whole = {name: np.broadcast_to(bits, tuple(shape)) for name, shape in shapes.items()}
+        zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
+        whole = {
+            name: np.broadcast_to(zeros[name in float32], tuple(shape))
+            for name, shape in shapes.items()
+        }
 
         async def nothing(_token: int) -> None:
             """Hand nothing over: the ranks have the weights."""

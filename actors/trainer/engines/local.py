@@ -1,8 +1,6 @@
 """The engine of one process: a learner in memory."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,13 +8,13 @@ import numpy as np
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
-from penstock.actors.policy.hf.stored import fetch_model, stored_model
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import probe_policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.engines.learners import open_learner
 from penstock.actors.trainer.engines.protocol import Completed, HeldCheckpoint, Place, ReadStepData
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
@@ -37,7 +35,7 @@ class LocalEngine:
         config: TrainerConfig,
         publisher: SnapshotPublisher | None = None,
     ) -> None:
-        """Hold random weights until a version is made or loaded.
+        """Hold nothing until a version is made or loaded.
 
         Args:
             policy_config: Shape of the policy.
@@ -48,15 +46,17 @@ class LocalEngine:
         self._policy_config = policy_config
         self._config = config
         self._publisher = publisher
-        self.learner = Learner.initialized(policy_config, config.optimizer, 0, config.device)
-        self.learner.set_threads(config.num_threads)
+        self._learner: Learner | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """The learner, once a version is made or loaded."""
+        assert self._learner is not None, "no version was made or loaded"
+        return self._learner
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
         """Make version 0 and save it; see `TrainingEngine.make_version_0`."""
-        self.learner = Learner.initialized(
-            self._policy_config, self._config.optimizer, seed, self._config.device
-        )
-        await self._load_model(ctx)
+        self._learner = await open_learner(ctx, self._policy_config, self._config, seed)
         completed = await run_midtraining(ctx, self.learner, self._config, seed)
         if preferred := await run_preferences(ctx, self.learner, self._config, seed):
             digest = preferred.weights_digest
@@ -65,17 +65,11 @@ class LocalEngine:
         await load_reference(ctx, self.learner)
         return HeldCheckpoint(completed=completed, saved=saved)
 
-    async def _load_model(self, ctx: Context) -> None:
-        """Start from the run's model, if its store has one, instead of from random weights."""
-        stored = await stored_model(ctx.store)
-        if stored is None:
-            return
-        with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
-            await fetch_model(ctx.store, stored, Path(folder))
-            await ctx.offload(self.learner.load_model, Path(folder))
-
     async def load(self, place: Place, object_key: str) -> HeldCheckpoint:
         """Load a checkpoint; see `TrainingEngine.load`."""
+        if self._learner is None:
+            self._learner = await open_learner(place, self._policy_config, self._config, 0)
+            self._learner.set_threads(self._config.num_threads)
         head = await load_checkpoint(place, object_key, self.learner)
         await load_reference(place, self.learner)
         digest = head.weights_digest

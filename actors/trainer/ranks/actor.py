@@ -13,7 +13,6 @@ the launcher starts all ranks again, and the trainer has them load the newest ch
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
@@ -29,12 +28,12 @@ from penstock.actors.trainer.checkpoint import (
     save_checkpoint,
 )
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.engines.learners import open_ranked_learner
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.ranks.learner import RankedLearner
 from penstock.actors.trainer.ranks.models import release
-from penstock.actors.trainer.ranks.shards import held_runs, published_shapes
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -214,8 +213,8 @@ class TrainingRank(Actor):
         return RankSaved(object_key=position.saved.object_key)
 
     async def _load(self, message: LoadRank) -> Message:
-        self._learner = await self._ctx.offload(
-            RankedLearner.of_world, self._policy_config, self._config.optimizer, 0, self._world
+        self._learner = await open_ranked_learner(
+            self._ctx, self._policy_config, self._config, self._world
         )
         head = await load_checkpoint(self._ctx, message.object_key, self._learner)
         await load_reference(self._ctx, self._learner)
@@ -224,7 +223,8 @@ class TrainingRank(Actor):
             step=head.step,
             object_key=message.object_key,
             weights_digest=head.weights_digest,
-            shapes={name: list(s) for name, s in published_shapes(self._policy_config).items()},
+            shapes=self._learner.published_shapes(),
+            float32=self._learner.published_float32(),
             probe=await self._ctx.offload(_probe, self._learner),
         )
 
@@ -288,7 +288,7 @@ class TrainingRank(Actor):
         return RankSaved(object_key=saved.object_key)
 
     async def _upload(self, message: UploadWeights) -> Message:
-        runs = await self._ctx.offload(partial(held_runs, self._learner.policy))
+        runs = await self._ctx.offload(self._learner.held_runs)
         await self._uploader.upload(message, runs)
         return Ack()
 

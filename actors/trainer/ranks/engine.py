@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import TypeVar
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import config_json
+from penstock.actors.policy.hf.stored import published_config
 from penstock.actors.policy.snapshot import ShardPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import checkpoint_before, first_checkpoint, read_head
@@ -98,6 +98,7 @@ class RankedEngine:
         self._digests: dict[int, str] = {}
         """Of the versions since the newest checkpoint."""
         self._shapes: Mapping[str, Sequence[int]] = {}
+        self._float32: Sequence[str] = ()
         self._probe: Sequence[float] = ()
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
@@ -161,13 +162,15 @@ class RankedEngine:
         """Have the ranks upload their shards; see `TrainingEngine.publish`."""
         publisher = self._publisher
         assert publisher is not None, "an engine without a publisher"
+        text = await published_config(place.store, self._policy_config)
         return await self._at(
             place.store,
             policy_version,
             lambda: publisher.publish_shards(
                 policy_version,
                 self._shapes,
-                config_json=config_json(self._policy_config),
+                float32=self._float32,
+                config_json=text,
                 probe=self._probe,
             ),
         )
@@ -225,7 +228,8 @@ class RankedEngine:
         session = await self._joined()
         loaded = await self._ask_all(LoadRank(session=session, object_key=object_key), RankLoaded)
         self._step, self._session = loaded.step, session
-        self._shapes, self._probe = loaded.shapes, loaded.probe
+        self._shapes, self._float32 = loaded.shapes, loaded.float32
+        self._probe = loaded.probe
 
     async def _joined(self) -> str:
         """Begin a session with all ranks, which starts those of another one again; return it.

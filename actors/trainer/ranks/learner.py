@@ -10,6 +10,7 @@ from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.gradients import Pass
@@ -17,6 +18,7 @@ from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.norms import row_squares
 from penstock.actors.trainer.ranks.models import cut_like, gathered, own_policy, release
 from penstock.actors.trainer.ranks.plan import rounds
+from penstock.actors.trainer.ranks.shards import held_runs, published_shapes
 from penstock.actors.trainer.ranks.sums import OrderedSums
 from penstock.actors.trainer.ranks.world import World
 from penstock.actors.trainer.versions import Weights
@@ -113,6 +115,18 @@ class RankedLearner(Learner):
         if isinstance(value, DTensor) or value.shape != parameter.shape:
             return value.clone()
         return cut_like(parameter, value)
+
+    def published_shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of the tensors that are published, by name."""
+        return published_shapes(self.policy.config)
+
+    def published_float32(self) -> list[str]:
+        """Return the names of those that are published in float32, all others being bfloat16."""
+        return []
+
+    def held_runs(self) -> list[TensorRun]:
+        """Return copies of what this rank publishes: over all ranks, every element once."""
+        return held_runs(self.policy)
 
     def clear(self) -> None:
         """Forget the gradients."""

@@ -4,8 +4,6 @@ Every tensor of the format is a contiguous part of one parameter (`policy/checkp
 rank holds a range of each parameter's rows. So what it holds of a tensor is one run.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -16,7 +14,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import TensorRun
 
 
-def published_shapes(config: PolicyConfig) -> dict[str, Sequence[int]]:
+def published_shapes(config: PolicyConfig) -> dict[str, list[int]]:
     """Return the shapes of the tensors that are published of a policy, by name."""
     with torch.device("meta"):
         return {name: list(view.shape) for name, view in hf_views(Policy(config)).items()}

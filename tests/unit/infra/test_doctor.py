@@ -8,8 +8,10 @@ import pytest
 from penstock.envs.microvm.confinement.confinement import HOW_TO_GET, HostMeasures, Measure
 from penstock.envs.microvm.confinement.groups import CONTROLLERS, GroupHome
 from penstock.infra.commands.doctor import (
+    RANKS_PYTHON,
     VLLM_PYTHON,
     check_confinement,
+    check_ranks,
     check_vllm,
     confinement_row,
 )
@@ -28,6 +30,16 @@ def test_the_row_says_what_the_environment_is_for(tmp_path, monkeypatch):
     assert check_vllm().is_available
 
 
+def test_transformers_on_ranks_have_an_environment_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    absent = check_ranks()
+    assert (absent.is_available, absent.is_required) == (False, False)
+    assert "make ranks-env" in absent.how_to_get
+    (tmp_path / RANKS_PYTHON).parent.mkdir(parents=True)
+    (tmp_path / RANKS_PYTHON).touch()
+    assert check_ranks().is_available
+
+
 def test_the_extra_is_what_the_environment_installs():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -36,6 +48,8 @@ def test_the_extra_is_what_the_environment_installs():
     makefile = (ROOT / "Makefile").read_text()
     assert "'.[vllm]'" in makefile
     assert f"{Path(VLLM_PYTHON).parts[0]}\n" in makefile
+    assert "'.[ranks]'" in makefile
+    assert f"{Path(RANKS_PYTHON).parts[0]}\n" in makefile
 
 
 @pytest.mark.parametrize("is_v2", [False, True])

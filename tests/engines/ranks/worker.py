@@ -1,0 +1,176 @@
+"""One rank of a test: trains a folder's model, publishes it from its shards, and says what it saw.
+
+python ranks_worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON:
+
+    folder        of the model
+    expert_ranks  ranks that divide the experts among them
+    steps         optimizer steps
+    mode          policy.numerics.mode; `off` ignores the recorded routes
+    store         folder of objects to publish to
+    checkpoints   folder of objects to save the last step to; without steps, to load from
+    out           file that rank 0 writes
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from tests.engines.batches import manifest, rollouts
+from torch.distributed.tensor import DTensor
+
+from penstock.actors.policy.checkpoint import as_numpy
+from penstock.actors.policy.config import NumericsConfig
+from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
+from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.rank_committer import Committer
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.sync_relay.publish.shard_uploader import shards_of_runs
+from penstock.actors.sync_relay.publish.spans import cut_spans
+from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.actors.trainer.checkpoint import (
+    Ranks,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.ranks.hf.learner import load_learner
+from penstock.actors.trainer.ranks.hf.tensors import published_buffers, tensor_runs
+from penstock.actors.trainer.ranks.world import RankEnvironment, World
+from penstock.actors.trainer.step import train_step
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.kernels.digest import root_digest
+from penstock.messages.training import StepCompleted
+
+PROMPT = np.arange(3, 51)
+METRICS = ("loss", "grad_norm", "router_mismatch", "tokens_trained")
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    world = World(RankEnvironment.of(os.environ), "cpu", 120.0)
+    folder = Path(spec["folder"])
+    numerics = NumericsConfig(mode=spec.get("mode", "fast"))
+    config = msgspec.structs.replace(read_hf_config(folder), numerics=numerics)
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
+    learner = load_learner(folder, config, optimizer, world, spec["expert_ranks"])
+    trainer = TrainerConfig(micro_batch_tokens=64, optimizer=optimizer)
+    publisher = ShardPublisher(learner, spec["store"], world, folder) if "store" in spec else None
+    found = {"steps": [], "published": [], "whole": []}
+    place = Here(DirectoryStore(Path(spec["checkpoints"]))) if "checkpoints" in spec else None
+    if place is not None and not spec["steps"]:
+        key = asyncio.run(newest_checkpoint(place.store))
+        found["loaded"] = asyncio.run(load_checkpoint(place, key, learner)).weights_digest
+    for step in range(spec["steps"] + 1):
+        if step:
+            turns = rollouts(config, step)
+            result = train_step(learner, manifest(turns, step), turns, trainer)
+            figures = {name: result.metrics[name] for name in METRICS}
+            digests = {"weights": result.weights_digest, "optimizer": result.optimizer_digest}
+            found["steps"].append(figures | digests | {"skipped": result.skipped})
+        if publisher is not None:
+            found["published"].append(publisher.publish(step))
+            found["whole"].append(whole_digest(learner.policy.model))
+    if place is not None and spec["steps"]:
+        asyncio.run(save(place, learner, result, spec["steps"], world))
+    found["logits"] = logits(learner)
+    if world.rank == 0:
+        Path(spec["out"]).write_text(json.dumps(found))
+    dist.barrier()
+    world.close()
+    os._exit(0)
+
+
+class Here:
+    """A `Place` without an actor."""
+
+    def __init__(self, store) -> None:
+        self.store = store
+
+    async def offload(self, function, *args, **kwargs):
+        return function(*args, **kwargs)
+
+
+async def save(place, learner, result, step, world) -> None:
+    completed = StepCompleted(
+        step=step,
+        policy_version=step,
+        weights_digest=result.weights_digest,
+        optimizer_digest=result.optimizer_digest,
+        metrics=result.metrics,
+        staleness_tokens=result.staleness_tokens,
+        train_s=0.0,
+        wait_s=0.0,
+    )
+    ranks = Ranks(rank=world.rank, gather=world.gather)
+    await save_checkpoint(place, learner, completed, {}, ranks)
+
+
+@torch.no_grad()
+def logits(learner) -> list[list[float]]:
+    """Of a prompt, [T][V], with the weights as published."""
+    with learner.published_weights():
+        output = learner.policy(torch.from_numpy(PROMPT), [PROMPT.size])
+        return learner.policy.logits(output.hidden).tolist()
+
+
+class ShardPublisher:
+    """Publishes this rank's shards; rank 0 commits the version."""
+
+    def __init__(self, learner, store, world, folder) -> None:
+        self._learner, self._world = learner, world
+        self._config_json = (folder / CONFIG_FILE).read_text()
+        float32 = learner.published_float32()
+        blank = {
+            name: np.zeros(shape, np.float32 if name in float32 else np.uint16)
+            for name, shape in learner.published_shapes().items()
+        }
+        self._table = tensor_table(blank)
+        self._spans = cut_spans(self._table, world.num_ranks)
+        io = StoreIO(DirectoryStore(Path(store)))
+        layout, _ = shards_of_runs(self._table, self._spans, learner.held_runs())
+        self._publisher = RankPublisher(io, world.rank, self._table, layout)
+        self._verifier = SpanVerifier(io, world.rank, self._spans[world.rank])
+        self._committer = None
+        if world.rank == 0:
+            self._committer = Committer(io, world.num_ranks, self._table, self._spans)
+
+    def publish(self, version: int) -> str | None:
+        """Return the manifest's digest, on rank 0."""
+        return asyncio.run(self._publish(version))
+
+    async def _publish(self, version):
+        token = await self._committer.begin() if self._committer else 0
+        token = self._world.gather(token)[0]
+        _, parts = shards_of_runs(self._table, self._spans, self._learner.held_runs())
+        jobs = [
+            self._publisher.upload(version, token, parts),
+            self._verifier.verify(version, token, wait_s=60),
+        ]
+        if self._committer:
+            text = self._config_json
+            jobs.append(self._committer.commit(version, optimizer_step=version, config_json=text))
+        done = await asyncio.gather(*jobs)
+        return done[2].target_root_digest if self._committer else None
+
+
+def whole_digest(model) -> str:
+    """Of the whole snapshot, gathered."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        rounded = whole.detach().to(torch.bfloat16)
+        state |= {each: as_numpy(part) for each, _, part in tensor_runs(name, rounded, 0)}
+    return root_digest(state | {n: as_numpy(b) for n, b in published_buffers(model).items()})
+
+
+if __name__ == "__main__":
+    main()
