@@ -88,5 +88,5 @@ def test_what_nobody_computes_is_refused_by_name(tmp_path, config, overrides, te
 
 def test_transformers_needs_a_folder():
     data = apply_overrides(read_toml(QUICKSTART), RANKS)
-    with pytest.raises(ConfigError, match="model.checkpoint: expected a folder"):
+    with pytest.raises(ConfigError, match="expected a folder"):
         parse_config(data, "test")
