@@ -29,6 +29,16 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
     )
 
 
+def replay_refusal(recorded: Arithmetic) -> str:
+    """Return why one process cannot give a run's bits again; empty where it can."""
+    if not recorded.layout:
+        return ""
+    return (
+        f"the run's experts were divided ({recorded.layout}), and its bits depend on that: "
+        "trainer.ranks.num_expert_ranks = 1 gives a run that one process can replay"
+    )
+
+
 def _model(config: RunConfig) -> str:
     """Return whose layers the ranks compute, with the version of a package."""
     name = config.trainer.ranks.model

@@ -15,6 +15,7 @@ from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
 from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.runs import RunDir
@@ -36,6 +37,9 @@ async def close_run(  # noqa: PLR0913 - all of a run
     wall_s = time.time() - started_at
     fold, episodes = RunFold(), EpisodeCollector()
     replay: dict[str, Any] = {}
+    if refusal := replay_refusal(arithmetic_of(config)):
+        say(f"no replay: {refusal}")
+        with_replay = False
     if with_replay:
         from penstock.actors.trainer.replay import REPLAY_TYPES
 

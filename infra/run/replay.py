@@ -11,6 +11,7 @@ from typing import Any
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.commands.output import print_result
 from penstock.infra.judge.verdict_check import VerdictCheck, recorded_judge
+from penstock.infra.ranks.arithmetic import replay_refusal
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
@@ -32,6 +33,7 @@ async def replay_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         NotFoundError: No such run, or it has no checkpoint of version 0.
+        ConfigError: Its bits depend on several processes.
 
     """
     if arguments.what_if:
@@ -43,12 +45,27 @@ async def replay_command(arguments: argparse.Namespace) -> int:
     run = await reached_run(arguments)
     config = load_config(run.config)
     async with open_log(run, "replay") as bus:
+        await _check_arithmetic(run, bus)
         figures = await replay_run(run, config, bus, with_progress=not arguments.json)
     if arguments.json:
         print_result(figures, as_json=True)
     else:
         sys.stdout.write(_text(figures) + "\n")
     return 0 if figures["identical"] else DIFFERENT
+
+
+async def _check_arithmetic(run: RunDir, bus: Bus) -> None:
+    """Refuse a run whose bits depend on several processes.
+
+    Raises:
+        ConfigError: They do.
+
+    """
+    started = await bus.last(RunStarted)
+    event = started.event if started is not None else None
+    refusal = replay_refusal(event.arithmetic) if isinstance(event, RunStarted) else ""
+    if refusal:
+        raise ConfigError(f"run {run.run_id}: no replay: {refusal}")
 
 
 async def replay_run(

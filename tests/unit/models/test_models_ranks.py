@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.infra.models.claim import fill_shape
+from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
+from penstock.messages.control import Arithmetic
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("infra/configs/quickstart.toml")
@@ -84,6 +86,21 @@ def test_qwen_may_be_trained_by_transformers_and_sampled_by_the_native_engine(tm
 def test_what_nobody_computes_is_refused_by_name(tmp_path, config, overrides, text):
     with pytest.raises(ConfigError, match=text):
         read(tmp_path, config, *overrides)
+
+
+def test_a_replay_by_one_process_is_refused_where_bits_depend_on_several():
+    assert replay_refusal(Arithmetic(engine="ranks", num_ranks=4)) == ""
+    divided = Arithmetic(engine="ranks", num_ranks=4, layout="4 ranks, experts over 2")
+    assert "4 ranks, experts over 2" in replay_refusal(divided)
+
+
+def test_the_division_of_experts_is_recorded(tmp_path):
+    config = read(tmp_path, QWEN, *RANKS, "trainer.ranks.num_expert_ranks=2")
+    pytest.importorskip("transformers")
+    found = arithmetic_of(config)
+    assert found.layout == "2 ranks, experts over 2"
+    assert found.model.startswith("transformers 5")
+    assert arithmetic_of(read(tmp_path, QWEN, *RANKS)).layout == ""
 
 
 def test_transformers_needs_a_folder():
