@@ -75,7 +75,7 @@ def check_environment(config: RunConfig, role_rank: str, rank: int, num_ranks: i
 
 
 def check_model(config: RunConfig) -> None:
-    """Check that whoever trains and samples the model can compute it.
+    """Check that the engines of training and sampling can compute the model.
 
     Raises:
         ConfigError: One of them cannot; the text names the setting.

@@ -1,7 +1,7 @@
 """Shapes of models that transformers computes on ranks, and the own policy does not.
 
 Such a model is trained with `[trainer.ranks] model = "transformers"` and sampled by vLLM. Both read
-the folder's own `config.json`, and so does whoever gets an export. What the rest of a run has to
+the folder's own `config.json`, as do users of an export. What the rest of a run has to
 know of it is a `PolicyConfig` that names the architecture.
 """
 

@@ -30,28 +30,37 @@ def uses_transformers(config: TrainerConfig) -> bool:
 async def open_learner(
     place: Place, policy_config: PolicyConfig, config: TrainerConfig, seed: int
 ) -> Learner:
-    """Return a learner in this process alone: of the run's model, or of random weights.
+    """Return a learner in this process alone: of random weights, or of a model of transformers.
 
     Raises:
         NotFoundError: A model of transformers that the store does not have.
         CorruptDataError: The store's model is damaged.
-        ModelFormatError: It does not fit the policy.
 
     """
     if not uses_transformers(config):
-        learner = await place.offload(
+        return await place.offload(
             Learner.initialized, policy_config, config.optimizer, seed, config.device
         )
-        if await stored_model(place.store) is not None:
-            async with model_folder(place.store) as folder:
-                await place.offload(learner.load_model, folder)
-        return learner
     from penstock.actors.trainer.ranks.hf.policy import load_policy
 
     device = torch.device(config.device)
     async with model_folder(place.store) as folder:
         policy = await place.offload(load_policy, folder, policy_config, device)
     return Learner(policy, config.optimizer)
+
+
+async def open_first_learner(
+    place: Place, policy_config: PolicyConfig, config: TrainerConfig, seed: int
+) -> Learner:
+    """Return the learner that version 0 begins with: of the run's model, if its store has one.
+
+    Raises as `open_learner`, and ModelFormatError where the model does not fit the policy.
+    """
+    learner = await open_learner(place, policy_config, config, seed)
+    if not uses_transformers(config) and await stored_model(place.store) is not None:
+        async with model_folder(place.store) as folder:
+            await place.offload(learner.load_model, folder)
+    return learner
 
 
 async def open_ranked_learner(

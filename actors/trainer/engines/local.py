@@ -14,7 +14,7 @@ from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.engines.learners import open_learner
+from penstock.actors.trainer.engines.learners import open_first_learner, open_learner
 from penstock.actors.trainer.engines.protocol import Completed, HeldCheckpoint, Place, ReadStepData
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
@@ -56,7 +56,7 @@ class LocalEngine:
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
         """Make version 0 and save it; see `TrainingEngine.make_version_0`."""
-        self._learner = await open_learner(ctx, self._policy_config, self._config, seed)
+        self._learner = await open_first_learner(ctx, self._policy_config, self._config, seed)
         completed = await run_midtraining(ctx, self.learner, self._config, seed)
         if preferred := await run_preferences(ctx, self.learner, self._config, seed):
             digest = preferred.weights_digest

@@ -15,7 +15,7 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.infra.commands.doctor import RANKS_PYTHON
 from penstock.infra.stores.directory import DirectoryStore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / RANKS_PYTHON
 KINDS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
 LAYOUTS = {"fsdp": (2, 1), "fsdp+ep": (2, 2)}
@@ -31,7 +31,7 @@ pytestmark = [
 def command(script, *arguments, **environment):
     """Start a script in the environment of `ranks`, with one thread."""
     return subprocess.Popen(
-        [PYTHON, "-W", "ignore", ROOT / "tests/engines" / script, *arguments],
+        [PYTHON, "-W", "ignore", Path(__file__).with_name(script), *arguments],
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT / '.pyroot'}:{ROOT}",
@@ -70,7 +70,7 @@ def train(folder, out, num_ranks=1, expert_ranks=1, **more):
     place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     finish(
         [
-            command("ranks_worker.py", json.dumps(spec), RANK=str(i), LOCAL_RANK=str(i), **place)
+            command("worker.py", json.dumps(spec), RANK=str(i), LOCAL_RANK=str(i), **place)
             for i in range(num_ranks)
         ]
     )

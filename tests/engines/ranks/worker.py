@@ -1,6 +1,6 @@
 """One rank of a test: trains a folder's model, publishes it from its shards, and says what it saw.
 
-python ranks_worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON:
+python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON:
 
     folder        of the model
     expert_ranks  ranks that divide the experts among them
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from tests.engines.batches import manifest, rollouts
+from tests.engines.ranks.batches import manifest, rollouts
 from torch.distributed.tensor import DTensor
 
 from penstock.actors.policy.checkpoint import as_numpy

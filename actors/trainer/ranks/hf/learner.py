@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.gradients import Pass
@@ -79,7 +79,7 @@ class TransformersLearner(RankedLearner):
         """Add the gradients of passes; see `RankedLearner.accumulate`."""
         if not self._divides_experts:
             return super().accumulate(passes, num_workers=num_workers, num_threads=num_threads)
-        torch.set_num_threads(num_threads)
+        fix_threads(num_threads)
         found: dict[int, Result] = {}
         rank = self._world.rank
         self._sums.num_active = self._world.num_ranks
