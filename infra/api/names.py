@@ -7,6 +7,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "tools": ("penstock.envs.harness.versions", "tools_of"),
     "Tool": ("penstock.envs.harness.toolbox", "ToolSpec"),
     "Argument": ("penstock.envs.harness.tool_calls", "Argument"),
+    "InvalidCallError": ("penstock.envs.harness.tool_calls", "InvalidCallError"),
     "Task": ("penstock.messages.task", "Task"),
     "HiddenTests": ("penstock.messages.task", "HiddenTests"),
     "TaskCandidate": ("penstock.envs.tasks.source", "TaskCandidate"),

@@ -14,7 +14,9 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.judges import make_judge
 from penstock.actors.trainer.config import LossConfig
 from penstock.actors.trainer.objective.losses import LossTokens, token_losses
+from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import tools_of, tools_prompt
+from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.infra.commands.log import imported_config
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.task_sources import drawn_tasks
@@ -22,7 +24,8 @@ from penstock.infra.run.config_file import load_config
 from penstock.infra.scaffold.command import init_command
 from penstock.messages.errors import ConfigError
 from penstock.messages.references import load_reference
-from penstock.messages.task import Split
+from penstock.messages.rollout import ToolCall
+from penstock.messages.task import Limits, Split
 
 BAD = "def bad_loss(tokens, config):\n    return tokens.current\nbad_tools = {'finish': 1}\n"
 
@@ -75,6 +78,21 @@ def test_a_projects_configuration_names_what_is_there(project):
     assert {split: len(list(found)) for split, found in drawn.items()} == {
         Split.TRAIN: 6, Split.HELDOUT: 2
     }  # fmt: skip
+
+
+async def test_an_episode_offers_own_tools_beside_the_others(project):
+    session = Session("own:TOOLS", DryRunSandbox({"a.py": "one\ntwo\n"}), Limits())
+    calls = [
+        ToolCall(name="count_lines", arguments={"path": "a.py"}),
+        ToolCall(name="count_lines", arguments={}),
+        ToolCall(name="count_lines", arguments={"path": "absent.py"}),
+        ToolCall(name="read_file", arguments={"path": "a.py"}),
+    ]
+    counted, wrong, absent, read = await session.run(calls)
+    assert (counted.text, read.text) == ("2", "one\ntwo\n")
+    assert not wrong.is_valid and "path" in wrong.text
+    assert (absent.is_valid, absent.text) == (False, "error: no file absent.py")
+    assert len(session.elapsed_s) == 4 and min(session.elapsed_s) >= 0
 
 
 def test_nothing_is_overwritten(project):
