@@ -189,14 +189,15 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
     roles = {spec.partition(":")[0] for name in names for spec in config.processes[name]}
     if "sandbox" in roles and not is_being_built():
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
-    for role, device in (
-        ("trainer", config.trainer.device),
-        ("generator", config.generator.device),
+    holder = "rank" if config.trainer.engine == "ranks" else "trainer"
+    for role, setting, device in (
+        (holder, "trainer.device", config.trainer.device),
+        ("generator", "generator.device", config.generator.device),
     ):
         if role in roles and device != "cpu":
             from penstock.actors.policy.device import check_device  # Imports torch.
 
-            check_device(device, f"{role}.device")
+            check_device(device, setting)
     check_stores(config)
 
 

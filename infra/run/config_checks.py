@@ -33,8 +33,7 @@ def check_config(config: RunConfig) -> None:
     sources = [source.name for source in config.prepare.all_sources]
     config.evaluator.check_sets(sources, config.pacer.eval_temperature)
     _check_model(config)
-    config.policy.check_device(config.trainer.device, "trainer.device")
-    config.policy.check_device(config.generator.device, "generator.device")
+    _check_devices(config)
     _check_sandbox_hosts(config)
     if config.rollout_worker.places_groups:
         _check_group_fits(config)
@@ -56,6 +55,16 @@ def check_config(config: RunConfig) -> None:
     _check_gateways(config)
     _check_links(config)
     _check_judges(config)
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Check that what is set to a GPU computes there, and chooses its device by this setting."""
+    config.policy.check_device(config.trainer.device, "trainer.device")
+    generator = config.generator
+    if generator.engine == "vllm" and generator.device != "cpu":
+        text = "expected it with engine = 'native' alone, vLLM computes where it was built for"
+        raise ConfigError(f"generator.device: {text}, got {generator.device!r}")
+    config.policy.check_device(generator.device, "generator.device")
 
 
 def check_host_name(name: str, field: str) -> None:

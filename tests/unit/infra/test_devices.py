@@ -34,6 +34,10 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA d
             ["trainer.device=cuda", "policy.num_experts=1025"],
             r"policy\.num_experts: expected at most 1024 with trainer\.device = 'cuda', got 1025",
         ),
+        (
+            ["generator.engine=vllm", "generator.device=cuda"],
+            r"generator\.device: expected it with engine = 'native' alone",
+        ),
     ],
 )
 def test_settings_that_no_gpu_can_compute_are_refused(overrides, expected):
@@ -56,6 +60,15 @@ def test_a_run_does_not_start_without_the_device_that_a_setting_names(role):
         if not any(spec.startswith(role) for spec in specs)
     ]
     check_outside(config, elsewhere)
+
+
+@no_gpu
+def test_of_ranks_only_the_host_of_a_rank_needs_the_device():
+    machines = ["pool.backend=process", "pool.allow_process=true"]
+    config = load_config(QUICKSTART, ["trainer.engine=ranks", "trainer.device=cuda", *machines])
+    with pytest.raises(DeviceUnavailableError, match=r"trainer\.device: expected 'cpu'"):
+        check_outside(config, ["rank-1"])
+    check_outside(config, [name for name in config.processes if not name.startswith("rank-")])
 
 
 @no_gpu
