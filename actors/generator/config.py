@@ -4,7 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.actors.policy.config import DEVICES
+from penstock.actors.policy.config import DEVICES, PolicyConfig
+from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NumThreads, PositiveFloat, PositiveInt, one_of
 
 ENGINES = ("native", "vllm")
@@ -46,3 +47,24 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     lag_s_max: PositiveFloat = 60.0
     """A replica whose weights are older than `trainer.staleness_max` allows for so long no longer
     serves training, which goes on without it until it has caught up."""
+
+    def check_policy(self, policy: PolicyConfig) -> None:
+        """Check that the engine computes what this policy is.
+
+        Raises:
+            ConfigError: It does not; the text names the setting.
+
+        """
+        if self.engine != "vllm":
+            return
+        numerics = policy.numerics
+        number_format = numerics.expert_format
+        checks = (
+            ("policy.numerics.mode", "fast or off", numerics.mode, not numerics.is_exact),
+            ("policy.numerics.expert_format", "bf16", number_format, number_format == "bf16"),
+            ("generator.device", "cpu", self.device, self.device == "cpu"),
+        )
+        for name, expected, found, is_good in checks:
+            if not is_good:
+                text = f"expected {expected} with generator.engine vllm, got {found!r}"
+                raise ConfigError(f"{name}: {text}")

@@ -20,18 +20,22 @@ import torch
 
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
-from penstock.actors.policy.checkpoint import as_numpy, publishable_state, save_checkpoint
+from penstock.actors.policy.checkpoint import save_checkpoint
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import token_logprobs
+from penstock.infra.bench.engine_vllm import measure_vllm
+from penstock.infra.bench.generation import (
+    BATCHES,
+    NEW_TOKENS,
+    NUM_ROUNDS,
+    draw_prompts,
+    load_engine,
+    time_engine,
+)
 from penstock.messages.errors import NotFoundError
-from penstock.messages.task import Sampling
 
-BATCHES = (1, 16, 64)
-_PROMPT_TOKENS, _NEW_TOKENS = 128, 128
 _TRAIN_ROWS, _TRAIN_TOKENS = 16, 256
-_NUM_ROUNDS = 3
-_REQUEST_S = 300.0
 
 QUICKSTART = PolicyConfig(mtp_num_heads=0)
 LARGER = PolicyConfig(
@@ -50,7 +54,8 @@ async def bench_engine() -> dict[str, dict[str, object]]:
     Returns:
         By case, e.g. `1.9M/2 threads`: `step` (native or torch), `generate` by batch size and
         `train`, each with `tokens_per_s`, `transformers_tokens_per_s` and `ratio`; `pause_ms` of
-        a full weight update under load.
+        a full weight update under load; `vllm_tokens_per_s` by batch size, on the same prompts,
+        where vLLM's environment exists.
 
     Raises:
         NotFoundError: transformers is not installed.
@@ -75,19 +80,19 @@ async def _measure(config: PolicyConfig, num_threads: int) -> dict[str, object]:
     engine = TorchEngine(config, EngineOptions(num_threads=num_threads))
     engine.start()
     try:
-        pause_ms = await _load(engine, policy, 0)
+        pause_ms = await load_engine(engine, policy, 0)
         generate: dict[str, object] = {}
         for batch in BATCHES:
-            prompts = _prompts(config, batch)
+            prompts = draw_prompts(config, batch)
             ours_s: list[float] = []
             theirs_s: list[float] = []
-            for round_ in range(_NUM_ROUNDS):
-                ours_s.append(await _time_engine(engine, prompts, round_))
+            for round_ in range(NUM_ROUNDS):
+                ours_s.append(await time_engine(engine, prompts, round_))
                 theirs_s.append(_time(lambda p=prompts: _generate(theirs, p)))
-            generate[str(batch)] = _compare(batch * _NEW_TOKENS, ours_s, theirs_s)
-        load = asyncio.create_task(_time_engine(engine, _prompts(config, 16), _NUM_ROUNDS))
+            generate[str(batch)] = _compare(batch * NEW_TOKENS, ours_s, theirs_s)
+        load = asyncio.create_task(time_engine(engine, draw_prompts(config, 16), NUM_ROUNDS))
         await asyncio.sleep(0)
-        pause_ms = max(pause_ms, await _load(engine, policy, 1))
+        pause_ms = max(pause_ms, await load_engine(engine, policy, 1))
         await load
     finally:
         await engine.stop()
@@ -96,15 +101,8 @@ async def _measure(config: PolicyConfig, num_threads: int) -> dict[str, object]:
         "generate": generate,
         "train": _measure_training(policy, theirs),
         "pause_ms": pause_ms,
+        "vllm_tokens_per_s": measure_vllm(config, num_threads),
     }
-
-
-async def _load(engine: TorchEngine, policy: Policy, policy_version: int) -> float:
-    """Give the engine a full set of weights; returns the pause in milliseconds."""
-    state = {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}
-    await engine.begin_update()
-    await engine.apply(state)
-    return await engine.commit(policy_version)
 
 
 def _transformers_model(policy: Policy) -> Any:
@@ -122,28 +120,6 @@ def _transformers_model(policy: Policy) -> Any:
         return model.from_pretrained(folder)
 
 
-def _prompts(config: PolicyConfig, batch: int) -> np.ndarray:
-    """Draw [batch, _PROMPT_TOKENS] ids; no two prompts share a prefix."""
-    ids = np.random.default_rng(0).integers(64, config.vocab_size, (batch, _PROMPT_TOKENS))
-    ids[:, 0] = np.arange(batch)
-    return ids
-
-
-async def _time_engine(engine: TorchEngine, prompts: np.ndarray, round_: int) -> float:
-    await engine.reset_prefix_cache()
-
-    async def one(index: int) -> None:
-        sampling = Sampling(num_tokens_max=_NEW_TOKENS, seed=1000 * round_ + index)
-        name = f"{round_}.{index}"
-        async for _ in engine.generate(prompts[index], sampling, request_id=name):
-            pass
-
-    started = time.perf_counter()
-    async with asyncio.timeout(_REQUEST_S):
-        await asyncio.gather(*(one(index) for index in range(len(prompts))))
-    return time.perf_counter() - started
-
-
 def _generate(model: Any, prompts: np.ndarray) -> None:
     ids = torch.as_tensor(prompts)
     with torch.inference_mode():
@@ -154,8 +130,8 @@ def _generate(model: Any, prompts: np.ndarray) -> None:
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            max_new_tokens=_NEW_TOKENS,
-            min_new_tokens=_NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
             eos_token_id=None,
             pad_token_id=0,
         )
@@ -179,7 +155,7 @@ def _measure_training(policy: Policy, theirs: Any) -> dict[str, float]:
 
     ours()
     plain()
-    times = [(_time(ours), _time(plain)) for _ in range(_NUM_ROUNDS)]
+    times = [(_time(ours), _time(plain)) for _ in range(NUM_ROUNDS)]
     return _compare(ids.numel(), [time_[0] for time_ in times], [time_[1] for time_ in times])
 
 

@@ -124,14 +124,14 @@ def check_gpu() -> Finding:
 
 
 def check_vllm() -> Finding:
-    """Look for vLLM's environment: nothing of ours imports vLLM, it loads what we export."""
+    """Look for vLLM's environment, in which generators run with `generator.engine` vllm."""
     found = Path(VLLM_PYTHON).exists()
     return Finding(
         name="vllm",
         is_available=found,
         is_required=False,
-        detail=f"{VLLM_PYTHON}, to load exported models" if found else f"no {VLLM_PYTHON}",
-        how_to_get="make vllm-env (to load exported models in vLLM; no run uses it)",
+        detail=f"{VLLM_PYTHON}, for generators with engine vllm" if found else f"no {VLLM_PYTHON}",
+        how_to_get='make vllm-env (only with [generator] engine = "vllm")',
     )
 
 

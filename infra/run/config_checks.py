@@ -30,6 +30,7 @@ def check_config(config: RunConfig) -> None:
     """
     _check_pacer(config)
     _check_context(config)
+    config.generator.check_policy(config.policy)
     sources = [source.name for source in config.prepare.all_sources]
     config.evaluator.check_sets(sources, config.pacer.eval_temperature)
     _check_model(config)

@@ -24,7 +24,7 @@ from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.shaper import TurnShaper
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror
-from penstock.actors.generator.vllm.options import VllmOptions, check_policy
+from penstock.actors.generator.vllm.options import VllmOptions
 from penstock.actors.generator.vllm.streaming import TurnStream, route_dtype
 from penstock.actors.generator.vllm.turns import TurnSettings
 from penstock.actors.policy.checkpoint import tensor_shapes
@@ -54,11 +54,7 @@ class VllmEngine:
             tokenizer: The policy's, for grammars.
             stop_ids: Tokens that end a turn, for grammars.
 
-        Raises:
-            ConfigError: vLLM does not compute this policy.
-
         """
-        check_policy(config, options)
         self._config, self._options = config, options
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._grammars = GrammarMasks(tokenizer, stop_ids, config.vocab_size)

@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.probe import PROBE_TOLERANCE
-from penstock.messages.errors import ConfigError
 from penstock.messages.task import TOP_LOGPROBS_MAX
 
 _ENVIRONMENT = {
@@ -76,22 +74,3 @@ def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
         "distributed_executor_backend": "uni",
         "worker_extension_cls": ".".join(_WORKER),
     }
-
-
-def check_policy(policy: PolicyConfig, options: VllmOptions) -> None:
-    """Check that vLLM computes what this policy is.
-
-    Raises:
-        ConfigError: It does not; the text names the setting.
-
-    """
-    numerics = policy.numerics
-    if numerics.is_exact:
-        text = "expected fast with generator.engine vllm: the exact mode needs the native step"
-        raise ConfigError(f"policy.numerics.mode: {text}")
-    if numerics.expert_format != "bf16":
-        text = f"expected bf16 with generator.engine vllm, got {numerics.expert_format!r}"
-        raise ConfigError(f"policy.numerics.expert_format: {text}")
-    if options.num_tokens_max > policy.max_position_embeddings:
-        text = f"expected at most {policy.max_position_embeddings}, got {options.num_tokens_max}"
-        raise ConfigError(f"generator.num_tokens_max: {text}")

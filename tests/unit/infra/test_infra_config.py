@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from penstock.infra.models.environment import check_environments, python_of
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
 QUICKSTART = Path("infra/configs/quickstart.toml")
+VLLM = Path("infra/configs/vllm-cpu.toml")
 
 
 def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
@@ -105,6 +107,34 @@ def test_reading_a_configuration_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("policy.numerics.mode=exact", "policy.numerics.mode: expected fast or off"),
+        ("policy.numerics.expert_format=mxfp8", "policy.numerics.expert_format: expected bf16"),
+        ("generator.engine=sglang", "generator.engine"),
+        ("generator.probe_tolerance=0", "generator.probe_tolerance"),
+    ],
+)
+def test_what_vllm_does_not_compute_is_refused_by_name(setting, expected):
+    config = load_config(VLLM)
+    assert config.generator.engine == "vllm"
+    with pytest.raises(ConfigError, match=expected):
+        load_config(VLLM, [setting])
+
+
+def test_generators_run_in_the_environment_of_their_engine(tmp_path):
+    native, vllm = load_config(QUICKSTART).generator, load_config(VLLM).generator
+    specs = ["generator:west", "relay:west"]
+    assert python_of(native, specs) == python_of(vllm, ["trainer"]) == sys.executable
+    assert python_of(vllm, specs) == str(Path(".venv-vllm/bin/python").absolute())
+    named = load_config(VLLM, [f"generator.environment='{tmp_path}'"]).generator
+    assert python_of(named, specs) == str(tmp_path / "bin/python")
+    check_environments(named, [["trainer"]])
+    with pytest.raises(ConfigError, match=r"generator\.environment: .*make vllm-env"):
+        check_environments(named, [["trainer"], specs])
 
 
 @pytest.mark.parametrize(
