@@ -26,6 +26,7 @@ from penstock.infra.bench.generation import (
     time_engine,
 )
 from penstock.infra.models.environment import VLLM_ENVIRONMENT
+from penstock.messages.reading.parsing import parse_json
 
 _MEASURE_S = 900.0
 
@@ -64,5 +65,5 @@ async def _measure(config: PolicyConfig, num_threads: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    policy = msgspec.json.decode(sys.argv[1], type=PolicyConfig)
+    policy = parse_json(sys.argv[1], PolicyConfig, "POLICY")
     print("\n" + json.dumps(asyncio.run(_measure(policy, int(sys.argv[2])))))
