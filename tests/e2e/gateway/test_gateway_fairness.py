@@ -149,14 +149,14 @@ async def test_a_correction_is_exported_as_a_pair_and_a_retracted_label_is_not(
             while len(await site.events(Label)) < 2 or not await site.events(PreferencePair):
                 await asyncio.sleep(0.05)
         reader = PreferenceReader(
-            site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
+            site.store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
         )
         lines = [await reader.line(event) for event in await standing(bus)]
-        texts = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer, chat=None)
+        texts = PreferenceReader(site.store, site.vault(), last_of(bus), tokenizer, chat=None)
         judged = await standing_labels(bus, texts, CriterionConfig(name="good", text="Is it?"))
         await site.vault().erase("user/k-user")
         erased = PreferenceReader(
-            site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
+            site.store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
         )
         assert [await erased.line(event) for event in await standing(bus)] == [None, None]
     [one] = judged  # What a rubric judge is calibrated with.
