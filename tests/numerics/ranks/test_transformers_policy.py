@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.packing import pack_tree
+from penstock.actors.policy.probe import greedy_logprobs, probe_policy, probe_prompts
 
 transformers = pytest.importorskip("transformers", minversion="5.23")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -143,6 +144,20 @@ def test_checkpointed_activations_give_the_same_gradient(policy):
     assert len(found[0]) == len(found[1])
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(plain, checkpointed, atol=1e-6, rtol=1e-5)
+
+
+def test_the_probe_is_what_the_model_computes(policy):
+    found = torch.tensor(probe_policy(policy))
+    prompts = torch.from_numpy(np.array(probe_prompts(96)))
+    expected = torch.cat([alone(policy, prompt) for prompt in prompts.long()])
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def alone(policy, prompt):
+    logits = policy.logits(policy(prompt, [len(prompt)]).hidden[-1:])
+    return torch.tensor(greedy_logprobs(logits))
 
 
 def test_a_sequence_that_is_too_long_is_refused(policy):
