@@ -214,7 +214,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
     object_key: str
-    """Key in the run's object store of one file: weights, optimizer, random state."""
+    """Key of the checkpoint's head in the run's object store; it names the objects of tensors."""
     weights_digest: str
 
     def key(self) -> str:

@@ -24,7 +24,7 @@ STEPS_MAX = 1_000_000_000
 WAIT_S_MAX = 1e9
 """For as long may a service have no users."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
-LEARNING = SERVING | {"trainer", "publisher", "feedback_join", "gatekeeper"}
+LEARNING = SERVING | {"trainer", "rank", "publisher", "feedback_join", "gatekeeper"}
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -45,6 +45,7 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
     weights = run.weights
     if not learns:
         weights = msgspec.structs.replace(weights, num_publisher_ranks=1)
+        trainer = msgspec.structs.replace(trainer, engine="local")
     if not has_tasks:
         epoch = EpochConfig(num_samples=run.serve.epoch_samples, s_max=run.serve.epoch_s_max)
         num_max = max(trainer.live.num_samples_max, epoch.num_samples)
