@@ -26,7 +26,7 @@ from penstock.infra.run.launcher import Processes
 from penstock.infra.run.runs import RunDir
 from penstock.messages.control import ActorFailed, RunFinished
 from penstock.messages.reading.trajectories import last_of
-from penstock.messages.training import StepCompleted
+from penstock.messages.training import BatchManifest, StepCompleted
 from penstock.messages.weights import WeightsPublished
 
 DEADLINE_S = 120.0
@@ -125,9 +125,12 @@ async def test_a_lost_rank_changes_no_bit(tmp_path, number):
         watching = asyncio.create_task(processes.watch(bus))
         try:
             async with trained(run, config, bus) as task:
-                await until(bus, StepCompleted, task, "2")
-                pid = processes.pid("rank-1")
-                os.kill(pid, number)
+                await until(bus, BatchManifest, task, "3")
+                if number is signal.SIGKILL:  # In mid-step: it waits for rank 0, which is stopped.
+                    os.kill(processes.pid("rank-0"), signal.SIGSTOP)
+                    await asyncio.sleep(2.0)
+                    assert len(await events(bus, StepCompleted)) == 2, "step 3 is in progress"
+                os.kill(processes.pid("rank-1"), number)
                 await until(bus, RunFinished, task)
         finally:
             watching.cancel()
