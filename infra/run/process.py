@@ -172,7 +172,7 @@ def actor_command(arguments: argparse.Namespace) -> int:
             traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(code)
-    if any(role.startswith("rank:") for role in arguments.roles):
+    if any(role.partition(":")[0] == "rank" for role in arguments.roles):
         os._exit(code)  # A step may be in progress in a thread, and gloo may abort at the exit.
     return code
 
