@@ -12,7 +12,7 @@ its step and content, so that the same state stored again is the same object.
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError
+from penstock.messages.settings import NonNegativeInt, one_of
 
 PIECE_PREFIX = "checkpoint-pieces/"
 PIECE_BYTES_MAX = 64 << 20
@@ -49,9 +50,9 @@ class TensorBox(msgspec.Struct, frozen=True, array_like=True):
     """A box of one tensor, inside a piece."""
 
     tensor: str
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    start: int
+    offsets: tuple[NonNegativeInt, ...]
+    sizes: tuple[NonNegativeInt, ...]
+    start: NonNegativeInt
     """First byte in the piece."""
 
 
@@ -59,7 +60,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """One object."""
 
     object_key: str
-    num_bytes: int
+    num_bytes: NonNegativeInt
     digest: str
     """xxh3-128 of the object."""
     chunks: list[TensorBox]
@@ -68,8 +69,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A whole tensor."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, one_of(_DTYPES)]
+    shape: tuple[NonNegativeInt, ...]
 
 
 class StoredTensors(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import xxhash
 from tests.sim.trainer.conftest import FakeContext, Killed, MemoryStore
 
 from penstock.actors.policy.config import PolicyConfig
@@ -60,6 +61,23 @@ async def test_a_flipped_bit_is_found(world, position):
     data[position] ^= 1
     world.store.objects[key] = bytes(data)
     with pytest.raises(CorruptDataError, match="do not match the digest in the name"):
+        await load(world, key, learner_of(world))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"dtype":"float32"', b'"dtype":"load"'),
+        (b'"dtype":"float32"', b'"dtype":"bool"'),
+        (b'"num_bytes":', b'"num_bytes":-'),
+        (b'"shape":[', b'"shape":[-1,'),
+    ],
+)
+async def test_a_head_that_describes_no_tensors_is_refused(world, old, new):
+    head = world.store.objects[await newest_checkpoint(world.store)].replace(old, new)
+    key = f"checkpoints/00000009-{xxhash.xxh3_128_hexdigest(head)}"
+    world.store.objects[key] = head
+    with pytest.raises(CorruptDataError, match=f"{key}: not a checkpoint"):
         await load(world, key, learner_of(world))
 
 
