@@ -18,8 +18,7 @@ from penstock.infra.simulate.users.settings import UsersScenario
 PARTS = ("learning", "attack", "aa", "latency")
 FIGURES = (
     "trained_share", "acceptance_before", "acceptance_after", "attacker_shift",
-    "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95",
-    "feedback_to_candidate_s_p50", "feedback_to_candidate_s_p95", "failed_requests",
+    "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95", "failed_requests",
 )  # fmt: skip
 """What the last line holds; null where the part that measures it did not run."""
 
@@ -28,7 +27,7 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     default = UsersScenario()
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
-    text = "run one part only (default: all, about 20 minutes on two cores)"
+    text = "run one part only (default: all, about 15 minutes on two cores)"
     parser.add_argument("--part", choices=PARTS, help=text)
     text = "finished run that `latency` serves a copy of (default: the newest)"
     parser.add_argument("--run", default="latest", metavar="RUN", help=text)

@@ -1,24 +1,19 @@
 """Part `latency`: from a rating to the first token that it changed, on the real clock.
 
-`penstock serve --learn` runs on a copy of a finished run. Users ask and rate; beside them a probe
-asks for a token over and over, each time as another user, and notes which version sampled it. A
-rating's time is from the 2xx of its feedback to the first probe whose version had trained it.
-
-Once with `--ungated`, where every version is served at once, and once with gates, where half of
-the users are served by the channel `candidate`. There a version waits until the candidate before
-it has left, which in weeks of use is when its evidence is complete; here each is held for some
-seconds, and nobody evaluates it before.
+`penstock serve --learn --ungated` runs on a copy of a finished run. Users ask and rate; beside them
+a probe asks for a few tokens over and over and notes which version sampled the first. A rating's
+time is from the 2xx of its feedback to the first probe whose version had trained it. Without gates
+every version is served at once: what gates take is not in these figures.
 """
 
 import asyncio
 import contextlib
-import itertools
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -60,36 +55,17 @@ class _Times:
 
 
 def simulate_latency(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
-    """Serve two copies of a run, one with gates; return the figures."""
-    gates = (
-        f"gatekeeper.hold_s_max={scenario.latency_hold_s}",
-        "gatekeeper.quality_bar=0",
-        "gatekeeper.offline.num_tasks=0",
-    )
-    ungated = _of_copy(scenario, run, ("serve.gated=false",))
-    gated = _of_copy(scenario, run, gates)
-    return ungated | {
-        "feedback_to_candidate_s_p50": gated["feedback_to_served_s_p50"],
-        "feedback_to_candidate_s_p95": gated["feedback_to_served_s_p95"],
-        "failed_requests": ungated["failed_requests"] + gated["failed_requests"],
-        "gated": gated,
-    }
-
-
-def _of_copy(scenario: UsersScenario, run: RunDir, settings: Sequence[str]) -> dict[str, Any]:
+    """Serve a copy of a run; return the figures."""
     with tempfile.TemporaryDirectory(prefix="penstock-users-") as folder:
         copy = Path(folder) / run.run_id
         shutil.copytree(run.path, copy)
-        return asyncio.run(_measure(scenario, RunDir(copy), settings))
+        return asyncio.run(_measure(scenario, RunDir(copy)))
 
 
-async def _measure(scenario: UsersScenario, run: RunDir, settings: Sequence[str]) -> dict[str, Any]:
+async def _measure(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
     times = _Times()
     began = time.monotonic()
-    settings = (
-        "gateway.port=0", f"serve.epoch_samples={scenario.latency_epoch_samples}", *settings
-    )  # fmt: skip
-    async with _serving(run, settings) as url:
+    async with _serving(scenario, run) as url:
         up_s = time.monotonic() - began
         token = run.gateway_key.read_text().strip()
         timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
@@ -117,12 +93,12 @@ async def _measure(scenario: UsersScenario, run: RunDir, settings: Sequence[str]
 
 
 @contextlib.asynccontextmanager
-async def _serving(run: RunDir, settings: Sequence[str]) -> AsyncGenerator[str]:
+async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
     """Run the service in processes of its own; yield its address."""
     run.gateway_url.unlink(missing_ok=True)
     command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(run.path.parent)]
-    command += ["serve", run.run_id, "--learn"]
-    command += [part for setting in settings for part in ("--set", setting)]
+    command += ["serve", run.run_id, "--learn", "--ungated", "--set", "gateway.port=0"]
+    command += ["--set", f"serve.epoch_samples={scenario.latency_epoch_samples}"]
     with (run.path / "service.out").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         try:
@@ -188,7 +164,7 @@ async def _ask_and_rate(session: aiohttp.ClientSession, times: _Times, number: i
 
 
 async def _ask(
-    session: aiohttp.ClientSession, text: str, num_tokens: int, user: str = ""
+    session: aiohttp.ClientSession, text: str, num_tokens: int
 ) -> tuple[str, int, float] | None:
     """Return the request's id, the version and the time of the first token; None without reply."""
     body = {
@@ -197,7 +173,6 @@ async def _ask(
         "max_tokens": num_tokens,
         "temperature": 1.0,
         "stream": True,
-        "user": user,
     }
     try:
         async with session.post("/v1/chat/completions", json=body) as reply:
@@ -211,8 +186,8 @@ async def _ask(
 
 
 async def _probe(session: aiohttp.ClientSession, times: _Times) -> None:
-    for number in itertools.count():
-        found = await _ask(session, PROMPTS[0], 1, f"probe-{number}")
+    while True:
+        found = await _ask(session, PROMPTS[0], 1)
         if found is None:
             times.num_failed += 1
         else:

@@ -47,5 +47,3 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     latency_epoch_samples: int = 8
     latency_tail_s: float = 45.0
     """Real time for the last versions after that."""
-    latency_hold_s: float = 20.0
-    """Of each candidate, where versions pass gates."""
