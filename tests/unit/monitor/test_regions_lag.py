@@ -119,3 +119,15 @@ def test_verdicts_of_a_wrong_version_are_told():
     assert state.evals[-1].num_wrong_version == 2
     assert "2 of a wrong version left out" in state.log[-1].text
     assert b"penstock_heldout_wrong_version 2.0" in exposition(state)
+
+
+def test_a_regions_queue_time_is_the_mean_of_the_replicas_that_are_there():
+    fold = fold_of(
+        (AT, told("a", 0, queue_s=0.5)),
+        (AT, told("b", 0, queue_s=2.5)),
+        (AT, told("c", 0, queue_s=60.0)),
+    )
+    assert west(fold, AT + 1).queue_s == 21.0
+    fold.apply(told("c", 0, queue_s=60.0, is_leaving=True), AT + 1)
+    assert west(fold, AT + 2).queue_s == 1.5
+    assert b'penstock_queue_seconds{region="west"} 1.5' in exposition(fold.state(AT + 2))
