@@ -11,6 +11,7 @@ starts from its newest checkpoint, reads the log, and takes the same steps to th
 publishes again is refused as known. Nothing is trained twice and nothing is lost.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import ClassVar
@@ -44,6 +45,9 @@ from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
 log = logging.getLogger(__name__)
+
+SAVE_S_MAX = 20.0
+"""Longest saving at a stop: what is not saved follows from the log."""
 
 
 class Trainer(Actor):
@@ -99,8 +103,13 @@ class Trainer(Actor):
         return effects
 
     async def stop(self, ctx: Context) -> Effects:
-        """Save where training stands."""
-        return await self._phase.save(ctx)
+        """Save where training stands, in time; ranks that stop as well may be gone already."""
+        try:
+            async with asyncio.timeout(SAVE_S_MAX):
+                return await self._phase.save(ctx)
+        except TimeoutError:
+            log.warning("not saved at the stop: the next start takes steps again from the log")
+            return ()
 
     async def on_turn_sampled(self, event: TurnSampled, ctx: Context) -> Effects:
         """See that a group runs."""

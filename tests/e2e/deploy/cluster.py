@@ -93,6 +93,8 @@ class Pod:
             field = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             value = fields[field] if field else one["value"]
             found[one["name"]] = names.get(value, value)
+        if "RANK" in found:
+            found["GLOO_SOCKET_IFNAME"] = "eth0"  # A pod's own name is its address in a cluster.
         return found
 
     async def probe(self, path: str) -> tuple[int, Any]:

@@ -47,6 +47,11 @@ wall_s_max = 1200.0
 
 [trainer]
 steps_max = {steps}
+engine = "ranks"
+
+[trainer.optimizer]  # So small a policy solves nothing; the decay moves its weights all the same.
+weight_decay = 0.1
+warmup_steps = 1
 
 [gateway]
 host = "0.0.0.0"
