@@ -59,13 +59,9 @@ def check_config(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig) -> None:
-    """Check that what is set to a GPU computes there, and chooses its device by this setting."""
+    """Check that what is set to a GPU computes there."""
     config.policy.check_device(config.trainer.device, "trainer.device")
-    generator = config.generator
-    if generator.engine == "vllm" and generator.device != "cpu":
-        text = "expected it with engine = 'native' alone, vLLM computes where it was built for"
-        raise ConfigError(f"generator.device: {text}, got {generator.device!r}")
-    config.policy.check_device(generator.device, "generator.device")
+    config.policy.check_device(config.generator.device, "generator.device")
 
 
 def check_host_name(name: str, field: str) -> None:

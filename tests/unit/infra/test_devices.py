@@ -36,7 +36,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA d
         ),
         (
             ["generator.engine=vllm", "generator.device=cuda"],
-            r"generator\.device: expected it with engine = 'native' alone",
+            r"generator\.device: expected cpu with generator\.engine vllm, got 'cuda'",
         ),
     ],
 )

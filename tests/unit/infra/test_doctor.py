@@ -24,7 +24,7 @@ def test_the_row_says_what_the_environment_is_for(tmp_path, monkeypatch):
     absent = check_vllm()
     assert (absent.is_available, absent.is_required) == (False, False)
     assert "make vllm-env" in absent.how_to_get
-    assert "exported models" in absent.how_to_get
+    assert 'engine = "vllm"' in absent.how_to_get
     (tmp_path / VLLM_PYTHON).parent.mkdir(parents=True)
     (tmp_path / VLLM_PYTHON).touch()
     assert check_vllm().is_available
