@@ -56,7 +56,7 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Several sets in place of the one that the two settings above describe. The first is the main
     one, by which stop rules, gates and headlines go."""
     judge: str = "hidden_tests"
-    """Name of the judge whose verdicts count."""
+    """The judge whose verdicts count; by default the one of `judge.judge`."""
     eval_deadline_s: PositiveFloat = 600.0
     """Longest evaluation, from the moment that it is the next one; verdicts that are missing then
     count as masked, also where no replica ever served the version."""

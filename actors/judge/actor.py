@@ -98,7 +98,7 @@ class JudgeActor(Actor):
             group_id=rollout.group_id,
             group_index=rollout.group_index,
             purpose=rollout.purpose,
-            judge=self._judge.name,
+            judge=self._config.judge,
             judge_version=self._judge.version,
             outcome=findings.outcome,
             reward=sum(components.values()),

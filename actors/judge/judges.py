@@ -46,7 +46,7 @@ def make_judge(config: JudgeConfig) -> Judge:
     if is_reference(config.judge):
         own = cast("Callable[[JudgeConfig], Judge]", load_reference(config.judge, "judge.judge"))
         judge = own(config)
-        if missing := [part for part in ("name", "version", "judge") if not hasattr(judge, part)]:
+        if missing := [part for part in ("version", "judge") if not hasattr(judge, part)]:
             text = f"expected a judge, it has no {', '.join(missing)}"
             raise ConfigError(f"judge.judge: {config.judge!r}: {text}")
         return judge

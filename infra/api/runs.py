@@ -159,6 +159,7 @@ def run(
             or_resume=False,
             seed=None,
             processes=None,
+            images=False,
         )
     )
     if code != 0:

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
+from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
@@ -133,7 +134,7 @@ def _parse_value(text: str) -> Any:
 
 _TABLES = (
     *("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool"),
-    *("model", "generator", "gateway"),
+    *("model", "generator", "gateway", "evaluator"),
 )
 
 
@@ -179,6 +180,8 @@ def _derive(data: Table) -> None:
     for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):
         data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     _derive_ranks(data.get("processes", {}), trainer)
+    judge = data["judge"].get("judge", JudgeConfig().judge)
+    data.setdefault("evaluator", {}).setdefault("judge", judge)
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
     is_known = isinstance(backend, str) and backend in backends

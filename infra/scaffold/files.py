@@ -51,7 +51,7 @@ TOOLS = {
 class OwnJudge:
     """The hidden tests decide, and a solution must also have changed few files."""
 
-    name, version = "own", "1"
+    version = "1"
     num_files_max = 3
 
     def __init__(self, config: Any) -> None:

@@ -70,7 +70,8 @@ def test_a_projects_configuration_names_what_is_there(project):
     assert config.pacer.harness == config.prepare.harness == "own:TOOLS"
     assert "count_lines" in tools_of(config.pacer.harness)
     assert "count_lines path" in tools_prompt(config.pacer.harness)
-    assert make_judge(config.judge).name == "own"
+    assert make_judge(config.judge).version == "1"
+    assert config.evaluator.judge == config.judge.judge == "own:OwnJudge"  # Its verdicts' name.
     own = token_losses(tokens(), config.trainer.loss)
     assert torch.equal(own.values, token_losses(tokens(), LossConfig()).values)
     sources = [one for one in config.prepare.sources if one.name == "own"]
@@ -142,5 +143,5 @@ def test_a_project_runs_and_replays(project, tmp_path):
     done = penstock(tmp_path, "run", "--config", "config.toml", "--run-id", "own", wait_s=500.0)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = penstock(tmp_path, "log", "cat", "own", "--type", "Verdict").stdout.splitlines()
-    assert verdicts and all('"judge":"own"' in line for line in verdicts)
+    assert verdicts and all('"judge":"own:OwnJudge"' in line for line in verdicts)
     assert any('"source":"own"' in line for line in verdicts)
