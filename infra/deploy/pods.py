@@ -67,7 +67,7 @@ class Deployment:
     def image_of(self, suffix: str) -> str:
         """Return the image `REPOSITORY[-SUFFIX]:TAG`."""
         path, slash, last = self.image.rpartition("/")
-        name, mark, version = last.partition("@" if "@" in last else ":")
+        name, mark, version = last.partition(":")
         return f"{path}{slash}{name}{suffix and f'-{suffix}'}{mark}{version}"
 
 

@@ -27,9 +27,9 @@ from penstock.infra.run.hosts import OWN_TABLES
 from penstock.messages.errors import ConfigError
 
 Table = dict[str, Any]
-IMAGE = re.compile(
-    r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
+IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")
+NAME_CHARACTERS_MAX = 52
+"""Of an object: Kubernetes gives a StatefulSet's pods a label of its name and a hash, of 63."""
 VALUES = "nats-values.yaml"
 KUSTOMIZATION = "kustomization.yaml"
 
@@ -48,9 +48,18 @@ def render(data: Table, config: RunConfig, deployment: Deployment) -> dict[str, 
     """
     check_label(deployment.run_id, "--run-id")
     check_label(deployment.namespace, "--namespace")
+    if not deployment.run_id[0].isalpha():
+        text = "expected a letter first, as names of Services have"
+        raise ConfigError(f"--run-id: {text}, got {deployment.run_id!r}")
     if IMAGE.fullmatch(deployment.image) is None:
-        raise ConfigError(f"--image: expected NAME:TAG or NAME@DIGEST, got {deployment.image!r}")
+        text = "expected NAME:TAG (no digest: the other images have others)"
+        raise ConfigError(f"--image: {text}, got {deployment.image!r}")
     found = workloads(config)
+    for one in found:
+        name = deployment.name(one.name)
+        if len(name) > NAME_CHARACTERS_MAX:
+            expected = f"expected at most {NAME_CHARACTERS_MAX} characters with the workload's name"
+            raise ConfigError(f"--run-id: {expected}, got {name!r}")
     deployment = _with_gateway(deployment, found)
     files = {"config.yaml": [config_map(deployment, _config_files(data, config))]}
     files["launcher.yaml"] = [launcher(deployment)]

@@ -190,9 +190,20 @@ def test_a_region_without_a_bucket_or_behind_a_link_is_refused():
         rendered(tables)
     with pytest.raises(ConfigError, match="--run-id"):
         rendered(data(), run_id="Run_1")
-    for image in ("", "reg/penstock:1 x", "Reg/x:1"):
+    for image in ("", "reg/penstock:1 x", "Reg/x:1", "reg/penstock:1@sha256:" + "0" * 64):
         with pytest.raises(ConfigError, match="--image"):
             rendered(data(), image=image)
+
+
+def test_names_of_which_kubernetes_makes_no_object_are_refused():
+    """A Service's name begins with a letter; a StatefulSet of 53 characters gets no pod."""
+    with pytest.raises(ConfigError, match=r"--run-id: expected a letter first.*'2026-run'"):
+        rendered(data(), run_id="2026-run")
+    tables = data()
+    tables["processes"]["w" * 31] = ["rollout_worker"]
+    rendered(tables, run_id="r" * 20)
+    with pytest.raises(ConfigError, match="--run-id: expected at most 52"):
+        rendered(tables, run_id="r" * 21)
 
 
 LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True)
