@@ -32,12 +32,11 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.probe import check_probe, probe_prompts
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.kernels.delta import Patch
-from penstock.messages.errors import CorruptDataError, QueueFullError
+from penstock.messages.errors import QueueFullError
 from penstock.messages.rollout import StopReason
 from penstock.messages.task import Sampling
 
 _SESSIONS_MAX = 65_536
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
 class VllmEngine:
@@ -58,10 +57,8 @@ class VllmEngine:
         self._config, self._options = config, options
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._grammars = GrammarMasks(tokenizer, stop_ids, config.vocab_size)
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="penstock-vllm-", dir=_MEMORY if _MEMORY.is_dir() else None
-        )
-        self._mirror = WeightMirror(tensor_shapes(config), Path(self._folder.name))
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-vllm-")
+        self._mirror = WeightMirror(tensor_shapes(config))
         self._weights_lock = asyncio.Lock()
         self._streams: dict[str, TurnStream] = {}
         self._sessions: OrderedDict[str, int] = OrderedDict()
@@ -197,30 +194,33 @@ class VllmEngine:
         async with self._weights_lock:
             if root_digest is not None:
                 await asyncio.to_thread(self._mirror.verify, root_digest)
-            path = str(self._mirror.staged_file)
+            path = self._mirror.staged_file
             started = time.perf_counter()
             await self._client.pause()
             try:
-                await self._client.call("penstock_load", self._mirror.rows, path, policy_version)
-                self._mirror.swap()
-                self._version, self._epoch, self._is_proven = policy_version, self._epoch + 1, False
-                prompts = probe_prompts(self._config.vocab_size).tolist()
-                self._probe = await self._client.call("penstock_probe", prompts)
-                try:
-                    tolerance = self._options.probe_tolerance
-                    check_probe(self._probe, probe, tolerance, policy_version)
-                except CorruptDataError:
-                    self._disown()
-                    raise
+                await self._exchange(path, policy_version)
+                check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
                 self._is_proven = True
+            except BaseException:  # Whatever it was: which weights are in use is not known.
+                self._disown()
+                raise
             finally:
                 if not self._is_paused:
                     await self._client.resume()
             self._metrics.last_pause_ms = (time.perf_counter() - started) * 1e3
             return self._metrics.last_pause_ms
 
+    async def _exchange(self, path: str, policy_version: int) -> None:
+        """Have the staged weights in use, and what they compute in `_probe`."""
+        await self._client.call("penstock_load", self._mirror.rows, path, policy_version)
+        self._mirror.swap()
+        self._version, self._epoch = policy_version, self._epoch + 1
+        prompts = probe_prompts(self._config.vocab_size).tolist()
+        self._probe = await self._client.call("penstock_probe", prompts)
+
     def _disown(self) -> None:
-        """End what is in flight: the weights in use are wrong."""
+        """Serve nothing, and end what is in flight: the weights in use are wrong."""
+        self._is_proven = False
         for stream in self._streams.values():
             stream.end(EngineNotReadyError("the weights in use were found to be wrong"))
 

@@ -1,11 +1,12 @@
 """The host's copy of the weights, which vLLM's worker maps and loads.
 
 Two files of one layout: the version in use, and the one that is being staged. A commit exchanges
-them, so that a version that turns out damaged changes nothing.
+them, so that a version that turns out damaged changes nothing. They are in memory and have no name:
+they end with the process, however it ends, and need no room in `/dev/shm`.
 """
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -18,15 +19,26 @@ TensorRow = tuple[str, list[int], int, int]
 """Name, shape, and the first byte and number of bytes in the file."""
 
 
+class _MemoryFile:
+    """A file of the kernel's memory; closed with the object."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._number = os.memfd_create("penstock-weights")
+        os.truncate(self._number, num_bytes)
+        self.path = f"/proc/{os.getpid()}/fd/{self._number}"
+
+    def __del__(self) -> None:
+        os.close(self._number)
+
+
 class WeightMirror:
     """The double buffer. Not thread-safe: its owner runs one method at a time."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make two files of zeros.
 
         Args:
             shapes: Of every tensor, by name; all are bfloat16.
-            folder: Where the files are; in memory, if the weights are to be read at its speed.
 
         """
         self.rows: list[TensorRow] = []
@@ -35,12 +47,13 @@ class WeightMirror:
             num_bytes = 2 * int(np.prod(shape))
             self.rows.append((name, list(shape), start, num_bytes))
             start += num_bytes
-        self._live, self._standby = (self._open(folder / name, start) for name in ("a", "b"))
+        self._live, self._standby = self._open(start), self._open(start)
         self._is_open = False
 
-    def _open(self, path: Path, num_bytes: int) -> tuple[Path, dict[str, np.ndarray]]:
-        data = np.memmap(path, np.uint8, "w+", shape=num_bytes)
-        return path, {
+    def _open(self, num_bytes: int) -> tuple[_MemoryFile, dict[str, np.ndarray]]:
+        file = _MemoryFile(num_bytes)
+        data = np.memmap(file.path, np.uint8, "r+", shape=num_bytes)
+        return file, {
             name: data[start : start + size].view(np.uint16).reshape(shape)
             for name, shape, start, size in self.rows
         }
@@ -74,10 +87,10 @@ class WeightMirror:
             raise CorruptDataError(f"staged weights have root digest {found}, not {expected}")
 
     @property
-    def staged_file(self) -> Path:
-        """The file that is being written."""
+    def staged_file(self) -> str:
+        """Path of the file that is being written, for this process and those that it starts."""
         self._open_arrays()
-        return self._standby[0]
+        return self._standby[0].path
 
     def swap(self) -> None:
         """Close the update: the standby is live."""
