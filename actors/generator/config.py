@@ -39,7 +39,8 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_threads: NumThreads = 1
     """Threads of torch; trainer and generators share the machine's cores."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
-    """Where the native engine computes; cuda is the first GPU that the process sees."""
+    """Where it computes; cuda is the first GPU that the process sees. vLLM computes where it was
+    built for, and is refused at its start if that is elsewhere."""
     probe_tolerance: PositiveFloat = 1e-3
     """Largest difference between what a replica and the trainer compute for the probe's prompts, in
     nats, at which the replica serves a version."""
@@ -62,7 +63,6 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         checks = (
             ("policy.numerics.mode", "fast or off", numerics.mode, not numerics.is_exact),
             ("policy.numerics.expert_format", "bf16", number_format, number_format == "bf16"),
-            ("generator.device", "cpu", self.device, self.device == "cpu"),
         )
         for name, expected, found, is_good in checks:
             if not is_good:

@@ -43,6 +43,7 @@ async def _start_vllm(
         num_tokens_max=settings.num_tokens_max,
         num_threads=settings.num_threads,
         probe_tolerance=settings.probe_tolerance,
+        device=settings.device,
         dtype=settings.vllm.dtype,
         kv_cache_gib=settings.vllm.kv_cache_gib,
         cache_block=settings.vllm.cache_block,

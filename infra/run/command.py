@@ -194,7 +194,8 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
         (holder, "trainer.device", config.trainer.device),
         ("generator", "generator.device", config.generator.device),
     ):
-        if role in roles and device != "cpu":
+        is_vllm = role == "generator" and config.generator.engine == "vllm"  # Checks it itself.
+        if role in roles and device != "cpu" and not is_vllm:
             from penstock.actors.policy.device import check_device  # Imports torch.
 
             check_device(device, setting)

@@ -20,6 +20,7 @@ from penstock.actors.generator.vllm.options import VllmOptions
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, load_published
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import token_logprobs
+from penstock.messages.errors import ConfigError
 from penstock.messages.task import Sampling
 
 pytestmark = [
@@ -43,6 +44,13 @@ SHAPES = {
 @cache
 def weights(version, name):
     return weights_of(version, SHAPES[name])
+
+
+async def test_a_device_that_this_vllm_was_not_built_for_is_refused():
+    options = msgspec.structs.replace(OPTIONS, device="cuda")
+    engine = VllmEngine(SHAPES["dense"], options, tokenizer(), [STOP_ID])
+    with pytest.raises(ConfigError, match=r"generator\.device: expected 'cpu'.*got 'cuda'"):
+        await engine.start()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=SHAPES)
@@ -130,3 +138,35 @@ async def test_no_token_of_a_sabotaged_reload_gets_out(started):
     assert not versions
     await sample()
     assert set(versions) == {1}
+
+
+def fail_after_half(worker):
+    """Have one reload end in the middle of the tensors."""
+    runner = worker.model_runner
+    reload = runner.reload_weights
+
+    def failing(weights_iterator):
+        runner.reload_weights = reload
+        tensors = list(weights_iterator)
+        reload(weights_iterator=iter(tensors[: len(tensors) // 2]))
+        raise RuntimeError("no room on the device")
+
+    runner.reload_weights = failing
+
+
+async def test_nothing_is_served_after_a_reload_that_failed_half_way(started):
+    engine, name = started
+    await load(engine, weights(0, name), 0)
+    await engine._client._llm.collective_rpc(fail_after_half)
+    await engine.pause()
+    task = asyncio.create_task(collect(engine, prompt(3), Sampling(num_tokens_max=50)))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Exception, match="no room"):
+        await load(engine, weights(1, name), 1)
+    await engine.resume()
+    with pytest.raises(EngineNotReadyError, match="wrong"):
+        await task
+    assert not engine.health().ready
+    await load(engine, weights(1, name), 1)
+    assert engine.health().ready
+    await collect(engine, prompt(3), Sampling(num_tokens_max=5))

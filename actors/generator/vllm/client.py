@@ -14,7 +14,7 @@ from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments
 from penstock.actors.generator.vllm.turns import EXTRA, TurnSettings
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import ConfigError, DeadlineError
 
 _CALL_S = 120.0
 """Longest wait for what a worker is asked to do."""
@@ -37,12 +37,17 @@ class VllmClient:
             arguments: Of the worker's `penstock_start`.
 
         Raises:
-            ConfigError: vLLM is not installed here, or cannot do what is asked of it.
+            ConfigError: vLLM is not installed here, was built for another device, or cannot do
+                what is asked of it.
 
         """
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / CONFIG_FILE).write_text, config_json(config))
         set_environment(self._options, os.environ)
+        device = str(of_vllm("platforms.current_platform").device_type)
+        if device != self._options.device:
+            text = f"expected {device!r}, for which this vLLM was built"
+            raise ConfigError(f"generator.device: {text}, got {self._options.device!r}")
         self._params = partial(
             of_vllm("SamplingParams"),
             temperature=0.0,

@@ -35,6 +35,7 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 16
     """Sampled tokens a chunk carries, but the first, which has one."""
     num_threads: int = 1
+    device: str = "cpu"
     dtype: str = "float32"
     kv_cache_gib: float = 1.0
     cache_block: int = 32

@@ -34,10 +34,6 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA d
             ["trainer.device=cuda", "policy.num_experts=1025"],
             r"policy\.num_experts: expected at most 1024 with trainer\.device = 'cuda', got 1025",
         ),
-        (
-            ["generator.engine=vllm", "generator.device=cuda"],
-            r"generator\.device: expected cpu with generator\.engine vllm, got 'cuda'",
-        ),
     ],
 )
 def test_settings_that_no_gpu_can_compute_are_refused(overrides, expected):
