@@ -28,6 +28,8 @@ from penstock.messages.errors import ConfigError
 
 Table = dict[str, Any]
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")
+AMBIGUOUS = re.compile(r"[yYnN]|[-+]?\d+[eE][-+]?\d+|0o[0-7]+")
+"""Texts that are numbers or truth values to the parser of kubectl, but not to PyYAML."""
 NAME_CHARACTERS_MAX = 52
 """Of an object: Kubernetes gives a StatefulSet's pods a label of its name and a hash, of 63."""
 VALUES = "nats-values.yaml"
@@ -141,7 +143,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text else "'" if AMBIGUOUS.fullmatch(text) else None
     tag = "tag:yaml.org,2002:str"
     return dumper.represent_scalar(tag, text, style=style)  # pyright: ignore[reportUnknownMemberType]
 

@@ -1,9 +1,11 @@
 """Every pass is computed once, in the order of one process, by any number of ranks."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.ranks.plan import rounds
 from penstock.actors.trainer.ranks.world import RankEnvironment
 from penstock.messages.errors import ConfigError
@@ -38,9 +40,18 @@ def test_a_rank_knows_its_place_from_what_torchrun_sets():
         ({"RANK": "2"}, "RANK: expected a number below WORLD_SIZE 2, got 2"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number, got 'two'"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR: expected what torchrun sets, it is not set"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: expected what torchrun sets, it is not set"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT: expected at most 65535, got 65536"),
     ],
 )
 def test_what_torchrun_would_not_set_is_an_error_that_names_it(changes, expected):
     environment = {k: v for k, v in (TORCHRUN | changes).items() if v is not None}
     with pytest.raises(ConfigError, match=expected):
         RankEnvironment.of(environment)
+
+
+def test_a_step_is_bounded_by_what_blocking_work_may_take():
+    """A longer bound would have no effect: the actor's own ends the step."""
+    assert msgspec.convert({"step_s_max": 60}, RanksConfig).step_s_max == 60.0
+    with pytest.raises(msgspec.ValidationError, match=r"<= 1800.0 - at `\$\.step_s_max`"):
+        msgspec.convert({"step_s_max": 7200}, RanksConfig)

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.actors.runtime.host_context import OFFLOAD_S_MAX
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt, one_of
 
@@ -16,9 +17,10 @@ class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Processes that hold the weights together: roles `rank:0` to `rank:num_ranks - 1`."""
 
     num_ranks: Annotated[int, Meta(ge=1, le=NUM_RANKS_MAX)] = 2
-    step_s_max: PositiveFloat = 1800.0
+    step_s_max: Annotated[float, Meta(gt=0.0, le=OFFLOAD_S_MAX)] = OFFLOAD_S_MAX
     """Maximum time of a step, a checkpoint or one operation among ranks; a rank that exceeds it is
-    hung, and all ranks start again from the newest checkpoint."""
+    hung, and all ranks start again from the newest checkpoint. At most what an actor's blocking
+    work may take."""
     start_s_max: PositiveFloat = 600.0
     """Maximum time until all ranks answer at the start of a run, and after a failure."""
     restarts_max: NonNegativeInt = 10

@@ -14,6 +14,7 @@ from penstock.messages.errors import ConfigError
 T = TypeVar("T")
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+_PORT_MAX = 65_535
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 
 
@@ -35,12 +36,13 @@ class RankEnvironment:
             environment: with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
         Raises:
-            ConfigError: One is missing or no number, or the rank is not below the number of ranks.
+            ConfigError: One is missing or no number, the rank is not below the number of ranks, or
+                the port is none.
 
         """
         for name in (*_NUMBERS, "MASTER_ADDR"):
             value = environment.get(name)
-            if value is None:
+            if not value:
                 text = "expected what torchrun sets, it is not set"
                 raise ConfigError(f"environment variable {name}: {text}")
             if name in _NUMBERS and not value.isdecimal():
@@ -49,6 +51,9 @@ class RankEnvironment:
         if rank >= num_ranks:
             expected = f"expected a number below WORLD_SIZE {num_ranks}"
             raise ConfigError(f"environment variable RANK: {expected}, got {rank}")
+        if int(environment["MASTER_PORT"]) > _PORT_MAX:
+            text = f"expected at most {_PORT_MAX}, got {environment['MASTER_PORT']}"
+            raise ConfigError(f"environment variable MASTER_PORT: {text}")
         return cls(rank=rank, num_ranks=num_ranks, local_rank=local_rank)
 
 

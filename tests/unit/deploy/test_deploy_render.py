@@ -206,6 +206,15 @@ def test_names_of_which_kubernetes_makes_no_object_are_refused():
         rendered(tables, run_id="r" * 21)
 
 
+def test_names_that_kubectl_would_read_as_numbers_or_truth_values_are_quoted():
+    tables = data()
+    tables["processes"] |= {"12e3": ["rollout_worker"], "0o17": ["judge"]}
+    files = rendered(tables, run_id="n")
+    assert "app.kubernetes.io/instance: 'n'\n" in files["12e3.yaml"]
+    assert "app.kubernetes.io/component: '12e3'\n" in files["12e3.yaml"]
+    assert "app.kubernetes.io/component: '0o17'\n" in files["0o17.yaml"]
+
+
 LABELS = st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True)
 
 
