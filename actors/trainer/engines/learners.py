@@ -41,12 +41,13 @@ async def open_learner(
         return await place.offload(
             Learner.initialized, policy_config, config.optimizer, seed, config.device
         )
+    from penstock.actors.trainer.ranks.hf.learner import SerialLearner
     from penstock.actors.trainer.ranks.hf.policy import load_policy
 
     device = torch.device(config.device)
     async with model_folder(place.store) as folder:
         policy = await place.offload(load_policy, folder, policy_config, device)
-    return Learner(policy, config.optimizer)
+    return SerialLearner(policy, config.optimizer)
 
 
 async def open_first_learner(

@@ -1,5 +1,6 @@
 """Models of transformers in the place of the own policy: packed trees, recorded routes, tensors."""
 
+import copy
 import math
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engines.ranks.batches import manifest, rollouts
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.operations import token_logprobs
@@ -17,12 +19,15 @@ from penstock.actors.policy.probe import greedy_logprobs, probe_policy, probe_pr
 transformers = pytest.importorskip("transformers", minversion="5.23")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig  # noqa: E402
+from penstock.actors.trainer.ranks.hf.learner import SerialLearner  # noqa: E402
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy  # noqa: E402
 from penstock.actors.trainer.ranks.hf.tensors import (  # noqa: E402
     held_runs,
     published_shapes,
     tensor_runs,
 )
+from penstock.actors.trainer.step import train_step  # noqa: E402
 
 SHAPE = {
     "vocab_size": 96,
@@ -158,6 +163,18 @@ def test_the_probe_is_what_the_model_computes(policy):
 def alone(policy, prompt):
     logits = policy.logits(policy(prompt, [len(prompt)]).hidden[-1:])
     return torch.tensor(greedy_logprobs(logits))
+
+
+def test_workers_change_nothing_as_passes_come_one_after_the_other(policy):
+    """Routes of two passes at once met in one router: a replay on all cores failed."""
+    found = []
+    for num_workers in (1, 2):
+        model = copy.deepcopy(policy.model)
+        learner = SerialLearner(TransformersPolicy(model, policy.config), OptimizerConfig())
+        turns = rollouts(policy.config, 1)
+        config = TrainerConfig(micro_batch_tokens=64, num_workers=num_workers)
+        found.append(train_step(learner, manifest(turns, 1), turns, config))
+    assert found[0] == found[1]
 
 
 def test_a_sequence_that_is_too_long_is_refused(policy):

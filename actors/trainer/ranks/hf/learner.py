@@ -1,6 +1,6 @@
 """The learner of one rank of a transformers model, with or without expert parallelism."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.gradients import Pass
+from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy, load_policy
 from penstock.actors.trainer.ranks.hf.tensors import (
     held_runs,
@@ -22,6 +23,22 @@ from penstock.actors.trainer.ranks.plan import rounds
 from penstock.actors.trainer.ranks.world import World
 
 Result = TypeVar("Result")
+
+
+class SerialLearner(Learner):
+    """Like `Learner`, one pass at a time: a model's routers have the routes of one pass."""
+
+    def run_all(
+        self, tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
+    ) -> list[Result]:
+        """Return what forward passes give; see `Learner.run_all`."""
+        return super().run_all(tasks, num_workers=1, num_threads=num_threads)
+
+    def accumulate(
+        self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
+    ) -> list[Result]:
+        """Add the gradients of passes; see `Learner.accumulate`."""
+        return super().accumulate(passes, num_workers=1, num_threads=num_threads)
 
 
 class TransformersLearner(RankedLearner):

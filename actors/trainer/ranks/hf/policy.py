@@ -32,7 +32,7 @@ class TransformersPolicy(Policy):
         """
         nn.Module.__init__(self)  # The tensors are the model's, not the own policy's.
         self.config = config
-        self.checkpoints_activations = False
+        self.checkpoints_activations = self._has_checkpointing = False
         self.model = model
         self._routes = RouteReplay(model, model.config.model_type)
         head = model.get_submodule("lm_head")
@@ -73,7 +73,7 @@ class TransformersPolicy(Policy):
             )
         recorded = None if routed_experts is None else routed_experts.to(torch.int64)
         self._routes.start(recorded)
-        if self.checkpoints_activations != self.model.is_gradient_checkpointing:
+        if self.checkpoints_activations != self._has_checkpointing:
             self._set_checkpointing()
         output = self.model(
             input_ids=input_ids[None],
@@ -91,6 +91,7 @@ class TransformersPolicy(Policy):
         )
 
     def _set_checkpointing(self) -> None:
+        self._has_checkpointing = self.checkpoints_activations
         if self.checkpoints_activations:
             self.model.gradient_checkpointing_enable()
         else:

@@ -1,0 +1,49 @@
+"""A whole run whose ranks train a model of transformers, and its replay by one process."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.e2e.test_run_outside_model import STEPS, config_from
+from tests.outside_model import write_model
+
+from penstock.infra.commands.doctor import RANKS_PYTHON
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / RANKS_PYTHON
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"no {RANKS_PYTHON}: run `make ranks-env`"),
+]
+
+
+def test_the_native_generator_samples_what_two_ranks_of_transformers_train(tmp_path):
+    write_model(tmp_path / "model")
+    tables = {
+        "optimizer": {"weight_decay": 200.0},
+        "engine": "ranks",
+        "ranks": {"num_ranks": 2, "model": "transformers"},
+    }
+    config = config_from(tmp_path, tmp_path / "model", **tables)
+    runs = tmp_path / "runs"
+    command = [PYTHON, "-m", "penstock.infra.cli", "--runs-dir", runs, "run", "--config", config]
+    done = subprocess.run(
+        [*command, "--run-id", "r1"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / '.pyroot'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = json.loads((runs / "r1" / "summary.json").read_text())
+    assert summary["rl"]["steps"] == STEPS
+    assert summary["ledger"]["balanced"] is True
+    assert summary["replay"]["identical"] is True
+    assert summary["replay"]["steps_compared"] == STEPS
+    assert abs(summary["objective"]["mismatch_engine_k3"]) < 1e-9
