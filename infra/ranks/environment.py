@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.messages.errors import ConfigError
 
 
 def is_rank(specs: Sequence[str]) -> bool:
@@ -24,16 +25,23 @@ def rank_environments(
         unit: Process name -> roles.
         config: Of the trainer.
 
+    Raises:
+        ConfigError: Other ranks are elsewhere, and nothing says where to meet them.
+
     """
     found: dict[str, dict[str, str]] = {name: {} for name in unit}
     ranks = {name: specs[0].partition(":")[2] for name, specs in unit.items() if is_rank(specs)}
     if not ranks:
         return found
-    place = {} if "MASTER_ADDR" in os.environ else _local_place()
+    has_place, num_ranks = "MASTER_ADDR" in os.environ, config.ranks.num_ranks
+    if not has_place and len(ranks) < num_ranks:
+        text = f"expected the host of rank 0, as {len(ranks)} of {num_ranks} ranks start here"
+        raise ConfigError(f"environment variable MASTER_ADDR: {text}, it is not set")
+    place = {} if has_place else _local_place()
     for local_rank, (name, rank) in enumerate(ranks.items()):
         found[name] = {
             "RANK": rank,
-            "WORLD_SIZE": str(config.ranks.num_ranks),
+            "WORLD_SIZE": str(num_ranks),
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(len(ranks)),
             **place,

@@ -10,8 +10,8 @@ from penstock.infra.ranks.environment import is_rank
 
 STOP_S = 45.0
 """Longest orderly stop of a process before it is killed."""
-KILL_S = 10.0
-"""Longest time that the kernel may take to end a killed process."""
+KILL_S = 60.0
+"""Longest time that the kernel may take to end a killed process, whose memory it frees."""
 
 
 def units(processes: Mapping[str, list[str]]) -> list[dict[str, list[str]]]:

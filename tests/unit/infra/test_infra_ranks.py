@@ -116,3 +116,11 @@ async def test_processes_of_a_unit_end_together():
     more = [await sleeping() for _ in range(2)]
     await stop_processes(more)
     assert {process.returncode for process in more} == {-signal.SIGTERM}
+
+
+def test_ranks_of_several_machines_need_a_place_to_meet(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    config = TrainerConfig(engine="ranks", ranks=RanksConfig(num_ranks=3))
+    unit = {"rank-0": ["rank:0"], "rank-1": ["rank:1"]}
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR: .* 2 of 3 ranks start here, .* not set"):
+        rank_environments(unit, config)
