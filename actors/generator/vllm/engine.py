@@ -175,7 +175,12 @@ class VllmEngine:
     async def resume(self) -> None:
         """See `Engine.resume`."""
         self._is_paused = False
-        await self._client.resume()
+        await self._resume()
+
+    async def _resume(self) -> None:
+        """Have vLLM go on, unless it was paused from outside or its weights are wrong."""
+        if self._is_proven and not self._is_paused:
+            await self._client.resume()
 
     async def begin_update(self) -> None:
         """See `Engine.begin_update`."""
@@ -205,8 +210,7 @@ class VllmEngine:
                 self._disown()
                 raise
             finally:
-                if not self._is_paused:
-                    await self._client.resume()
+                await self._resume()
             self._metrics.last_pause_ms = (time.perf_counter() - started) * 1e3
             return self._metrics.last_pause_ms
 
