@@ -53,8 +53,8 @@ def changed(folder, key, value):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("model_type", "llama", "one of qwen3, qwen3_moe"),
-        ("model_type", ["qwen3"], "one of qwen3, qwen3_moe"),
+        ("model_type", "llama", "one of deepseek_v3, glm4_moe, qwen3, qwen3_moe"),
+        ("model_type", ["qwen3"], "one of deepseek_v3, glm4_moe, qwen3, qwen3_moe"),
         ("architectures", ["Qwen3MoeForSequenceClassification"], "Qwen3MoeForCausalLM"),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "null"),
         ("rope_theta", 123.0, "10000.0, as rope_parameters has it"),

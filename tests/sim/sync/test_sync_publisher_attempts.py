@@ -35,7 +35,7 @@ async def test_what_a_failed_attempt_left_is_not_committed_in_the_next_ones_plac
     """The swap fails when all uploads and verifications are there; then there are other weights."""
     target = publisher(ranks)
     await prepare(target, 0)
-    history = target._committer._history
+    history = target._uploads._committer._history
 
     async def die(manifest):
         raise ConnectionResetError("no swap")
@@ -62,7 +62,7 @@ async def test_a_trainer_that_was_taken_over_writes_into_nobodys_weights(ranks):
         async for reply in ask(service, message, idle_s=idle_s):
             yield reply
 
-    new._request = ask_after_the_old_one
+    new._uploads._request = ask_after_the_old_one
     assert (await prepare(new, 1)).target_root_digest == root_digest(weights(1))
 
 
@@ -84,7 +84,7 @@ async def test_a_rank_killed_after_its_verification_does_not_hold_up_the_version
             await ranks.start(1)
             raise DeadlineError("its last word was lost")
 
-    target._request = ask_and_kill
+    target._uploads._request = ask_and_kill
     async with asyncio.timeout(30.0):
         await prepare(target, 1)
         assert (await prepare(target, 2)).target_root_digest == root_digest(weights(2))
