@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.hf.config import config_json
 from penstock.actors.trainer.counterfactual.retraining import Retrained, retrain
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.infra.export.folder import check_target, write_model
@@ -44,5 +45,6 @@ async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> Retrained | None:
     learner, retrained = await retrain(log, config.policy, config.trainer, left_out)
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
     tokenizer = await tokenizer_files(store, config.policy.max_position_embeddings)
-    await asyncio.to_thread(write_model, folder, config.policy, tensors, tokenizer)
+    text = config_json(config.policy, **tokenizer.special_ids)
+    await asyncio.to_thread(write_model, folder, text, tensors, tokenizer)
     return retrained

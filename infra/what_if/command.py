@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.hf.config import config_json
 from penstock.actors.runtime.files import write_atomic
 from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, replay_what_if
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
@@ -93,7 +94,8 @@ async def ask(
         own = await evaluations(bus)
         tokenizer = await tokenizer_files(run.store(), config.policy.max_position_embeddings)
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
-    await asyncio.to_thread(write_model, folder / "model", config.policy, tensors, tokenizer)
+    text = config_json(config.policy, **tokenizer.special_ids)
+    await asyncio.to_thread(write_model, folder / "model", text, tensors, tokenizer)
     version = int(steps[-1]["step"]) if steps else 0
     return {
         "run_id": run.run_id,
