@@ -18,7 +18,7 @@ from penstock.envs.harness.retrieval.ranking import words
 from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.python_source import PythonSourceError, parse_python
 
-FACTOR, GROWTH_MAX, RUNS = 8, 24.0, 3
+FACTOR, GROWTH_MAX, RUNS = 8, 40.0, 3
 
 
 def seconds(work, text):
