@@ -255,8 +255,8 @@ async def read_head(store: ObjectStore, key: str) -> CheckpointHead:
         check_format(parse_json(data, _Versioned, key).format, key)
         return parse_json(data, CheckpointHead, key)
     except CodecError as error:
-        text = f"{key}: expected a checkpoint's head; a run of an earlier build cannot be continued"
-        raise CorruptDataError(f"{text}: not a checkpoint: {error}") from error
+        text = f"{key}: not a checkpoint of this build (runs of earlier ones cannot be continued)"
+        raise CorruptDataError(f"{text}: {error}") from error
 
 
 def _step_of(key: str, prefix: str) -> int:
