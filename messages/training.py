@@ -7,7 +7,13 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
-from penstock.messages.settings import Finite, NonNegativeFloat, NonNegativeInt, UnitInterval
+from penstock.messages.settings import (
+    Finite,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
 from penstock.messages.signals.preferences import PreferenceEntry
 
 
@@ -59,6 +65,9 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     trained_from: NonNegativeInt = 0
     """Of a rollout, the oldest policy version whose tokens are trained: those of versions before it
     are withheld, which leaves them as context."""
+    num_inputs: list[PositiveInt] = []
+    """Of a trained sample, the tokens that the model reads of each of its sequences: what a batch
+    is cut by. Empty in logs of earlier builds."""
 
     @property
     def trained_spans(self) -> list[VersionSpan]:

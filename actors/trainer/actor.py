@@ -20,7 +20,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.batcher import Batcher
-from penstock.actors.trainer.batching.manifests import trained_samples
+from penstock.actors.trainer.batching.manifests import trained_samples, with_num_inputs
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.distribution import outcome_of
 from penstock.actors.trainer.engines.protocol import TrainingEngine
@@ -216,10 +216,10 @@ class Trainer(Actor):
         log.warning("%s is left out: %s", event.rollout_id, fault)
         return fault
 
-    async def _left_out(
+    async def _checked(
         self, manifest: BatchManifest, measured: dict[str, OffPolicy], ctx: Context
-    ) -> dict[str, Outcome]:
-        """Return the samples of a batch that cannot be trained, and why.
+    ) -> tuple[BatchManifest, dict[str, Outcome]]:
+        """Return a batch with what its turns show, and which samples cannot be trained, and why.
 
         Args:
             manifest: Proposed.
@@ -227,19 +227,22 @@ class Trainer(Actor):
             ctx: Of the actor.
 
         """
-        loaded = await self._phase.turns.try_load(manifest, ctx.store, ctx.last)
+        samples = trained_samples(manifest)
+        loaded = await self._phase.turns.try_load(samples, ctx.store, ctx.last)
         found: dict[str, Outcome] = {}
         readable: dict[str, Sequence[Turn]] = {}
-        for sample in trained_samples(manifest):
-            turns = loaded[sample.rollout_id]
+        lengths: dict[str, list[int]] = {}
+        for sample in samples:
+            name, turns = sample.rollout_id, loaded[sample.rollout_id]
             try:
                 if isinstance(turns, CodecError):
                     raise turns
-                check_sample(sample, turns, self._policy_config)
-                readable[sample.rollout_id] = turns
+                lengths[name] = check_sample(sample, turns, self._policy_config)
+                readable[name] = turns
             except ValueError as error:
-                log.warning("%s is left out: %s", sample.rollout_id, error)
-                found[sample.rollout_id] = outcome_of(error)
+                log.warning("%s is left out: %s", name, error)
+                found[name] = outcome_of(error)
+        manifest = with_num_inputs(manifest, lengths)
         older = [
             sample
             for sample in manifest.live
@@ -251,7 +254,7 @@ class Trainer(Actor):
         for sample in older:
             if measured[sample.rollout_id].is_stale(self._config.live):
                 found[sample.rollout_id] = Outcome.STALE
-        return found
+        return recorded(manifest, measured), found
 
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""
@@ -295,13 +298,12 @@ class Trainer(Actor):
             manifest = self._batcher.propose(step, is_due=self._is_due(ctx))
             if manifest is None:
                 return ()
-            left_out = await self._left_out(manifest, measured, ctx)
+            manifest, left_out = await self._checked(manifest, measured, ctx)
             if not left_out:
                 break
             self._batcher.leave_out(left_out)
         self._step_proposed = step
-        manifest = await self._phase.with_readable_preferences(manifest, ctx)
-        return (recorded(manifest, measured),)
+        return (await self._phase.with_readable_preferences(manifest, ctx),)
 
     async def _watch(self, ctx: Context) -> None:
         """Show what the next step waits for, and fail when it does not come."""

@@ -35,7 +35,8 @@ class NonFiniteError(PenstockError, ArithmeticError):
 class Learner:
     """What a checkpoint keeps and a step changes, in one process.
 
-    What depends on that is `forward`, `run_all`, `accumulate`, `squares`, `digest` and `placed`.
+    What depends on that is `forward`, `run_all`, `accumulate`, `gather`, `squares`, `digest` and
+    `placed`.
     The multi-token-prediction head is a part of the weights, but only mid-training uses it.
     """
 
@@ -91,6 +92,10 @@ class Learner:
         """
         parameters = list(self.parameters.values())
         return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
+
+    def gather(self, value: Result) -> list[Result]:
+        """Return the values of all processes that hold the weights."""
+        return [value]
 
     def squares(self) -> list[float]:
         """Return the sums of squares of all rows of the gradient, in any order."""

@@ -13,12 +13,12 @@ import msgspec
 import torch
 
 from penstock.actors.policy.device import fix_threads
+from penstock.actors.trainer.batching.assembly import Batch
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
 from penstock.actors.trainer.reference import logprobs_under
-from penstock.actors.trainer.sequences import sample_sequences
 from penstock.actors.trainer.versions import published
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry
@@ -65,17 +65,12 @@ def measure(
     Args:
         learner: unchanged.
         samples: live ones, trainable.
-        turns: of each sample.
+        turns: of each sample; on a rank, of those that it computes something of.
         config: of the step that is to train them.
 
     """
     fix_threads(config.num_threads)
-    policy = learner.policy.config
-    sequences = [
-        sequence
-        for sample in samples
-        for sequence in sample_sequences(sample, turns[sample.rollout_id], policy, 1.0)
-    ]
+    sequences = Batch.gathered(learner, samples, turns, config).sequences
     found: dict[str, list[torch.Tensor]] = {}
     now = logprobs_under(learner, published(learner.parameters), sequences, config)
     for sequence, logprobs in zip(sequences, now, strict=True):

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from penstock.actors.trainer.batching.cuts import micro_batches
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.learner import Learner, NonFiniteError
@@ -20,7 +21,7 @@ from penstock.actors.trainer.objective.losses import (
 )
 from penstock.actors.trainer.objective.mismatch import MismatchSums, RatioSums, sums_by_version
 from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+from penstock.actors.trainer.sequences import TrainingSequence
 
 
 @dataclass(kw_only=True)

@@ -12,14 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from penstock.actors.trainer.batching.cuts import first_sequences, micro_batches
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+from penstock.actors.trainer.sequences import TrainingSequence
 from penstock.actors.trainer.versions import Weights
-
-SAMPLED_TOKENS = 512
-"""Where KL to the reference costs nothing, it is measured on the first sequences of a batch, of
-about so many tokens: they are a group's, and computed together."""
 
 
 def compared(
@@ -39,7 +36,7 @@ def compared(
     found = list(sequences)
     recent = learner.versions.recent if learner.versions.have_sampled else {}
     for version, weights in recent.items():
-        at = [i for i, one in enumerate(found) if (one.versions == version).any()]
+        at = [i for i, one in enumerate(found) if version in one.sampled_by]
         chosen = [found[i] for i in at]
         logprobs = logprobs_under(learner, weights, chosen, config) if chosen else []
         for i, values in zip(at, logprobs, strict=True):
@@ -64,23 +61,13 @@ def _with_reference(
         if is_needed:
             raise ValueError("trainer.loss.kl: the weights of version 0 are not there")
         return sequences
-    chosen = sequences if is_needed else _first(sequences, SAMPLED_TOKENS)
+    chosen = sequences if is_needed else first_sequences(sequences)
     logprobs = logprobs_under(learner, weights, chosen, config)
     found = [
         replace(sequence, reference_logprobs=values)
         for sequence, values in zip(chosen, logprobs, strict=True)
     ]
     return found + sequences[len(found) :]
-
-
-def _first(sequences: list[TrainingSequence], num_tokens: int) -> list[TrainingSequence]:
-    """Return as many sequences as it takes to have so many tokens, or all."""
-    total = 0
-    for index, sequence in enumerate(sequences):
-        total += sequence.num_inputs
-        if total >= num_tokens:
-            return sequences[: index + 1]
-    return sequences
 
 
 def logprobs_under(

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import ManifestAudit
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import first_checkpoint, next_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.local import LocalEngine
@@ -128,13 +129,7 @@ class Replay:
     compares: ClassVar[bool] = True
     """Whether each step is to be as recorded."""
 
-    def __init__(
-        self,
-        start: ReplayStart,
-        log: ReplayLog,
-        *,
-        on_step: OnStep | None,
-    ) -> None:
+    def __init__(self, start: ReplayStart, log: ReplayLog, *, on_step: OnStep | None) -> None:
         self._engine, self._config = start.engine, start.config
         self._log = log
         self._on_step = on_step
@@ -212,7 +207,8 @@ class Replay:
         if manifest.step <= self._resumed_at:
             return self._leave_out(manifest)
         try:
-            turns = await self._turns.load(manifest, self._log.store, self._log.last)
+            samples = trained_samples(manifest)
+            turns = await self._turns.load(samples, self._log.store, self._log.last)
             data = StepData(turns, await self._preferences.read(manifest))
         except ErasedError as error:
             await self._resume_after(manifest, error)

@@ -8,6 +8,7 @@ import msgspec
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import drop_old_checkpoints, newest_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.protocol import Completed, StepData, TrainingEngine
@@ -150,7 +151,7 @@ class RlPhase:
         config = self._config.of_step(manifest.settings)
 
         async def read() -> StepData:
-            turns = await self.turns.load(manifest, ctx.store, ctx.last)
+            turns = await self.turns.load(trained_samples(manifest), ctx.store, ctx.last)
             return StepData(turns, await self._preferences(ctx).read(manifest))
 
         result = await self._engine.step(ctx, manifest, config, read)

@@ -27,6 +27,8 @@ class TrainingSequence:
     """
 
     rollout_id: str
+    num_inputs: int
+    """T - 1, tokens that the model reads: all but the last."""
     token_ids: np.ndarray
     """[T] int64: context and sampled tokens of all turns."""
     sampled_at: np.ndarray
@@ -58,10 +60,13 @@ class TrainingSequence:
     live_version: int | None = None
     """The one version that sampled all its tokens, where they are a user's."""
 
-    @property
-    def num_inputs(self) -> int:
-        """Tokens that the model reads: all but the last."""
-        return self.token_ids.size - 1
+    sampled_by: frozenset[int] = frozenset()
+    """The versions that sampled what is trained of its sample."""
+
+    def outline(self) -> "TrainingSequence":
+        """Return it without tokens and routes, for processes that do not compute it."""
+        none = np.zeros(0, np.int64)
+        return replace(self, token_ids=none, sampled_at=none, draws=(), routed_experts=none)
 
 
 def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one segment
@@ -103,6 +108,7 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one s
     is_trained = np.isin(sampled_at, trained_at)
     return TrainingSequence(
         rollout_id=rollout_id,
+        num_inputs=token_ids.size - 1,
         token_ids=token_ids,
         sampled_at=trained_at,
         draws=draws,
@@ -208,73 +214,60 @@ def _advantages(num_tokens: int, advantage: float, trunk: TrunkCredit | None) ->
     return values
 
 
-def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig) -> None:
-    """Refuse a sample that the policy cannot be trained on; raises as `check_trajectory` does."""
+def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig) -> list[int]:
+    """Refuse a sample that the policy cannot be trained on; as `check_trajectory`."""
     if not sample.num_turns:
-        check_trajectory(sample.rollout_id, turns, config, sample.trained_from)
-        return
-    if not sum([_num_trained(sample.rollout_id, [turn], config) for turn in turns]):
-        raise _all_forced(sample.rollout_id)
+        return check_trajectory(sample.rollout_id, turns, config, sample.trained_from)
+    _check_samplers(sample.rollout_id, turns, config)
+    return _checked(sample.rollout_id, _session_sequences(sample, turns, config, 1.0), config)
 
 
 def check_trajectory(
     rollout_id: str, turns: Sequence[Turn], config: PolicyConfig, trained_from: int = 0
-) -> None:
+) -> list[int]:
     """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
+
+    Returns:
+        The tokens that the model reads of each sequence.
 
     Raises:
         NotReproducibleError, GreedyTurnError: It is well formed, and cannot be trained.
         ValueError: Says what was expected.
 
     """
-    parts = segments(turns)
-    if turns and not sum([_num_trained(rollout_id, part, config, trained_from) for part in parts]):
-        raise _all_forced(rollout_id)
+    _check_samplers(rollout_id, turns, config)
+    found = [
+        training_sequence(rollout_id, part, config, 0.0, trained_from=trained_from)
+        for part in segments(turns)
+    ]
+    return _checked(rollout_id, found, config)
 
 
-def _all_forced(rollout_id: str) -> GreedyTurnError:
-    return GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced or withheld")
-
-
-def _num_trained(
-    rollout_id: str, turns: Sequence[Turn], config: PolicyConfig, trained_from: int = 0
-) -> int:
-    """Count the tokens to train, having checked everything."""
+def _check_samplers(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> None:
     try:
         for turn in turns:
             config.numerics.check_sampler(turn.arithmetic)
     except ForeignArithmeticError as error:
         raise NotReproducibleError(f"rollout {rollout_id}: {error}") from error
-    sequence = training_sequence(rollout_id, turns, config, 0.0, trained_from=trained_from)
-    routes, tokens = sequence.routed_experts, sequence.token_ids
+
+
+def _checked(
+    rollout_id: str, sequences: Sequence[TrainingSequence], config: PolicyConfig
+) -> list[int]:
+    """Return the number of inputs of each sequence, having checked everything."""
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
-    _require(routes.shape[1:] == shape, f"routed_experts: expected (layers, slots) {shape}")
-    _require(_within(routes, config.num_experts), f"routed_experts: below {config.num_experts}")
-    _require(_within(tokens, config.vocab_size), f"token_ids: below {config.vocab_size}")
     longest = config.max_position_embeddings
-    _require(sequence.num_inputs <= longest, f"token_ids: at most {longest}, got {tokens.size}")
-    finite = bool(np.isfinite(sequence.behavior_logprobs).all())
-    _require(finite, "behavior_logprobs: expected finite numbers")
-    return sequence.sampled_at.size
-
-
-def micro_batches(
-    sequences: Sequence[TrainingSequence], tokens_max: int
-) -> list[list[TrainingSequence]]:
-    """Cut into passes of at most `tokens_max` input tokens, in the order given.
-
-    A group's members stay side by side, so that a pass computes what they share once. A longer
-    sequence goes alone.
-    """
-    batches: list[list[TrainingSequence]] = []
-    room = 0
-    for sequence in sequences:
-        if not batches or sequence.num_inputs > room:
-            batches.append([])
-            room = tokens_max
-        batches[-1].append(sequence)
-        room -= sequence.num_inputs
-    return batches
+    for one in sequences:
+        routes, tokens = one.routed_experts, one.token_ids
+        _require(routes.shape[1:] == shape, f"routed_experts: expected (layers, slots) {shape}")
+        _require(_within(routes, config.num_experts), f"routed_experts: below {config.num_experts}")
+        _require(_within(tokens, config.vocab_size), f"token_ids: below {config.vocab_size}")
+        _require(one.num_inputs <= longest, f"token_ids: at most {longest}, got {tokens.size}")
+        finite = bool(np.isfinite(one.behavior_logprobs).all())
+        _require(finite, "behavior_logprobs: expected finite numbers")
+    if sequences and not sum(one.sampled_at.size for one in sequences):
+        raise GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced or withheld")
+    return [one.num_inputs for one in sequences]
 
 
 def _draws(turns: Sequence[Turn], vocab_size: int, trained_from: int) -> tuple[TurnDraw, ...]:

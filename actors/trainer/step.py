@@ -6,15 +6,14 @@ the sampler's own routes; the choice of samples and their advantages come from t
 what `objective/kl_rewards.py` changes of these from the log.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 import torch
 
-from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
+from penstock.actors.trainer.batching.assembly import Batch
 from penstock.actors.trainer.batching.manifests import (
     batch_figures,
     length_only_samples,
@@ -35,13 +34,8 @@ from penstock.actors.trainer.preferences.objective import (
     take_preference_pass,
 )
 from penstock.actors.trainer.reference import compared
-from penstock.actors.trainer.routes import route_bytes
-from penstock.actors.trainer.sequences import (
-    TrainingSequence,
-    sample_sequences,
-)
+from penstock.actors.trainer.sequences import TrainingSequence
 from penstock.actors.trainer.versions import published
-from penstock.kernels.arrays import from_array
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
@@ -75,7 +69,8 @@ def train_step(
     Args:
         learner: at policy version `manifest.policy_version`; changed in place.
         manifest: which samples, and with which advantages.
-        turns: by rollout or request id, of every trained sample.
+        turns: by rollout or request id, of every trained sample; on a rank, of those that it
+            computes something of (`ranks/plan.py`).
         config: loss, correction, bounds.
         examples: of the manifest's corrections and judgments, in its order.
 
@@ -87,7 +82,8 @@ def train_step(
     """
     fix_threads(config.num_threads)
     learner.policy.checkpoints_activations = config.activation_checkpointing
-    sequences = list(_sequences(manifest, turns, learner.policy.config, config))
+    batch = Batch.gathered(learner, trained_samples(manifest), turns, config)
+    sequences = _weighed(manifest, batch.sequences)
     num_kept = config.num_versions_kept
     left_behind = published(learner.parameters) if num_kept else {}
     passes, norms, skipped = [], [], ""
@@ -111,8 +107,7 @@ def train_step(
         metrics=sums.figures()
         | _pass_figures(passes, norms, config)
         | batch_figures(manifest)
-        | {"route_bytes": float(_route_bytes(manifest, turns))}
-        | _session_figures(manifest, turns)
+        | batch.figures()
         | preferences.figures(),
         staleness_tokens={} if skipped else staleness_tokens(manifest),
         skipped=skipped,
@@ -163,56 +158,12 @@ def _copy_of(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in learner.state().items()}
 
 
-def _sequences(
-    manifest: BatchManifest,
-    turns: Mapping[str, Sequence[Turn]],
-    policy: PolicyConfig,
-    config: TrainerConfig,
-) -> Iterator[TrainingSequence]:
-    beside, weight_beside = length_only_samples(manifest), length_only_weight(manifest)
-    for sample in trained_samples(manifest):
-        name = sample.rollout_id
-        found = sample_sequences(sample, turns[name], policy, config.live.weight)
-        num_expected = sum(span.num_tokens for span in sample.version_spans)
-        num_found = sum(sequence.is_trained.size for sequence in found)
-        if num_found != num_expected:
-            raise ValueError(
-                f"rollout {name}: the manifest of step {manifest.step} counts {num_expected} "
-                f"tokens, its turns have {num_found}"
-            )
-        if name in beside:
-            found = [replace(sequence, weight=weight_beside) for sequence in found]
-        if sample.num_turns:
-            found = [replace(sequence, is_live=True) for sequence in found]
-        if sample.num_turns and len(sample.version_spans) == 1:
-            version = sample.version_spans[0].policy_version
-            found = [replace(sequence, live_version=version) for sequence in found]
-        yield from found
-
-
-def _session_figures(
-    manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]
-) -> dict[str, float]:
-    """Return the share of live turns within segments whose context continues the one before."""
-    live = [turns[sample.rollout_id] for sample in trained_samples(manifest) if sample.num_turns]
-    num_later = sum(not turn.starts_segment for each in live for turn in each[1:])
-    if not num_later:
-        return {}
-    return {"live_exact_prefixes": sum(map(num_exact_prefixes, live)) / num_later}
-
-
-def num_exact_prefixes(turns: Sequence[Turn]) -> int:
-    """Count a session's turns whose context begins with all tokens of the turn before."""
-    ids = [np.concatenate([from_array(t.context_ids), from_array(t.token_ids)]) for t in turns]
-    contexts = [from_array(turn.context_ids) for turn in turns]
-    return sum(
-        np.array_equal(context[: before.size], before)
-        for before, context in zip(ids, contexts[1:], strict=False)
-    )
-
-
-def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -> int:
-    return sum(route_bytes(turns[sample.rollout_id]) for sample in trained_samples(manifest))
+def _weighed(
+    manifest: BatchManifest, sequences: Sequence[TrainingSequence]
+) -> list[TrainingSequence]:
+    """Return sequences, those of groups beside the batch with the weight of these."""
+    beside, weight = length_only_samples(manifest), length_only_weight(manifest)
+    return [replace(one, weight=weight) if one.rollout_id in beside else one for one in sequences]
 
 
 def _pass_figures(

@@ -83,22 +83,22 @@ class TurnStore:
         return all(sample.rollout_id in self._samples for sample in trained_samples(manifest))
 
     async def try_load(
-        self, manifest: BatchManifest, store: ObjectStore, last: Last
+        self, samples: Iterable[SampleEntry], store: ObjectStore, last: Last
     ) -> dict[str, Sequence[Turn] | CodecError]:
-        """Read the turns that are each trained sample's, or why they cannot be read.
+        """Read the turns that are each sample's, or why they cannot be read.
 
         Raises:
             StoreUnreachableError: The store did not answer.
 
         """
-        names = [sample.rollout_id for sample in trained_samples(manifest)]
+        names = [sample.rollout_id for sample in samples]
         loads = (self._load(self._samples[name], store, last) for name in names)
         return dict(zip(names, await asyncio.gather(*loads), strict=True))
 
     async def load(
-        self, manifest: BatchManifest, store: ObjectStore, last: Last
+        self, samples: Iterable[SampleEntry], store: ObjectStore, last: Last
     ) -> dict[str, Sequence[Turn]]:
-        """Read the turns that are each trained sample's.
+        """Read the turns that are each sample's.
 
         Raises:
             CodecError: Some cannot be read.
@@ -106,7 +106,7 @@ class TurnStore:
 
         """
         loaded: dict[str, Sequence[Turn]] = {}
-        for name, turns in (await self.try_load(manifest, store, last)).items():
+        for name, turns in (await self.try_load(samples, store, last)).items():
             if isinstance(turns, CodecError):
                 raise turns
             loaded[name] = turns

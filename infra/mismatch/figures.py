@@ -10,7 +10,7 @@ import torch
 from penstock.actors.policy.exact import ExactForward, Wanted
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
-from penstock.actors.trainer.sequences import micro_batches
+from penstock.actors.trainer.batching.cuts import micro_batches
 from penstock.infra.mismatch.rollouts import Rollouts
 from penstock.infra.mismatch.trainers import TrainerForward
 

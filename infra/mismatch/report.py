@@ -9,8 +9,9 @@ import msgspec
 import torch
 
 from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.batching.cuts import micro_batches
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+from penstock.actors.trainer.sequences import TrainingSequence
 from penstock.infra.bench.recording import measure_recording
 from penstock.infra.mismatch.figures import first_difference, measure
 from penstock.infra.mismatch.rollouts import Rollouts, sample_rollouts

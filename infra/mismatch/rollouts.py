@@ -90,6 +90,7 @@ class Sampler:
         start, sampling = len(token_ids) - len(versions), self._requests[name].sampling
         sequence = TrainingSequence(
             rollout_id=name,
+            num_inputs=len(token_ids) - 1,
             token_ids=token_ids.astype(np.int64),
             sampled_at=np.arange(start, len(token_ids)),
             draws=(TurnDraw(sampling=sampling, start=start, at=np.arange(len(versions))),),

@@ -44,7 +44,7 @@ from penstock.infra.run.charges import (
 )
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.disk import check_space
-from penstock.infra.run.liveness import LAUNCHER, answer_as_launcher, check_alone
+from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, connect
@@ -262,7 +262,7 @@ async def event_server(
         if access := run.access():
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
             await check_alone(bus)
-            await bus.serve(LAUNCHER, answer_as_launcher)
+            await bus.serve(LAUNCHER, answer)
             await bus.provision()
             for durable, types in work_queues(config).items():
                 await bus.provision_work(durable, types, ack_wait_s=ACK_WAIT_S)

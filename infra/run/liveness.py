@@ -14,7 +14,7 @@ from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.rpc import Ack
 from penstock.messages.telemetry import ActorReported
 
-LAUNCHER = "launcher"
+LAUNCHER, TRAINER = "launcher", "trainer"
 ANSWER_S = 3.0
 START_S_MAX = 600.0
 """How long a process waits for its run to start."""
@@ -22,10 +22,12 @@ POLL_S = 1.0
 SILENT_S = 4.0
 """Actors report once a second: after this time none runs."""
 STOP_S_MAX = 60.0
+TRAINER_S_MAX = 60.0
+"""How long a trainer waits for the end of another one, which may save while it stops."""
 
 
-async def answer_as_launcher(_message: Message) -> AsyncIterator[Message]:
-    """Serve LAUNCHER: the answer says that a launcher is up."""
+async def answer(_message: Message) -> AsyncIterator[Message]:
+    """Serve LAUNCHER or TRAINER: the answer says that one is up."""
     yield Ack()
 
 
@@ -36,20 +38,36 @@ async def check_alone(bus: Bus) -> None:
         BusError: One does.
 
     """
-    if await _answers(bus):
+    if await _answers(bus, LAUNCHER):
         raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
 
 
-async def _answers(bus: Bus) -> bool:
+async def become_trainer(bus: Bus) -> None:
+    """Become the trainer of a run's ranks, once one that is stopping is gone.
+
+    Raises:
+        BusError: Another trainer still answers after TRAINER_S_MAX.
+
+    """
+    now = asyncio.get_running_loop().time
+    give_up_at = now() + TRAINER_S_MAX
+    while await _answers(bus, TRAINER):
+        if now() >= give_up_at:
+            raise BusError(f"run {bus.run_id}: its ranks belong to another trainer, which is up")
+        await asyncio.sleep(POLL_S)
+    await bus.serve(TRAINER, answer)
+
+
+async def _answers(bus: Bus, service: str) -> bool:
     with contextlib.suppress(DeadlineError):
-        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
+        await bus.request(service, Ack(), deadline_s=ANSWER_S)
         return True
     return False
 
 
 async def has_launcher(run: RunDir, bus: Bus) -> bool:
     """Return whether a run is up and its launcher alive; one that was killed closed nothing."""
-    return await is_up(run, bus) and (run.access() is None or await _answers(bus))
+    return await is_up(run, bus) and (run.access() is None or await _answers(bus, LAUNCHER))
 
 
 async def is_up(run: RunDir, bus: Bus) -> bool:

@@ -18,6 +18,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.regions.settings import region_of_role, replica_name
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_host_name
+from penstock.infra.run.liveness import become_trainer
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.s3 import S3Store
@@ -84,6 +85,8 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.infra.run.vault import open_vault
 
     config = assembly.config
+    if config.trainer.engine == "ranks":
+        await become_trainer(assembly.bus)
     engine = training_engine(
         config, assembly.store, assembly.run.handover, assembly.bus.stream_request
     )

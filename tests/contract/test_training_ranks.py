@@ -21,10 +21,13 @@ from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.ranks.build import training_engine
+from penstock.infra.run import liveness
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.launcher import Processes
+from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir
 from penstock.messages.control import ActorFailed, RunFinished
+from penstock.messages.errors import BusError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.training import BatchManifest, StepCompleted
 from penstock.messages.weights import WeightsPublished
@@ -109,6 +112,28 @@ async def replayed(run, config, bus):
         opener=open_vault(),
     )
     return await replay(log, config.policy, config.trainer)
+
+
+async def test_of_two_trainers_the_second_waits_and_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.5)
+    monkeypatch.setattr(liveness, "TRAINER_S_MAX", 0.0)
+    changes = {"steps_max": NUM_STEPS, "staleness_max": 20, "ranks": RanksConfig(num_ranks=2)}
+    world = World(0, small_config(**changes, engine="ranks"))
+    run = run_folder(tmp_path, world)
+    config = load_config(run.config)
+    async with opened(run, world) as bus, contextlib.AsyncExitStack() as later:
+        first, second = [
+            await NatsBus.connect(run.read_state().url, run_id="run-1", store=run.store(), name=n)
+            for n in ("first", "second")
+        ]
+        later.push_async_callback(second.close)
+        await build_actors("trainer", Assembly(run, config, first, run.store()))
+        with pytest.raises(BusError, match="its ranks belong to another trainer, which is up"):
+            await build_actors("trainer", Assembly(run, config, second, run.store()))
+        await first.close()
+        await build_actors("trainer", Assembly(run, config, second, run.store()))
+        with pytest.raises(BusError, match="another trainer"):
+            await build_actors("trainer", Assembly(run, config, bus, run.store()))
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def sequence(request, chunks):
     start = len(token_ids) - len(sampled)
     return TrainingSequence(
         rollout_id=request.request_id,
+        num_inputs=len(token_ids) - 1,
         token_ids=token_ids.astype(np.int64),
         sampled_at=np.arange(start, len(token_ids)),
         draws=(TurnDraw(sampling=request.sampling, start=start, at=np.arange(len(sampled))),),

@@ -137,7 +137,7 @@ async def test_missing_or_foreign_turns_are_refused(learner):
     with pytest.raises(ValueError, match="rollout r0: a turn without routes"):
         cut = {**turns, "r0": [*turns["r0"][:2], without_routes(turns["r0"][2])]}
         train_step(learner, manifest, cut, config_with())
-    with pytest.raises(ValueError, match=r"step 1 counts 27 tokens, its turns have 18"):
+    with pytest.raises(ValueError, match=r"manifest counts 27 tokens, its turns have 18"):
         train_step(learner, manifest, {**turns, "r0": turns["r0"][:2]}, config_with())
     with pytest.raises(KeyError):
         train_step(learner, manifest, {"r0": turns["r0"]}, config_with())

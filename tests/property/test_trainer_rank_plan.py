@@ -5,10 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.actors.trainer.batching.cuts import micro_batches, planned_sequences
 from penstock.actors.trainer.engines.config import RanksConfig
-from penstock.actors.trainer.ranks.plan import rounds
+from penstock.actors.trainer.ranks.plan import read_samples, rounds
 from penstock.actors.trainer.ranks.world import RankEnvironment
 from penstock.messages.errors import ConfigError
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import VersionSpan
+from penstock.messages.training import SampleEntry
 
 
 @given(num_passes=st.integers(0, 40), num_ranks=st.integers(1, 12))
@@ -23,6 +27,54 @@ def test_no_rank_is_ever_without_a_pass_to_take_part_with(num_passes, num_ranks)
     for turn in rounds(num_passes, num_ranks):
         assert 1 <= turn.num_active <= num_ranks
         assert all(0 <= turn.index(rank) < num_passes for rank in range(num_ranks))
+
+
+@st.composite
+def samples(draw):
+    lengths = draw(st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=3), max_size=12))
+    return [
+        SampleEntry(
+            rollout_id=f"r{index}",
+            outcome=Outcome.SOLVED,
+            reward=1.0,
+            advantage=1.0,
+            version_spans=[
+                VersionSpan(policy_version=version, num_tokens=1)
+                for version in sorted(draw(st.sets(st.integers(0, 3), min_size=1)))
+            ],
+            num_inputs=each,
+        )
+        for index, each in enumerate(lengths)
+    ]
+
+
+@given(batch=samples(), num_ranks=st.integers(1, 6))
+def test_a_rank_reads_what_it_computes_in_any_cut_of_the_batch(batch, num_ranks):
+    kept, tokens_max = (0, 2), 100
+    read = [
+        {one.rollout_id for one in read_samples(batch, kept, tokens_max, rank, num_ranks)}
+        for rank in range(num_ranks)
+    ]
+    assert set().union(*read) == {sample.rollout_id for sample in batch}
+    plan = planned_sequences(batch)
+    for chosen in (plan, *([one for one in plan if v in one.sampled_by] for v in kept)):
+        passes = micro_batches(chosen, tokens_max)
+        for turn in rounds(len(passes), num_ranks):
+            for rank in range(num_ranks):
+                assert {one.rollout_id for one in passes[turn.index(rank)]} <= read[rank]
+
+
+def test_ranks_divide_a_long_batch_and_read_all_of_one_without_lengths():
+    spans = [VersionSpan(policy_version=0, num_tokens=1)]
+    batch = [
+        SampleEntry(rollout_id=f"r{index}", outcome=Outcome.SOLVED, reward=1.0, advantage=1.0,
+                    version_spans=spans, num_inputs=[1000])
+        for index in range(32)
+    ]  # fmt: skip
+    counts = [len(read_samples(batch, (), 2000, rank, 4)) for rank in range(4)]
+    assert counts == [8, 9, 9, 9], "a quarter each, and the first, under the reference"
+    earlier = [*batch[:-1], msgspec.structs.replace(batch[-1], num_inputs=[])]
+    assert len(read_samples(earlier, (), 2000, 3, 4)) == 32
 
 
 TORCHRUN = {

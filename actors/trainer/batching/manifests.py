@@ -1,5 +1,9 @@
 """What a batch manifest says of itself. Pure."""
 
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import tokens_by_version
 from penstock.messages.training import BatchManifest, SampleEntry
@@ -9,6 +13,21 @@ def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
     """Return the samples with tokens to train: those of groups, then live ones."""
     samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
     return [sample for sample in samples if sample.outcome.is_trained and sample.version_spans]
+
+
+def with_num_inputs(manifest: BatchManifest, lengths: Mapping[str, list[int]]) -> BatchManifest:
+    """Return a manifest that says how long the sequences of its trained samples are, by sample."""
+
+    def told(samples: Iterable[SampleEntry]) -> list[SampleEntry]:
+        return [
+            msgspec.structs.replace(sample, num_inputs=lengths[sample.rollout_id])
+            if sample.rollout_id in lengths
+            else sample
+            for sample in samples
+        ]
+
+    groups = [msgspec.structs.replace(g, samples=told(g.samples)) for g in manifest.groups]
+    return msgspec.structs.replace(manifest, groups=groups, live=told(manifest.live))
 
 
 def length_only_weight(manifest: BatchManifest) -> float:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.credit import LiveCredit
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import (
     checkpoint_before,
     load_checkpoint,
@@ -85,7 +86,7 @@ class _Retraining:
         config = self._config.of_step(manifest.settings)
         left = self._without(manifest, config)
         if left.step > self.step:
-            turns = await self._turns.load(left, self._log.store, self._log.last)
+            turns = await self._turns.load(trained_samples(left), self._log.store, self._log.last)
             examples = await self._preferences.read(left)
             await asyncio.to_thread(train_step, self._learner, left, turns, config, examples)
             self.step = left.step

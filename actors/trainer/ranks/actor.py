@@ -12,7 +12,7 @@ the launcher starts all ranks again, and the trainer has them load the newest ch
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
@@ -34,6 +34,7 @@ from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.ranks.learner import RankedLearner
 from penstock.actors.trainer.ranks.models import release
+from penstock.actors.trainer.ranks.plan import read_samples
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -56,7 +57,7 @@ from penstock.messages.requests.ranks import (
     TakeStep,
     rank_service,
 )
-from penstock.messages.rollout import RolloutFinished
+from penstock.messages.rollout import RolloutFinished, Turn
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind, to_remote
 from penstock.messages.training import BatchManifest, SampleEntry
 from penstock.messages.weights import UploadWeights
@@ -235,8 +236,8 @@ class TrainingRank(Actor):
         if manifest is None:
             raise NotFoundError(f"step {message.step}: its manifest is not on the log")
         config = self._config.of_step(manifest.settings)
-        await self._name_turns(trained_samples(manifest))
-        turns = await self._turns.load(manifest, self._ctx.store, self._ctx.last)
+        kept = self._learner.versions.recent
+        turns = await self._read_turns(trained_samples(manifest), kept, config)
         reader = ExampleReader(self._ctx.store, self._opener, self._ctx.last, self._policy_config)
         examples = await reader.read(manifest)
         result = await self._ctx.offload(
@@ -254,9 +255,15 @@ class TrainingRank(Actor):
             probe=await self._ctx.offload(_probe, self._learner),
         )
 
-    async def _name_turns(self, samples: list[SampleEntry]) -> None:
-        """Have the turns' names of samples, from the events that end them."""
-        for sample in samples:
+    async def _read_turns(
+        self, samples: list[SampleEntry], versions: Iterable[int], config: TrainerConfig
+    ) -> dict[str, Sequence[Turn]]:
+        """Read the turns that this rank computes something of, as the log's ends name them."""
+        world = self._world
+        own = read_samples(
+            samples, versions, config.micro_batch_tokens, world.rank, world.num_ranks
+        )
+        for sample in own:
             name = sample.rollout_id
             event = (
                 await self._ctx.last(LiveSampleJoined, f"{name}.{sample.revision}")
@@ -266,14 +273,10 @@ class TrainingRank(Actor):
             if event is None:
                 raise CodecError(f"{name}: the log has no end of it")
             self._turns.add(name, event)
+        return await self._turns.load(own, self._ctx.store, self._ctx.last)
 
     async def _measure(self, message: MeasureSamples) -> Message:
-        await self._name_turns(message.samples)
-        step = message.policy_version + 1
-        manifest = BatchManifest(
-            step=step, policy_version=message.policy_version, groups=[], live=message.samples
-        )
-        turns = await self._turns.load(manifest, self._ctx.store, self._ctx.last)
+        turns = await self._read_turns(message.samples, (), self._config)
         found = await self._ctx.offload(
             measure, self._learner, message.samples, turns, self._config
         )

@@ -16,6 +16,8 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.stored import published_config
 from penstock.actors.policy.snapshot import ShardPublisher
@@ -37,6 +39,7 @@ from penstock.messages.errors import (
     CorruptDataError,
     DeadlineError,
     NotFoundError,
+    PublishConflictError,
     RemoteCallError,
 )
 from penstock.messages.requests.ranks import (
@@ -107,8 +110,11 @@ class RankedEngine:
         async def make() -> str:
             if key := await first_checkpoint(ctx.store):
                 return key
-            request = MakeVersion0(session=await self._joined(), seed=seed)
-            return (await self._ask(0, request, RankSaved)).object_key
+            session = await self._joined()
+            request = MakeVersion0(session=session, seed=seed)
+            saved = await self._ask(0, request, RankSaved)
+            self._session = session
+            return saved.object_key
 
         return await self.load(ctx, await self._attempts(make))
 
@@ -130,14 +136,7 @@ class RankedEngine:
     ) -> StepResult:
         """Have all ranks take a step; see `TrainingEngine.step`. They read its data themselves."""
         taken = await self._at(place.store, manifest.step - 1, lambda: self._take(manifest.step))
-        return StepResult(
-            weights_digest=taken.weights_digest,
-            optimizer_digest=taken.optimizer_digest,
-            metrics=taken.metrics,
-            staleness_tokens=taken.staleness_tokens,
-            skipped=taken.skipped,
-            drift=taken.drift,
-        )
+        return msgspec.convert(taken, StepResult, from_attributes=True)
 
     async def measure(
         self,
@@ -225,7 +224,7 @@ class RankedEngine:
         return taken
 
     async def _load(self, object_key: str) -> None:
-        session = await self._joined()
+        session = self._session or await self._joined()
         loaded = await self._ask_all(LoadRank(session=session, object_key=object_key), RankLoaded)
         self._step, self._session = loaded.step, session
         self._shapes, self._float32 = loaded.shapes, loaded.float32
@@ -293,6 +292,7 @@ class RankedEngine:
         """Try until it works, with new starts of the ranks in between.
 
         Raises:
+            PublishConflictError: Other weights were published before, which no new start changes.
             ValueError: A rank says that the request is wrong in itself.
             RemoteCallError: A rank failed, attempt after attempt; `BusError` and `DeadlineError`,
                 too.
@@ -305,7 +305,7 @@ class RankedEngine:
                 self._session = ""
                 if isinstance(error, RemoteCallError) and error.kind == RemoteErrorKind.INVALID:
                     raise CorruptDataError(error.text) from error
-                if not num_left:
+                if not num_left or isinstance(error, PublishConflictError):
                     raise
                 log.warning("ranks start again: %s", error)
                 await asyncio.sleep(_PAUSE_S)

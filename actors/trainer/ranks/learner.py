@@ -90,6 +90,10 @@ class RankedLearner(Learner):
                 found[turn.index(self._world.rank)] = figures
         return self._in_order(found)
 
+    def gather(self, value: Result) -> list[Result]:
+        """Return the values of all ranks, by rank; they must be picklable."""
+        return self._world.gather(value)
+
     def squares(self) -> list[float]:
         """Return the sums of squares of all rows of the gradient, of all ranks."""
         mine = [

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.preferences.examples import PreferenceExample
 from penstock.actors.trainer.ranks.learner import RankedLearner
+from penstock.actors.trainer.ranks.plan import read_samples
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.actors.trainer.versions import published
@@ -36,13 +38,29 @@ class Steps:
     turns: Mapping[str, Sequence[Turn]]
     examples: Sequence[PreferenceExample] = field(default_factory=list)
 
-    def take(self, learner: Learner) -> list[StepResult]:
-        """Take them, compared with the learner's first weights."""
+    def take(self, learner: Learner, world: World | None = None) -> list[StepResult]:
+        """Take them, compared with the learner's first weights; a rank has its own turns alone."""
         learner.versions.reference = published(learner.parameters)
         return [
-            train_step(learner, manifest, self.turns, self.config, self.examples)
+            train_step(
+                learner,
+                manifest,
+                self.read(manifest, world, learner.versions.recent),
+                self.config,
+                self.examples,
+            )
             for manifest in self.manifests
         ]
+
+    def read(
+        self, manifest: BatchManifest, world: World | None, versions: Iterable[int] = ()
+    ) -> dict[str, Sequence[Turn]]:
+        """Return the turns that a process reads."""
+        samples = trained_samples(manifest)
+        if world is not None:
+            at = world.rank, world.num_ranks
+            samples = read_samples(samples, versions, self.config.micro_batch_tokens, *at)
+        return {sample.rollout_id: self.turns[sample.rollout_id] for sample in samples}
 
     def local(self) -> Learner:
         """Return the learner of one process, on the device of the settings."""

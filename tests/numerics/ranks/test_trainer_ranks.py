@@ -14,9 +14,11 @@ from tests.numerics.ranks.steps import DIED, Steps, on_ranks
 from tests.numerics.test_preference_losses import label, pair
 
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
+from penstock.actors.trainer.batching.manifests import with_num_inputs
 from penstock.actors.trainer.config import KlConfig, LossConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.config import PreferencesConfig
+from penstock.actors.trainer.sequences import check_trajectory
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,19 +44,23 @@ def steps_of(policy, config, *, examples=(), num_rollouts=5, num_steps=3):
     """Steps over rollouts of two turns and more, each a micro-batch of its own."""
     made = Steps(policy=policy, config=config, manifests=[], turns={})
     turns = asyncio.run(rollouts(made.local(), num_rollouts))
-    manifests = [manifest_of(turns, step) for step in range(1, num_steps + 1)]
+    lengths = {name: check_trajectory(name, each, policy) for name, each in turns.items()}
+    manifests = [
+        with_num_inputs(manifest_of(turns, step), lengths) for step in range(1, num_steps + 1)
+    ]
     return replace(made, manifests=manifests, turns=turns, examples=examples)
 
 
 def take(world, cases):
-    return {name: taken(steps, steps.ranked(world)) for name, steps in cases.items()}
+    return {name: taken(steps, steps.ranked(world), world) for name, steps in cases.items()}
 
 
-def taken(steps, learner):
+def taken(steps, learner, world=None):
     """Return the steps' results, and how far the policy is from the one that sampled."""
-    results = steps.take(learner)
-    samples = steps.manifests[-1].groups[0].samples
-    return results, measure(learner, samples, steps.turns, steps.config)
+    results = steps.take(learner, world)
+    manifest = steps.manifests[-1]
+    turns = steps.read(manifest, world)
+    return results, measure(learner, manifest.groups[0].samples, turns, steps.config)
 
 
 def take_in_another_order(world, steps):

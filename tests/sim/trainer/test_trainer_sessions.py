@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.actors.trainer.batching.assembly import num_exact_prefixes
 from penstock.actors.trainer.batching.credit import entry_of
 from penstock.actors.trainer.config import LiveConfig
 from penstock.actors.trainer.off_policy import OffPolicy, measure
 from penstock.actors.trainer.sequences import sample_sequences
-from penstock.actors.trainer.step import num_exact_prefixes
 from penstock.kernels.arrays import to_array
 from penstock.messages.signals.declaration import SignalLevel
 

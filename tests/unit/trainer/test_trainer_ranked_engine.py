@@ -1,6 +1,7 @@
 """The engine of ranks against ranks that fail as real ones do: they start again, or are silent."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -11,12 +12,26 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.ranks import engine as module
 from penstock.actors.trainer.ranks.engine import RankedEngine
-from penstock.messages.errors import CorruptDataError, DeadlineError, RemoteCallError
-from penstock.messages.requests.ranks import JoinRank, LoadRank, RankLoaded, StepTaken, TakeStep
+from penstock.messages.errors import (
+    CorruptDataError,
+    DeadlineError,
+    PublishConflictError,
+    RemoteCallError,
+)
+from penstock.messages.requests.ranks import (
+    JoinRank,
+    LoadRank,
+    MakeVersion0,
+    RankLoaded,
+    RankSaved,
+    StepTaken,
+    TakeStep,
+)
 from penstock.messages.rpc import Ack
 from penstock.messages.training import BatchManifest
 
 NUM_RANKS = 2
+CONFIG = TrainerConfig(engine="ranks", ranks=RanksConfig(num_ranks=NUM_RANKS, restarts_max=3))
 
 
 class Ranks:
@@ -29,8 +44,12 @@ class Ranks:
         self.fails: dict[int, Exception] = {}
         """Step -> what rank 1 does, once, instead of taking it."""
         self.salt = ""
+        self.num_restarts = 0
+        self.make: Callable[[], Awaitable[str]]
+        """Makes version 0, on rank 0; returns its checkpoint."""
 
     def restart(self) -> None:
+        self.num_restarts += 1
         self.sessions, self.steps = ["", ""], [-1, -1]
 
     async def request(self, service, message, *, idle_s):
@@ -44,6 +63,9 @@ class Ranks:
             raise RemoteCallError("gone", "another session")
         yield Ack()
         match message:
+            case MakeVersion0():
+                assert rank == 0
+                yield RankSaved(object_key=await self.make())
             case LoadRank():
                 self.asked.append(f"load {rank}")
                 self.steps[rank] = 0
@@ -80,8 +102,7 @@ def world(objects, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
     store, ranks = MemoryStore(), Ranks()
     store.objects = dict(objects)
-    config = TrainerConfig(engine="ranks", ranks=RanksConfig(num_ranks=NUM_RANKS, restarts_max=3))
-    return FakeContext(Log(), store), ranks, RankedEngine(PolicyConfig(), config, ranks.request)
+    return FakeContext(Log(), store), ranks, RankedEngine(PolicyConfig(), CONFIG, ranks.request)
 
 
 async def load(ctx, engine):
@@ -123,6 +144,39 @@ async def test_other_bits_after_a_new_start_are_an_error(world):
     ranks.salt = "'"
     with pytest.raises(CorruptDataError, match="step 1: trained to weights w1' again, w1 before"):
         await step(ctx, engine, 2)
+
+
+async def test_version_0_is_loaded_by_the_ranks_that_made_it(world, objects):
+    ctx, ranks, engine = world
+    ctx.store.objects.clear()
+
+    async def make():
+        ctx.store.objects |= objects
+        (key,) = await ctx.store.keys("checkpoints/")
+        return key
+
+    ranks.make = make
+    assert (await engine.make_version_0(ctx, 0)).step == 0
+    assert (await step(ctx, engine, 1)).weights_digest == "w1"
+    assert ranks.num_restarts == 0
+
+
+async def test_other_weights_than_those_published_are_no_reason_to_start_again(world):
+    ctx, ranks, engine = world
+
+    class Conflicting:
+        num_asked = 0
+
+        async def publish_shards(self, *_arguments, **_named):
+            self.num_asked += 1
+            raise PublishConflictError("weights 0: committed before with digest a, now b")
+
+    publisher = Conflicting()
+    engine = RankedEngine(PolicyConfig(), CONFIG, ranks.request, publisher)
+    await load(ctx, engine)
+    with pytest.raises(PublishConflictError, match="committed before with digest a, now b"):
+        await engine.publish(ctx, 0)
+    assert (publisher.num_asked, ranks.num_restarts) == (1, 0)
 
 
 async def test_ranks_of_an_earlier_trainer_start_again(world):
