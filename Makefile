@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
+STARTED := $(shell date +%s)
 
 .PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor clean help
 
@@ -16,7 +17,7 @@ help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 run: .cache/apt.done $(VENV)/.base  ## The quickstart: a real run, end to end
-	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images
+	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
 
 test: setup style  ## All gates and the fast tests
 	@$(MAKE) --no-print-directory -j2 pytest types tidy

@@ -112,6 +112,8 @@ def _add_run(commands: Commands) -> None:
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     text = "bring what machines boot up to date while the run prepares and mid-trains"
     run.add_argument("--images", action="store_true", help=text)
+    text = "unix seconds from which the summary's times count (make run: its own start)"
+    run.add_argument("--since", type=float, metavar="S", help=text)
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
 
 

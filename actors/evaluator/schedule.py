@@ -27,13 +27,14 @@ class EvalSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Choose among the tasks of these sources (`[[prepare.sources]]`); empty: all."""
     categories: list[str] = []
     """Choose among the tasks of these categories; empty: all."""
-    num_tasks: PositiveInt = 64
+    num_tasks: NonNegativeInt = 0
+    """0: `evaluator.num_eval_tasks`."""
     num_samples: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Attempts of each task; `pass_at_k` goes up to it."""
     temperature: NonNegativeFloat | None = None
     """0 is greedy; by default `pacer.eval_temperature`."""
-    every_steps: NonNegativeInt = 0
-    """0: only version 0 and the final version."""
+    every_steps: NonNegativeInt | None = None
+    """0: only version 0 and the final version; by default `evaluator.eval_every_steps`."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -53,8 +54,8 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     eval_every_steps: NonNegativeInt = 0
     """0: only version 0 and the final version."""
     sets: tuple[EvalSetConfig, ...] = ()
-    """Several sets in place of the one that the two settings above describe. The first is the main
-    one, by which stop rules, gates and headlines go."""
+    """Several sets in place of one of all held-out tasks. The first is the main one, by which stop
+    rules, gates and headlines go."""
     judge: str = "hidden_tests"
     """The judge whose verdicts count; by default the one of `judge.judge`."""
     eval_deadline_s: PositiveFloat = 600.0
@@ -70,11 +71,18 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def all_sets(self) -> tuple[EvalSetConfig, ...]:
-        """The sets, the main one first; without any, the one whose name is empty."""
-        only = EvalSetConfig(
-            name="", num_tasks=self.num_eval_tasks, every_steps=self.eval_every_steps
+        """The sets with nothing left to default, the main one first.
+
+        Without any, the one whose name is empty.
+        """
+        return tuple(
+            msgspec.structs.replace(
+                each,
+                num_tasks=each.num_tasks or self.num_eval_tasks,
+                every_steps=self.eval_every_steps if each.every_steps is None else each.every_steps,
+            )
+            for each in self.sets or (EvalSetConfig(name=""),)
         )
-        return self.sets or (only,)
 
     def check_sets(self, sources: Sequence[str], temperature: float) -> None:
         """Check the sets against the rest of a run's configuration.
@@ -101,5 +109,5 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return [
             each
             for each in self.all_sets
-            if each.every_steps > 0 and policy_version % each.every_steps == 0
+            if each.every_steps and policy_version % each.every_steps == 0
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
 from penstock.actors.monitor.state import MidtrainPoint, MonitorState, StepPoint
-from penstock.actors.monitor.task_views import TaskViews, eval_point
+from penstock.actors.monitor.task_views import TaskViews
 from penstock.messages.base import Event
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.task import CreditsChanged
@@ -98,9 +98,9 @@ class LearningViews:
         view.seen_max = max(view.tokens, default=0)
 
     def _eval_completed(self, event: EvalCompleted, at: float) -> None:
-        self._tasks.evaluated(event)
+        point = self._tasks.evaluated(event, at)
         if event.is_main:
-            append_thinned(self._state.evals, eval_point(event))
+            append_thinned(self._state.evals, point)
 
     def _credits_changed(self, event: CreditsChanged, at: float) -> None:
         view = self._state.staleness

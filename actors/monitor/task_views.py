@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.actors.monitor.curves import append_thinned
 from penstock.messages.base import Event
-from penstock.messages.reward import EvalCompleted, Outcome, Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
 from penstock.messages.task import GroupGranted, Purpose
 
 NUM_NAMES_MAX = 64
@@ -19,6 +19,10 @@ class EvalPoint(msgspec.Struct, kw_only=True):
     """One evaluation on held-out tasks."""
 
     policy_version: int
+    at: float = 0.0
+    """Unix seconds of its end."""
+    wall_s: float = 0.0
+    """From the request of its rollouts to its end."""
     num_solved: int
     num_tasks: int
     """Attempts that count."""
@@ -36,10 +40,11 @@ class EvalPoint(msgspec.Struct, kw_only=True):
         return self.num_solved / max(1, self.num_tasks)
 
 
-def eval_point(event: EvalCompleted) -> EvalPoint:
-    """Return the point of a result."""
+def _eval_point(event: EvalCompleted, at: float, requested_at: float) -> EvalPoint:
     return EvalPoint(
         policy_version=event.policy_version,
+        at=at,
+        wall_s=max(0.0, at - requested_at),
         num_solved=event.num_solved,
         num_tasks=event.num_tasks,
         num_masked=event.num_masked,
@@ -78,6 +83,11 @@ class TasksView(msgspec.Struct, kw_only=True):
     sources: dict[str, SourceView] = {}
     sets: dict[str, list[EvalPoint]] = {}
     """Evaluations by the name of their set; that of a run's only one is empty."""
+    num_evals: int = 0
+    num_eval_attempts: int = 0
+    """Of all evaluations, those that do not count among them."""
+    eval_s: float = 0.0
+    """Sum over evaluations, each from its request to its end."""
 
     @property
     def words(self) -> str:
@@ -94,8 +104,11 @@ class TaskViews:
 
     def __init__(self, view: TasksView) -> None:
         self._view = view
+        self._requested: dict[str, float] = {}
+        """When the open evaluations were requested."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
-            GroupGranted: self._group_granted
+            GroupGranted: self._group_granted,
+            EvalRequested: self._eval_requested,
         }
 
     def judged(self, event: Verdict) -> None:
@@ -106,11 +119,20 @@ class TaskViews:
             source.num_judged += 1
             source.num_solved += event.outcome is Outcome.SOLVED
 
-    def evaluated(self, event: EvalCompleted) -> None:
-        """Add a result to its set."""
-        sets = self._view.sets
-        if event.eval_set in sets or len(sets) < NUM_NAMES_MAX:
-            append_thinned(sets.setdefault(event.eval_set, []), eval_point(event), NUM_POINTS_MAX)
+    def evaluated(self, event: EvalCompleted, at: float) -> EvalPoint:
+        """Add a result to its set, and return its point."""
+        point = _eval_point(event, at, self._requested.pop(event.eval_id, at))
+        view = self._view
+        view.num_evals += 1
+        view.num_eval_attempts += point.num_tasks + point.num_masked + point.num_wrong_version
+        view.eval_s += point.wall_s
+        if event.eval_set in view.sets or len(view.sets) < NUM_NAMES_MAX:
+            append_thinned(view.sets.setdefault(event.eval_set, []), point, NUM_POINTS_MAX)
+        return point
+
+    def _eval_requested(self, event: EvalRequested, at: float) -> None:
+        if len(self._requested) < NUM_NAMES_MAX:
+            self._requested[event.eval_id] = at
 
     def _group_granted(self, event: GroupGranted, at: float) -> None:
         view = self._view

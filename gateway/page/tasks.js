@@ -1,6 +1,6 @@
 // Where training tasks come from and how they go; the sets of evaluations.
 function drawTasks() {
-  const { num_groups, num_fresh, num_revisits, num_skipped, sources, sets } = state.tasks;
+  const { num_groups, num_fresh, num_revisits, num_skipped, sources, sets, num_eval_attempts, eval_s } = state.tasks;
   const rows = Object.entries(sources).map(([name, of]) => [name || "tasks", integer(of.num_groups), integer(of.num_judged), of.num_judged ? percent(of.num_solved / of.num_judged) : "–"]);
   const left = num_fresh ? `${integer(num_fresh)} tasks are fresh` : "Every task was attempted; groups revisit those whose solve rate is uncertain";
   const words = num_groups ? `${left}; ${percent(num_revisits / num_groups)} of the groups revisit one, ${integer(num_skipped)} are skipped.` : "";
@@ -10,5 +10,11 @@ function drawTasks() {
     name, String(last.policy_version), `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
     Object.entries(last.pass_at_k).map(([k, value]) => `@${k} ${percent(value)}`).join(" "),
   ]);
-  fill("sets", evals.length ? table(["set", "version", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3, 4], { optional: [2] }) : empty("Nothing has been evaluated yet."));
+  const [main] = newest.filter(([, first]) => Object.keys(first.by_category).length);
+  const categories = main && Object.keys(main[2].by_category).map((name) => [name, ...main.slice(1).map((point) => (name in point.by_category ? percent(point.by_category[name]) : "–"))]);
+  fill("sets", ...(evals.length ? [
+    table(["set", "version", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3, 4], { optional: [2] }),
+    categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
+    note(`Cost of all evaluations: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}, beside training.`),
+  ] : [empty("Nothing has been evaluated yet.")]));
 }

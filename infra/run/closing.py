@@ -34,7 +34,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
         same bits.
 
     """
-    wall_s = time.time() - started_at
+    ended_at = time.time()
     fold, episodes = RunFold(), EpisodeCollector()
     replay: dict[str, Any] = {}
     if refusal := replay_refusal(arithmetic_of(config)):
@@ -49,7 +49,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
         state = fold.state(fold.last_at)
     else:
         state = await fold_log(bus, episodes)
-    figures = run_summary(state, config, wall_s, replay)
+    figures = run_summary(state, config, replay, started_at=started_at, ended_at=ended_at)
     encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
     write_atomic(run.summary, encoded + b"\n")
     write_report(run, state, await episodes.packed(run.store()))

@@ -67,7 +67,22 @@ def run(arguments: argparse.Namespace) -> int:
         names = _names(config, arguments.processes)
         with run_dir.lock():
             check_space(run_dir.path)
-            return asyncio.run(_run(run_dir, config, names, with_replay=not arguments.no_replay))
+            started = _start(arguments.since)
+            replays = not arguments.no_replay
+            return asyncio.run(_run(run_dir, config, names, started, with_replay=replays))
+
+
+def _start(since: float | None) -> float:
+    """Return the unix seconds from which a run's times count.
+
+    Raises:
+        ConfigError: `--since` is no time of the last day.
+
+    """
+    now = time.time()
+    if since is not None and not now - 86400.0 <= since <= now + 1.0:  # Make counts whole seconds.
+        raise ConfigError(f"--since: expected unix seconds of the last day, got {since:g}")
+    return now if since is None else min(since, now)
 
 
 def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
@@ -203,11 +218,10 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
 
 
 async def _run(
-    run_dir: RunDir, config: RunConfig, names: Sequence[str], *, with_replay: bool
+    run_dir: RunDir, config: RunConfig, names: Sequence[str], started: float, *, with_replay: bool
 ) -> int:
     progress = Progress([each.name for each in config.evaluator.all_sets])
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
-    started = time.time()
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     forget_gateways(run_dir)
     with interruption() as interrupted:

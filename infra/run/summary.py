@@ -14,6 +14,8 @@ from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
 
+PASS_BAR = 0.75
+"""Held-out pass rate that counts as learned, where two evaluations in a row reach it."""
 _STEP_FIGURES = (
     *("entropy", "kl_reference", "grad_norm", "ess", "ratio_ess", "masked_fraction"),
     *("clipped_fraction", "mismatch_k3", "mismatch_engine_k3", "mismatch_staleness_k3"),
@@ -21,16 +23,30 @@ _STEP_FIGURES = (
 
 
 def run_summary(
-    state: MonitorState, config: RunConfig, wall_s: float, replay: dict[str, Any]
+    state: MonitorState,
+    config: RunConfig,
+    replay: dict[str, Any],
+    *,
+    started_at: float,
+    ended_at: float,
 ) -> dict[str, Any]:
-    """Return the whole summary; `state` is that at the end of the log."""
+    """Return the whole summary.
+
+    Args:
+        state: At the end of the log.
+        config: Of the run.
+        replay: Figures of the replay.
+        started_at: Unix seconds from which times count; of a resumed run, the log's first.
+        ended_at: End of the run, in unix seconds.
+
+    """
     live, ledger = state.live, state.ledger
     return {
-        "wall_s": round(wall_s, 1),
+        "wall_s": round(ended_at - started_at, 1),
         "seed": config.run.seed,
         "midtrain": _midtrain(state),
         "tasks": _tasks(state),
-        "rl": _rl(state, config),
+        "rl": _rl(state, config) | _times(state, started_at),
         "objective": _objective(state),
         "behavior": _behavior(state),
         "sandbox": _sandbox(state),
@@ -112,6 +128,11 @@ def _tasks(state: MonitorState) -> dict[str, Any]:
             for name, of in view.sets.items()
             for when, point in (("before", of[0]), ("after", of[-1]))
         },
+        "evaluations_cost": {
+            "evaluations": view.num_evals,
+            "attempts": view.num_eval_attempts,
+            "wall_s": round(view.eval_s, 1),
+        },
     }
 
 
@@ -122,6 +143,19 @@ def _eval_figures(point: EvalPoint) -> dict[str, Any]:
         "pass_rate": point.pass_rate,
         **{f"pass_at_{k}": value for k, value in point.pass_at_k.items()},
         **{f"pass_rate_{name}": value for name, value in point.by_source.items() if name},
+        "by_category": point.by_category,
+    }
+
+
+def _times(state: MonitorState, started_at: float) -> dict[str, float | None]:
+    """Return when the first step was complete, and from when on the pass rate holds, in seconds."""
+    if state.run.started_at:
+        started_at = min(started_at, state.run.started_at)
+    good = [point.pass_rate >= PASS_BAR for point in state.evals]
+    held = [point.at for point, *two in zip(state.evals, good, good[1:], strict=False) if all(two)]
+    return {
+        "first_reward_s": round(state.steps[0].at - started_at, 1) if state.steps else None,
+        "pass_075_s": round(held[0] - started_at, 1) if held else None,
     }
 
 

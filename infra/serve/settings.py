@@ -7,6 +7,7 @@
 ```
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import msgspec
@@ -125,5 +126,5 @@ def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
-def _is_array(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
+def _is_array(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple)

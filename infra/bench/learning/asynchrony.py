@@ -43,9 +43,15 @@ _SLOW: Settings = {
     "pool.live_max": NUM_MACHINES + 16,
     "evaluator.num_eval_tasks": 64,
     "evaluator.eval_every_steps": 10,
+    "evaluator.sets": [],
     "users.num_requests": 0,
 }
-_QUICKSTART: Settings = {"trainer.steps_max": NUM_QUICKSTART_STEPS, "users.num_requests": 0}
+_QUICKSTART: Settings = {
+    "trainer.steps_max": NUM_QUICKSTART_STEPS,
+    "evaluator.eval_every_steps": 0,
+    "evaluator.sets": [],
+    "users.num_requests": 0,
+}
 RUNS: dict[str, Settings] = {
     "slow-asynchronous": _SLOW
     | {"trainer.staleness_max": 4, "trainer.staleness_policy": "withhold"},
@@ -64,7 +70,7 @@ def units() -> list[Unit]:
 
 def _start(folder: Path) -> Result:
     """Mid-train as the quickstart does, and keep version 0."""
-    none: Settings = {"trainer.steps_max": 0, "evaluator.num_eval_tasks": 8}
+    none: Settings = {"trainer.steps_max": 0, "evaluator.num_eval_tasks": 8, "evaluator.sets": []}
     run = complete_run(folder / "runs", "start", CONFIG, none | {"users.num_requests": 0})
     export_newest(run, folder / "models" / "start")
     return _figures(run.summary, "midtrain")

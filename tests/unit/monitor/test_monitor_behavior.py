@@ -237,7 +237,7 @@ def test_page_metrics_status_and_summary_have_the_same_figures():
     console.print(render(state))
     assert "40%, 100%" in console.file.getvalue() and "5.00, 3.00" in console.file.getvalue()
     config = load_config(Path("infra/configs/parallel-calls.toml"))
-    found = run_summary(state, config, 1.0, {})["behavior"]
+    found = run_summary(state, config, {}, started_at=0.0, ended_at=1.0)["behavior"]
     assert (found["before"]["pass_rate"], found["after"]["pass_rate"]) == (0.0, 1.0)
     assert found["after"]["calls_per_solved"] == 2.0
     gain = found["gain"]

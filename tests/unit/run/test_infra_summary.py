@@ -24,7 +24,8 @@ def folded(*events):
     fold = RunFold()
     for at, event in events:
         fold.apply(event, at)
-    return run_summary(fold.state(fold.last_at), load_config(QUICKSTART), 100.0, {})
+    state = fold.state(fold.last_at)
+    return run_summary(state, load_config(QUICKSTART), {}, started_at=0.0, ended_at=100.0)
 
 
 def report(actor, **gauges):
