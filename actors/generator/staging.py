@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from penstock.actors.generator.engine import InvalidRequestError
+from penstock.actors.generator.updates import check_patch
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
@@ -41,12 +42,12 @@ class StagedWeights:
         views = self._open_views()
         for name, patch in patches.items():
             view = views.get(name)
-            if view is None:
-                raise InvalidRequestError(f"the policy has no tensor {name!r}")
+            check_patch(name, patch, None if view is None else view.shape)
+            assert view is not None, "checked"
             if isinstance(patch, np.ndarray):
-                _write_whole(name, view, patch)
+                view.copy_(_from_bits(patch))
             else:
-                _write_patch(name, view, patch)
+                _write_patch(view, patch)
 
     def verify(self, root_digest: str) -> None:
         """Check the standby against the digest that its publisher announced."""
@@ -86,20 +87,8 @@ def _published_digest(views: Mapping[str, torch.Tensor]) -> str:
     return state_digest({name: view.to(PUBLISHED_DTYPE) for name, view in views.items()})
 
 
-def _write_whole(name: str, view: torch.Tensor, values: np.ndarray) -> None:
-    if values.dtype != np.uint16 or values.shape != tuple(view.shape):
-        raise InvalidRequestError(
-            f"tensor {name} must be uint16 {tuple(view.shape)}, not {values.dtype} {values.shape}"
-        )
-    view.copy_(_from_bits(values))
-
-
-def _write_patch(name: str, view: torch.Tensor, patch: Patch) -> None:
+def _write_patch(view: torch.Tensor, patch: Patch) -> None:
     indices, values = patch.flat_indices, patch.values
-    if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
-        raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < view.numel():
-        raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{view.numel() - 1}")
     flat, places, written = view.view(-1), torch.from_numpy(indices), _from_bits(values)
     if has_kernels(flat):
         delta_apply(flat, places.to(flat.device, torch.int32), written.to(flat.device))

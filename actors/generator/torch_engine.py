@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import numpy as np
@@ -23,12 +23,12 @@ from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.staging import StagedWeights
+from penstock.actors.generator.updates import StagedUpdates
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import check_probe
 from penstock.kernels.decode.layout import DecodeWeights
-from penstock.kernels.delta import Patch
 from penstock.messages.errors import CorruptDataError, DeadlineError, QueueFullError
 from penstock.messages.task import Sampling
 
@@ -36,7 +36,7 @@ _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""
 
 
-class TorchEngine:
+class TorchEngine(StagedUpdates[StagedWeights]):
     """An `Engine`; construct it, `start()` it on the event loop, then give it weights.
 
     Example:
@@ -72,10 +72,8 @@ class TorchEngine:
         self._grammars = grammars
         self._core = EngineCore(config, self._options)
         self._worker = EngineWorker(self._core, self._deliver)
-        self._weights = StagedWeights(config, self._core.device)
-        self._weights_lock = asyncio.Lock()
+        super().__init__(StagedWeights(config, self._core.device))
         self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
-        self._probe: list[float] = []
 
     def start(self) -> None:
         """Start stepping; call once."""
@@ -147,16 +145,6 @@ class TorchEngine:
         """See `Engine.resume`."""
         await self._worker.call(lambda: self._set_paused(False))
 
-    async def begin_update(self) -> None:
-        """See `Engine.begin_update`."""
-        async with self._weights_lock:
-            await asyncio.to_thread(self._weights.begin)
-
-    async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """See `Engine.apply`."""
-        async with self._weights_lock:
-            await asyncio.to_thread(self._weights.apply, patches)
-
     async def commit(
         self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
     ) -> float:
@@ -167,15 +155,6 @@ class TorchEngine:
             prepare, standby = self._core.decoder.prepare, self._weights.standby
             model = await asyncio.to_thread(prepare, standby)
             return await self._worker.call(lambda: self._swap(model, policy_version, probe))
-
-    def probe(self) -> list[float]:
-        """See `Engine.probe`."""
-        return self._probe
-
-    async def digest(self) -> str:
-        """See `Engine.digest`."""
-        async with self._weights_lock:
-            return await asyncio.to_thread(self._weights.digest)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""

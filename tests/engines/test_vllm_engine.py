@@ -21,6 +21,7 @@ from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, load_published
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import token_logprobs
 from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import StopReason
 from penstock.messages.task import Sampling
 
 pytestmark = [
@@ -93,6 +94,34 @@ async def test_logprobs_and_routes_are_the_trainers_after_every_update(started):
         )
 
 
+def turns_kept(worker):
+    """Return the turns that the worker keeps anything of for a last record."""
+    return [*worker._ended, *(turn.key for turn in worker._sampler.turns.values() if turn.key)]
+
+
+async def test_worker_keeps_nothing_of_turns_that_are_over(started):
+    engine, name = started
+    await load(engine, weights(0, name), 0)
+    await collect(engine, prompt(3), Sampling(num_tokens_max=5))
+    await collect(engine, prompt(3), Sampling(num_tokens_max=5, top_k=3))
+    chunks = engine.generate(prompt(3), Sampling(num_tokens_max=150), request_id="left")
+    await anext(chunks)
+    assert len(await worker_says(engine, turns_kept)) == 1
+    await chunks.aclose()
+    assert await worker_says(engine, turns_kept) == []
+    chunks = engine.generate(prompt(3), Sampling(num_tokens_max=150), request_id="aborted")
+    await anext(chunks)
+    await engine.abort("aborted")
+    assert [chunk async for chunk in chunks][-1].stop_reason is StopReason.ABORTED
+    await collect(engine, prompt(3), Sampling(num_tokens_max=5))
+    assert await worker_says(engine, turns_kept) == []
+
+
+async def worker_says(engine, function):
+    (answer,) = await engine._client._llm.collective_rpc(function)
+    return answer
+
+
 def keep_packed_experts(worker):
     """Have one reload keep the packed experts that the kernels hold, as vLLM does by itself."""
     runner = worker.model_runner
@@ -117,8 +146,7 @@ async def test_no_token_of_a_sabotaged_reload_gets_out(started):
     site = Site(engine, SHAPES[name])
     await site.relay.start(site.context)
     await site.publish(0, weights(0, name))
-    kernels = await engine._client._llm.collective_rpc(keep_packed_experts)
-    assert kernels == [SHAPES[name].num_hidden_layers]
+    assert await worker_says(engine, keep_packed_experts) == SHAPES[name].num_hidden_layers
     versions = []
 
     async def sample():
@@ -157,7 +185,7 @@ def fail_after_half(worker):
 async def test_nothing_is_served_after_a_reload_that_failed_half_way(started):
     engine, name = started
     await load(engine, weights(0, name), 0)
-    await engine._client._llm.collective_rpc(fail_after_half)
+    await worker_says(engine, fail_after_half)
     await engine.pause()
     task = asyncio.create_task(collect(engine, prompt(3), Sampling(num_tokens_max=50)))
     await asyncio.sleep(0.1)

@@ -5,7 +5,8 @@ import itertools
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.actors.generator.engine import (
 )
 from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.shaper import TurnShaper
+from penstock.actors.generator.updates import StagedUpdates
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions
@@ -31,7 +33,6 @@ from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.probe import check_probe, probe_prompts
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.kernels.delta import Patch
 from penstock.messages.errors import QueueFullError
 from penstock.messages.rollout import StopReason
 from penstock.messages.task import Sampling
@@ -39,7 +40,7 @@ from penstock.messages.task import Sampling
 _SESSIONS_MAX = 65_536
 
 
-class VllmEngine:
+class VllmEngine(StagedUpdates[WeightMirror]):
     """An `Engine`; construct it, `await start()`, then give it weights."""
 
     def __init__(
@@ -54,12 +55,11 @@ class VllmEngine:
             stop_ids: Tokens that end a turn, for grammars.
 
         """
+        super().__init__(WeightMirror(tensor_shapes(config)))
         self._config, self._options = config, options
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._grammars = GrammarMasks(tokenizer, stop_ids, config.vocab_size)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-vllm-")
-        self._mirror = WeightMirror(tensor_shapes(config))
-        self._weights_lock = asyncio.Lock()
         self._streams: dict[str, TurnStream] = {}
         self._sessions: OrderedDict[str, int] = OrderedDict()
         """Session -> the cache epoch of its last turn."""
@@ -67,7 +67,6 @@ class VllmEngine:
         self._keys = itertools.count()
         self._metrics = EngineMetrics()
         self._busy_since = 0.0
-        self._probe: list[float] = []
         self._version, self._is_proven, self._is_paused = -1, False, False
         self._client = VllmClient(options)
 
@@ -125,10 +124,11 @@ class VllmEngine:
             self._note_session(session_id)
             settings = TurnSettings(key, sampling, num_resumed)
             prompt, salt = token_ids.tolist(), f"{self._epoch}"
-            async for chunk in stream.chunks(prompt, settings, salt, routes_from):
-                reason = chunk.stop_reason
-                version = self._version if chunk.policy_version < 0 else chunk.policy_version
-                yield msgspec.structs.replace(chunk, policy_version=version)
+            async with aclosing(stream.chunks(prompt, settings, salt, routes_from)) as chunks:
+                async for chunk in chunks:
+                    reason = chunk.stop_reason
+                    version = self._version if chunk.policy_version < 0 else chunk.policy_version
+                    yield msgspec.structs.replace(chunk, policy_version=version)
         finally:
             del self._streams[request_id]
             self._metrics.num_aborted += reason in {None, StopReason.ABORTED}
@@ -182,24 +182,14 @@ class VllmEngine:
         if self._is_proven and not self._is_paused:
             await self._client.resume()
 
-    async def begin_update(self) -> None:
-        """See `Engine.begin_update`."""
-        async with self._weights_lock:
-            await asyncio.to_thread(self._mirror.begin)
-
-    async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """See `Engine.apply`."""
-        async with self._weights_lock:
-            await asyncio.to_thread(self._mirror.apply, patches)
-
     async def commit(
         self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
     ) -> float:
         """See `Engine.commit`."""
         async with self._weights_lock:
             if root_digest is not None:
-                await asyncio.to_thread(self._mirror.verify, root_digest)
-            path = self._mirror.staged_file
+                await asyncio.to_thread(self._weights.verify, root_digest)
+            path = self._weights.staged_file
             started = time.perf_counter()
             await self._client.pause()
             try:
@@ -216,8 +206,8 @@ class VllmEngine:
 
     async def _exchange(self, path: str, policy_version: int) -> None:
         """Have the staged weights in use, and what they compute in `_probe`."""
-        await self._client.call("penstock_load", self._mirror.rows, path, policy_version)
-        self._mirror.swap()
+        await self._client.call("penstock_load", self._weights.rows, path, policy_version)
+        self._weights.swap()
         self._version, self._epoch = policy_version, self._epoch + 1
         prompts = probe_prompts(self._config.vocab_size).tolist()
         self._probe = await self._client.call("penstock_probe", prompts)
@@ -227,15 +217,6 @@ class VllmEngine:
         self._is_proven = False
         for stream in self._streams.values():
             stream.end(EngineNotReadyError("the weights in use were found to be wrong"))
-
-    def probe(self) -> list[float]:
-        """See `Engine.probe`."""
-        return self._probe
-
-    async def digest(self) -> str:
-        """See `Engine.digest`."""
-        async with self._weights_lock:
-            return await asyncio.to_thread(self._mirror.digest)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""

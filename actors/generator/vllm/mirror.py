@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from penstock.actors.generator.engine import InvalidRequestError
+from penstock.actors.generator.updates import check_patch
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError
@@ -69,14 +70,10 @@ class WeightMirror:
         arrays = self._open_arrays()
         for name, patch in patches.items():
             array = arrays.get(name)
-            if array is None:
-                raise InvalidRequestError(f"the policy has no tensor {name!r}")
+            check_patch(name, patch, None if array is None else array.shape)
+            assert array is not None, "checked"
             if isinstance(patch, Patch):
-                _write_patch(name, array, patch)
-            elif patch.dtype != np.uint16 or patch.shape != array.shape:
-                raise InvalidRequestError(
-                    f"tensor {name} must be uint16 {array.shape}, not {patch.dtype} {patch.shape}"
-                )
+                array.reshape(-1)[patch.flat_indices] = patch.values
             else:
                 array[...] = patch
 
@@ -105,12 +102,3 @@ class WeightMirror:
         if not self._is_open:
             raise InvalidRequestError("no weight update is open; call begin_update first")
         return self._standby[1]
-
-
-def _write_patch(name: str, array: np.ndarray, patch: Patch) -> None:
-    indices, values = patch.flat_indices, patch.values
-    if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
-        raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < array.size:
-        raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{array.size - 1}")
-    array.reshape(-1)[indices] = values

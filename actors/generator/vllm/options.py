@@ -1,6 +1,5 @@
 """What vLLM is started with."""
 
-import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -22,6 +21,9 @@ _PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 """Without the first, allocation takes a large part of a step on the CPU."""
 _FOLDERS = (Path(sys.prefix) / "lib", Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
 _WORKER = ("penstock.actors.generator.vllm.worker", "PenstockWorker")
+_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""By its whole name: for "uni" vLLM takes two processes on the CPU, which spin while they wait for
+each other and are bound to cores."""
 _BATCHED_TOKENS_MIN = 4096
 _GIB = 1 << 30
 
@@ -47,8 +49,6 @@ def set_environment(options: VllmOptions, environment: MutableMapping[str, str])
     for name, value in _ENVIRONMENT.items():
         environment.setdefault(name, value)
     environment["OMP_NUM_THREADS"] = str(options.num_threads)
-    cores = sorted(os.sched_getaffinity(0))[: options.num_threads]
-    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     found = [folder / name for name in _PRELOADED for folder in _FOLDERS]
     preloaded = [environment.get("LD_PRELOAD", ""), *(str(f) for f in found if f.exists())]
     environment["LD_PRELOAD"] = ":".join(filter(None, preloaded))
@@ -72,6 +72,6 @@ def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
         "kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB),
         "async_scheduling": False,
         "disable_log_stats": True,
-        "distributed_executor_backend": "uni",
+        "distributed_executor_backend": _EXECUTOR,
         "worker_extension_cls": ".".join(_WORKER),
     }

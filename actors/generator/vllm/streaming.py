@@ -1,7 +1,7 @@
 """One turn: vLLM's outputs as chunks, with what the worker noted of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -61,8 +61,10 @@ class TurnStream:
 
     async def chunks(
         self, prompt: list[int], settings: TurnSettings, cache_salt: str, routes_from: int
-    ) -> AsyncIterator[TokenChunk]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks; the last one has a stop reason, and routes.
+
+        However it ends, the worker is asked for the turn's last record, and so forgets the turn.
 
         Raises:
             InvalidRequestError: Of its grammar.
@@ -72,7 +74,7 @@ class TurnStream:
         """
         num_cached, reason = 0, None
         outputs = self._client.generate(prompt, settings, cache_salt)
-        last = self._nothing()
+        last, record = self._nothing(), TurnRecord()
         try:
             while reason is None and (output := await self._next(outputs)) is not None:
                 if self._num_tokens == 0:
@@ -89,12 +91,14 @@ class TurnStream:
                     last = self._nothing(last.policy_version)
         finally:
             await outputs.aclose()
+            if not self._client.error:
+                record = await self._take(is_last=True)
         if self._fault is not None:
             raise self._fault
         last = msgspec.structs.replace(
             last, num_cached_tokens=num_cached, stop_reason=reason or StopReason.ABORTED
         )
-        yield await self._with_routes(last, len(prompt), routes_from)
+        yield self._with_routes(last, record, len(prompt), routes_from)
 
     async def _read(self, output: Any, settings: TurnSettings) -> list[TokenChunk]:
         """Return an output's tokens as chunks of one version each."""
@@ -139,8 +143,8 @@ class TurnStream:
         ids, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
         return TokenChunk(token_ids=ids, behavior_logprobs=logprobs, policy_version=policy_version)
 
-    async def _with_routes(
-        self, chunk: TokenChunk, num_prompt: int, routes_from: int
+    def _with_routes(
+        self, chunk: TokenChunk, record: TurnRecord, num_prompt: int, routes_from: int
     ) -> TokenChunk:
         """Add the experts of all positions but the last token's, which was not computed."""
         layers, slots = self._config.num_hidden_layers, self._config.num_experts_per_tok
@@ -148,7 +152,6 @@ class TurnStream:
         if not self._config.num_experts:
             routes = np.empty((end - routes_from, layers, 0), dtype)
             return msgspec.structs.replace(chunk, routed_experts=routes, routes_from=routes_from)
-        record = await self._take(is_last=True)
         routes = np.frombuffer(record.routes, dtype).reshape(-1, layers, slots)
         versions = np.frombuffer(record.versions, np.int32)[routes_from:end]
         return msgspec.structs.replace(

@@ -18,7 +18,7 @@ from penstock.actors.generator.vllm.turns import TurnRecord
 from penstock.actors.policy.tokenizer import Tokenizer
 
 _ENDED_MAX = 4096
-"""Turns that ended and that nobody has asked for yet."""
+"""A guard: the engine asks for every turn's last record, which takes the turn out."""
 _SPARE_BLOCK = 0
 """vLLM never caches anything in it."""
 
@@ -42,6 +42,7 @@ class PenstockWorker:
         self._sampler = TurnSampler(runner, masks, vocab_size)
         self._routes = RouteRecorder(runner, np.dtype(route_dtype), num_experts_per_tok)
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
+        """Turns whose last record has not been asked for, with their routes and versions."""
         runner.sampler = self._sampler
         execute = runner.execute_model
 
@@ -119,7 +120,7 @@ class PenstockWorker:
         Args:
             key: Of the turn.
             num_drawn: Its tokens that have arrived; the record is of those since the one before.
-            is_last: Whether the turn is over and its routes are asked for.
+            is_last: Whether the turn is over and its routes are asked for; it is forgotten.
 
         """
         if key in self._ended:
@@ -133,6 +134,7 @@ class PenstockWorker:
             routes, versions = self._read_routes(name) if is_last else (b"", b"")
         if is_last:
             self._ended.pop(key, None)
+            turn.key = ""
         record = turn.take(num_drawn)
         record = msgspec.structs.replace(record, routes=routes, versions=versions)
         return msgspec.msgpack.encode(record)
