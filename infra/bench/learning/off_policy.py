@@ -7,7 +7,8 @@
                                         └─ decoupled-ppo-S   corrected, and clipped in the passes
 ```
 A run evaluates its last version on held-out tasks, the same for all arms of a seed. Whether data
-were off-policy is said by the ratios themselves (`ratio_ess`), whatever an arm makes of them.
+were off-policy is said by the ratios themselves (`ratio_ess`), whatever an arm makes of them. Of
+each arm the first seed's run is replayed.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from penstock.infra.bench.learning.whole_runs import (
     complete_run,
     evaluated_tasks,
     export_newest,
+    replay_figures,
 )
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
@@ -75,7 +77,8 @@ def _train(name: str, settings: Settings, folder: Path) -> Result:
         "model.checkpoint": str(folder / "models" / "start"),
         "trainer.midtrain.num_tokens": 0,
     }
-    run = complete_run(folder / "runs", name, CONFIG, settings | model)
+    with_replay = settings["run.seed"] == SEEDS[0]
+    run = complete_run(folder / "runs", name, CONFIG, settings | model, with_replay=with_replay)
     last = load_config(run.config).trainer.steps_max
     return {
         "tasks": {task: one.solved for task, one in evaluated_tasks(run, last).items()},
@@ -114,7 +117,7 @@ def summarize(results: Mapping[str, Result]) -> Result:
     }
     runs = [results[f"{arm}-{seed}"] for arm in ARMS for seed in SEEDS]
     figures["ratio_ess_max"] = round(max(run["steps"]["ratio_ess"] for run in runs), 4)
-    figures["replay_identical"] = all(run["replay"]["identical"] for run in runs)
+    figures |= replay_figures(runs)
     figures["ledger_balanced"] = all(run["ledger"]["balanced"] for run in runs)
     figures["minutes"] = round(sum(result["seconds"] for result in results.values()) / 60, 1)
     return figures

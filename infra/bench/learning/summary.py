@@ -7,8 +7,8 @@
                                           ├─ train-none-S ──── eval-none-S      restart, task alone
                                           └─ eval-start-S      the quarter before RL
 ```
-An evaluation is a run of its own from the exported weights: all arms of a seed attempt the same
-held-out tasks, and are compared task by task.
+An evaluation is a run of its own from the exported weights: the arms of a seed that are compared
+attempt the same held-out tasks, task by task. Of each arm the first seed's training is replayed.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,15 @@ from penstock.infra.bench.learning.whole_runs import (
     complete_run,
     evaluated_tasks,
     export_newest,
+    replay_figures,
 )
 from penstock.messages.reading.parsing import parse_json
 
 CONFIG = CONFIGS / "self-summary.toml"
 SEEDS = (0, 1, 2)
 NUM_EVALUATED = 1024
+NUM_EVALUATED_BESIDE = 256
+"""Of what no bound is about: one context, and before RL."""
 
 Settings = dict[str, object]
 
@@ -52,13 +55,17 @@ def units() -> list[Unit]:
         for arm, settings in ARMS.items():
             of_seed = {"run.seed": seed, **settings}
             name = f"train-{arm}-{seed}"
-            found.append(Unit(name, partial(train, name, f"start-{seed}", of_seed)))
+            with_replay = seed == SEEDS[0]
+            run = partial(train, name, f"start-{seed}", of_seed, with_replay=with_replay)
+            found.append(Unit(name, run))
             found.append(_evaluation(name, f"eval-{arm}", seed, settings))
     return found
 
 
 def _evaluation(trained: str, name: str, seed: int, settings: Settings) -> Unit:
-    of_seed = {"run.seed": seed, **settings, **evaluating(NUM_EVALUATED)}
+    is_compared = name in {"eval-quarter", "eval-masked", "eval-none"}
+    num_tasks = NUM_EVALUATED if is_compared else NUM_EVALUATED_BESIDE
+    of_seed = {"run.seed": seed, **settings, **evaluating(num_tasks)}
     return Unit(f"{name}-{seed}", partial(evaluate, f"{name}-{seed}", trained, of_seed))
 
 
@@ -82,10 +89,12 @@ def start(name: str, settings: Settings, folder: Path) -> Result:
     return _figures(run.summary, "midtrain")
 
 
-def train(name: str, begin: str, settings: Settings, folder: Path) -> Result:
+def train(
+    name: str, begin: str, settings: Settings, folder: Path, *, with_replay: bool = True
+) -> Result:
     """Train from a start's version 0, and keep the newest version."""
     given = settings | _from_model(folder / "models" / begin) | {"evaluator.num_eval_tasks": 32}
-    run = complete_run(folder / "runs", name, CONFIG, given)
+    run = complete_run(folder / "runs", name, CONFIG, given, with_replay=with_replay)
     export_newest(run, folder / "models" / name)
     return _figures(run.summary, "rl", "ledger", "replay", "wall_s")
 
@@ -124,8 +133,8 @@ def summarize(results: Mapping[str, Result]) -> Result:
         arm: [round(_rate(one), 4) for one in of_seeds] for arm, of_seeds in solved.items()
     }
     figures["num_episodes"] = {arm: [len(one) for one in of] for arm, of in solved.items()}
-    replays = [result["replay"] for name, result in results.items() if "train" in name]
-    figures["replay_identical"] = all(replay["identical"] for replay in replays)
+    runs = [result for name, result in results.items() if name.startswith("train")]
+    figures |= replay_figures(runs)
     figures["minutes"] = round(sum(result["seconds"] for result in results.values()) / 60, 1)
     return figures
 

@@ -20,7 +20,14 @@ _RUN_S_MAX = 4 * 3600.0
 """Beyond `run.wall_s_max`, which ends a run in order."""
 
 
-def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str, object]) -> RunDir:
+def complete_run(
+    folder: Path,
+    run_id: str,
+    config: Path,
+    settings: Mapping[str, object],
+    *,
+    with_replay: bool = True,
+) -> RunDir:
     """Return a run once it is complete and sound: it is started, resumed, or was so before.
 
     Args:
@@ -28,6 +35,7 @@ def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str,
         run_id: Its own.
         config: Of a new run.
         settings: Keys of the configuration that a new run replaces, by path.
+        with_replay: Whether its steps, if it has some, are replayed.
 
     Raises:
         UnitFailedError: It did not become complete and sound; the text names its output.
@@ -41,8 +49,8 @@ def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str,
             pairs = (f"{key}={toml_text(value)}" for key, value in settings.items())
             words = ["--config", str(config), "--run-id", run_id]
             words += [word for pair in pairs for word in ("--set", pair)]
-        if settings.get("trainer.steps_max") == 0:
-            words.append("--no-replay")  # There is no step to compare.
+        if not with_replay or settings.get("trainer.steps_max") == 0:
+            words.append("--no-replay")
         _penstock(folder, f"{run_id}.output", ["run", *words], _RUN_S_MAX)
     _check_sound(run)
     return run
@@ -73,6 +81,15 @@ def export_newest(run: RunDir, target: Path) -> Path:
         words = ["export", run.run_id, "-o", str(target)]
         _penstock(run.path.parent, f"{run.run_id}.output", words, _EXPORT_S_MAX)
     return target
+
+
+def replay_figures(runs: Sequence[Result]) -> Result:
+    """Return of how many runs the replay was made, and whether all gave the same bits."""
+    replays = [run["replay"] for run in runs if run["replay"]]
+    return {
+        "num_replayed": len(replays),
+        "replay_identical": bool(replays) and all(replay["identical"] for replay in replays),
+    }
 
 
 class EvaluatedTask(msgspec.Struct, frozen=True, kw_only=True):

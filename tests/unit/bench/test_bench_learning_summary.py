@@ -10,11 +10,18 @@ from penstock.infra.run.runs import RunDir
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
+def replayed():
+    """Whether each run is replayed, by its id."""
+    return {}
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path, replayed):
     """Run all units with runs that are only configured; return settings by run id."""
     found = {}
 
-    def start(folder, run_id, config, settings):
+    def start(folder, run_id, config, settings, *, with_replay=True):
+        replayed[run_id] = with_replay
         pairs = [f"{key}={toml_text(value)}" for key, value in settings.items()]
         found[run_id] = load_config(config, pairs)
         return RunDir(tmp_path / run_id)
@@ -41,8 +48,16 @@ def test_arms_of_a_seed_attempt_the_same_tasks(started):
     for seed in summary.SEEDS:
         evaluated = [started[f"eval-{arm}-{seed}"] for arm in ("start", *summary.ARMS)]
         assert {one.run.seed for one in evaluated} == {seed}
-        assert {one.evaluator.num_eval_tasks for one in evaluated} == {1024}
+        numbers = [one.evaluator.num_eval_tasks for one in evaluated]
+        assert numbers == [256, 256, 1024, 1024, 1024], "start and full, and what is compared"
         assert len({one.prepare.trail for one in evaluated}) == 1
+
+
+def test_of_each_arm_the_first_seed_is_replayed(started, replayed):
+    trained = {name for name in started if name.startswith("train-")}
+    assert {name for name in trained if replayed[name]} == {
+        f"train-{arm}-0" for arm in summary.ARMS
+    }
 
 
 def test_arms_differ_in_what_they_are_named_after(started):
@@ -68,12 +83,16 @@ def test_the_figures_add_up():
         for seed in summary.SEEDS
     }
     results |= {"train-quarter-0": {"replay": {"identical": True}, "seconds": 0.0}}
+    results |= {"train-quarter-1": {"replay": {}, "seconds": 0.0}}
     figures = summary.summarize(results)
     assert figures["quarter"] == 0.91 and figures["by_seed"]["quarter"] == [0.9, 0.91, 0.92]
     assert figures["quarter_of_full"] == round(0.91 / 0.97, 4)
     # By tasks: 0.58 - 1.96 sqrt(0.58 x 0.42 / 99 / 3), and the same of 0.9; seeds do not differ.
     assert figures["lower_95"] == {"quarter_minus_masked": 0.5239, "quarter_minus_none": 0.8659}
-    assert figures["replay_identical"] and figures["minutes"] == 15.0
+    assert figures["replay_identical"] and figures["num_replayed"] == 1
+    assert figures["minutes"] == 15.0
+    results["train-quarter-0"]["replay"] = {}
+    assert not summary.summarize(results)["replay_identical"], "none was"
 
 
 def test_short_episodes_are_counted_apart():
