@@ -284,7 +284,7 @@ def _add_privacy(commands: Commands) -> None:
 
 
 def _add_judge(commands: Commands) -> None:
-    text = "measure the rubric judges of a configuration: attacks on them, agreement with people"
+    text = "measure a configuration's rubric judges: attacks, agreement with people, cheats found"
     judge = add_command(commands, "judge", "judge.command:judge_command", text)
     actions = judge.add_subparsers(required=True, dest="action", metavar="ACTION")
     attack = actions.add_parser("attack", help="wrong work that speaks to the judge")
@@ -299,7 +299,15 @@ def _add_judge(commands: Commands) -> None:
     calibrate.add_argument("--criterion", default="", metavar="NAME", help=text)
     text = "file for judge.judges.calibration"
     calibrate.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-    for action in (attack, calibrate):
+    audit = actions.add_parser("audit", help="look for cheats in groups, attempts side by side")
+    sources = audit.add_mutually_exclusive_group(required=True)
+    text = "run whose groups are audited; their texts go to the judge's endpoint"
+    sources.add_argument("--run", metavar="RUN", help=text)
+    text = "planted cheats: how many the judge finds alone, and beside honest attempts"
+    sources.add_argument("--planted", action="store_true", help=text)
+    text = "with --run: how many of the newest groups (default: 32)"
+    audit.add_argument("--groups", type=int, default=32, metavar="N", help=text)
+    for action in (attack, calibrate, audit):
         action.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of a run")
         text = "only this one of judge.judges"
         action.add_argument("--judge", default="", metavar="NAME", help=text)

@@ -88,6 +88,8 @@ class CheatKind(StrEnum):
     """Left files that cannot be laid out again to be graded."""
     RESOURCES = "resources"
     """Tried to use up processes, memory or disk."""
+    CONTRAST = "contrast"
+    """Named by a judge that saw the attempts of its group side by side."""
 
 
 class CheatFinding(msgspec.Struct, frozen=True, kw_only=True):

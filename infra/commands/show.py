@@ -17,12 +17,14 @@ from penstock.actors.monitor.episodes.reading import (
     VerdictView,
 )
 from penstock.infra.commands.output import print_result, printable_struct
+from penstock.infra.judge.audited_run import audit_flag
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
+from penstock.messages.reward import CheatFinding
 
 NUM_FOLDED_MAX = 1_000_000
 """Episodes of the log that are known to the command."""
@@ -39,6 +41,7 @@ async def show_command(arguments: argparse.Namespace) -> int:
         if arguments.episode:
             reader = EpisodeReader(run.store(), last_of(bus))
             found = await reader.read(whole_id(arguments.episode, index), index)
+            found = with_flag(found, audit_flag(run, found.row.rollout_id))
             shown = render_episode(found)
         else:
             found = index.select(wanted)
@@ -48,6 +51,15 @@ async def show_command(arguments: argparse.Namespace) -> int:
     else:
         Console(markup=False, highlight=False).print(shown)
     return 0
+
+
+def with_flag(episode: EpisodeView, flag: CheatFinding | None) -> EpisodeView:
+    """Return an episode with what an audit of its run says of it among its findings."""
+    if flag is None or episode.verdict is None:
+        return episode
+    findings = [*episode.verdict.findings, flag]
+    verdict = msgspec.structs.replace(episode.verdict, findings=findings)
+    return msgspec.structs.replace(episode, verdict=verdict)
 
 
 def read_filter(conditions: Iterable[str], limit: int) -> EpisodeFilter:

@@ -1,4 +1,4 @@
-"""`penstock judge attack|calibrate CONFIG`: asks the rubric judges of a configuration."""
+"""`penstock judge attack|calibrate|audit CONFIG`: asks the rubric judges of a configuration."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,8 +9,10 @@ import msgspec
 from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.commands.output import print_result
-from penstock.infra.judge.asking import open_judge
+from penstock.infra.judge.asking import JudgeSilentError, open_judge
 from penstock.infra.judge.attack import attack_judge
+from penstock.infra.judge.audit import audit_planted, open_auditor
+from penstock.infra.judge.audited_run import read_groups, report, write_audit
 from penstock.infra.judge.calibrate import calibrate
 from penstock.infra.judge.labels import HumanLabel, logged_labels, read_labels
 from penstock.infra.run.config_file import load_config
@@ -22,11 +24,16 @@ FOOLED = 1
 
 
 async def judge_command(arguments: argparse.Namespace) -> int:
-    """Run one of both actions."""
+    """Run one of the actions."""
     judges = chosen(arguments)
     if arguments.action == "attack":
         return await _attack(judges, arguments)
-    return await _calibrate(judges, arguments)
+    if len(judges) != 1:
+        names = ", ".join(one.name for one in judges)
+        raise ConfigError(f"--judge: expected one of {names}: {arguments.action} is of one judge")
+    if arguments.action == "audit":
+        return await _audit(judges[0], arguments)
+    return await _calibrate(judges[0], arguments)
 
 
 def chosen(arguments: argparse.Namespace) -> list[RubricConfig]:
@@ -55,11 +62,28 @@ async def _attack(judges: Sequence[RubricConfig], arguments: argparse.Namespace)
     return FOOLED if is_fooled else 0
 
 
-async def _calibrate(judges: Sequence[RubricConfig], arguments: argparse.Namespace) -> int:
-    if len(judges) != 1:
-        names = ", ".join(one.name for one in judges)
-        raise ConfigError(f"--judge: expected one of {names}: a calibration is of one judge")
-    [config] = judges
+async def _audit(config: RubricConfig, arguments: argparse.Namespace) -> int:
+    auditor = open_auditor(config)
+    if arguments.planted:
+        planted = await audit_planted(config, auditor)
+        print_result(msgspec.to_builtins(planted), as_json=arguments.json)
+        return 0
+    if arguments.groups < 1:
+        raise ConfigError(f"--groups: expected at least 1, got {arguments.groups}")
+    run = find_run(arguments.run, arguments.runs_dir)
+    groups = await read_groups(run, arguments.groups)
+    if not groups:
+        text = "its log has no group of two graded attempts that can be read"
+        raise ConfigError(f"--run: {run.run_id}: {text}")
+    found = report(config.name, groups, await auditor.audit_all(groups))
+    if not found.num_groups:
+        raise JudgeSilentError(f"judge {config.name}: {found.failure}")
+    write_audit(run, found)
+    print_result(msgspec.to_builtins(found), as_json=arguments.json)
+    return 0
+
+
+async def _calibrate(config: RubricConfig, arguments: argparse.Namespace) -> int:
     found = await calibrate(open_judge(config), await _labels(config, arguments))
     if arguments.output is not None:
         write_atomic(arguments.output, msgspec.json.format(msgspec.json.encode(found)) + b"\n")

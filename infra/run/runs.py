@@ -86,6 +86,7 @@ class RunDir:
         self.in_progress = path / "in_progress"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
+        self.audit = path / "audit.json"
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
         self.gateway_spool = path / "gateway_spool"

@@ -106,10 +106,13 @@ class Endpoint:
             "max_tokens": config.reply_tokens_max,
         }
         if config.structured:
+            letter: dict[str, Any] = {"type": "string", "enum": list(question.letters)}
+            several = {"choices": {"type": "array", "items": letter}}
+            fields = several if question.takes_several else {"choice": letter}
             schema = {
                 "type": "object",
-                "properties": {"choice": {"type": "string", "enum": list(question.letters)}},
-                "required": ["choice"],
+                "properties": fields,
+                "required": list(fields),
                 "additionalProperties": False,
             }
             named = {"name": "answer", "strict": True, "schema": schema}

@@ -15,13 +15,13 @@ from penstock.messages.reading.parsing import parse_json
 
 PROMPT_VERSION = "1"
 """Goes up with every change to what is asked or how."""
-_TITLES = {
+TITLES = {
     "task": "the task",
     "diff": "the changes",
     "final": "the final message",
     "turns": "the transcript",
 }
-_RULES = """\
+RULES = """\
 You are one judge of work that an automated agent submitted. You answer one multiple-choice \
 question about it.
 
@@ -48,6 +48,8 @@ class JudgeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     scores: list[float]
     """Of the letters, from A."""
+    takes_several: bool = False
+    """Whether any number of letters may be answered, none of them, too."""
 
     @property
     def letters(self) -> str:
@@ -83,13 +85,13 @@ def ask(
         form=form,
     )
     sections = [
-        fenced(_TITLES[name], submission.section(name), nonce, config.section_chars_max)
+        fenced(TITLES[name], submission.section(name), nonce, config.section_chars_max)
         for name in config.shows
     ]
     return JudgeQuestion(
         session_id=f"judge.{submission.sample_id}",
         messages=[
-            ChatMessage(role=Role.SYSTEM, content=_RULES.format(nonce=nonce)),
+            ChatMessage(role=Role.SYSTEM, content=RULES.format(nonce=nonce)),
             ChatMessage(role=Role.USER, content="\n\n".join([*sections, asked])),
         ],
         scores=[score for _, score in choices],

@@ -48,10 +48,26 @@ def _told(table: dict) -> dict:
     return {name: value for name, value in table.items() if value is not None}
 
 
+async def _check_audit(tmp_path, audit: dict, verdicts: list[dict]) -> None:
+    """Hold flags against the run's verdicts, and see them in the episode that is shown."""
+    graded = {one["rollout_id"] for one in verdicts if one["outcome"] in {"solved", "failed"}}
+    assert audit["num_groups"] == 4 == audit["num_flagged"], "a letter each"
+    assert audit["flags"].keys() <= graded and audit["num_attempts"] > 4
+    rollout_id = next(iter(audit["flags"]))
+    shown = await asyncio.to_thread(penstock, tmp_path, "show", "r1", rollout_id, "--json")
+    findings = json.loads(shown.stdout)["verdict"]["findings"]
+    assert [one["kind"] for one in findings] == ["contrast"]
+
+
 async def test_rewards_are_composed_of_several_judges_and_replayed(tmp_path):
     service = JudgeService(letter)
     async with service.serving():
         run, verdicts = await launched_with(tmp_path, service.url)
+        num_asked = len(service.bodies)
+        words = ("judge", "audit", str(tmp_path / "run.toml"), "--run", "r1", "--groups", "4")
+        audited = await asyncio.to_thread(penstock, tmp_path, *words, "--json")
+    assert audited.returncode == 0, audited.stderr
+    await _check_audit(tmp_path, json.loads(audited.stdout.splitlines()[-1]), verdicts)
     scored = [one for one in verdicts if one.get("scores")]
     assert scored and len(service.bodies) > 0
     for one in scored:
@@ -62,7 +78,7 @@ async def test_rewards_are_composed_of_several_judges_and_replayed(tmp_path):
     figures = run.summary["replay"]
     assert figures["verdicts_checked"] >= len(verdicts) and figures["verdicts_different"] == 0
     cost = run.summary["judges"]["quality/right"]
-    assert cost["prompt_tokens"] == 100 * len(service.bodies) and cost["failed"] == 0
+    assert cost["prompt_tokens"] == 100 * num_asked and cost["failed"] == 0
     assert all(headers["Authorization"] == f"Bearer {KEY}" for headers in service.headers)
     for file in (file for file in run.folder.rglob("*") if file.is_file()):
         assert KEY.encode() not in file.read_bytes(), file

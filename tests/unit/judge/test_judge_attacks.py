@@ -34,7 +34,7 @@ def sections(body: dict) -> tuple[str, str]:
     """Read a prompt as its rules say: the data between real marks, and everything outside them."""
     rules, prompt = (message["content"] for message in body["messages"])
     [nonce] = set(re.findall(r"number ([0-9a-f]{32}) are real", rules))
-    fences = rf"<<<{nonce} ([a-z ]+)>>>\n(.*?)\n<<<{nonce} end of \1>>>"
+    fences = rf"<<<{nonce} ([A-Za-z: ]+)>>>\n(.*?)\n<<<{nonce} end of \1>>>"
     inside = "\n".join(found[1] for found in re.findall(fences, prompt, re.DOTALL))
     return inside, re.sub(fences, "", prompt, flags=re.DOTALL)
 
