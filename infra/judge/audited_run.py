@@ -86,8 +86,9 @@ async def _graded(bus: Bus) -> list[list[Verdict]]:
     groups = defaultdict[str, list[Verdict]](list)
     async for delivery in bus.follow((Verdict,), stop_at_end=True):
         event = delivery.event
-        is_graded = isinstance(event, Verdict) and event.outcome in _GRADED
-        if is_graded and event.purpose is Purpose.TRAIN:
+        if not isinstance(event, Verdict) or event.outcome not in _GRADED:
+            continue
+        if event.purpose is Purpose.TRAIN:
             groups[event.group_id].append(event)
     return list(groups.values())
 
