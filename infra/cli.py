@@ -134,6 +134,9 @@ def _add_replay(commands: Commands) -> None:
     replay.add_argument("-o", "--output", type=Path, metavar="FOLDER", help=text)
     text = "of a what-if: do not evaluate its weights on held-out tasks"
     replay.add_argument("--no-evaluation", action="store_true", help=text)
+    text = "processes that retrain the run together, each with a part of the weights (1)"
+    replay.add_argument("--ranks", type=int, default=1, metavar="N", help=text)
+    replay.add_argument("--rank-log", default=None, help=argparse.SUPPRESS)
     add_host_file(replay)
 
 

@@ -23,6 +23,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.engines.protocol import StepData, TrainingEngine
 from penstock.actors.trainer.preferences.reading import ExampleReader
+from penstock.actors.trainer.ranks.world import World
 from penstock.actors.trainer.step import StepResult
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -273,6 +274,7 @@ async def replay(
     config: TrainerConfig,
     *,
     on_step: OnStep | None = None,
+    world: World | None = None,
 ) -> ReplayReport:
     """Retrain a run.
 
@@ -281,6 +283,7 @@ async def replay(
         policy_config: shape of the run's policy.
         config: the run's own settings.
         on_step: called with each step.
+        world: of the ranks that replay it together, each reading the whole log; None: alone.
 
     Raises:
         NotFoundError: The store has no checkpoint of step 0.
@@ -289,7 +292,7 @@ async def replay(
 
     """
     started = time.perf_counter()
-    engine = LocalEngine(policy_config, config)
+    engine = LocalEngine(policy_config, config, world=world)
     run = Replay(await first_version(log, engine, policy_config, config), log, on_step=on_step)
     await run.read()
     report = run.finish()

@@ -30,12 +30,12 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
 
 
 def replay_refusal(recorded: Arithmetic) -> str:
-    """Return why one process cannot give a run's bits again; empty where it can."""
+    """Return why no replay gives a run's bits again; empty where any number of ranks does."""
     if not recorded.layout:
         return ""
     return (
         f"the run's experts were divided ({recorded.layout}), and its bits depend on that: "
-        "trainer.ranks.num_expert_ranks = 1 gives a run that one process can replay"
+        "trainer.ranks.num_expert_ranks = 1 gives a run that any number of processes can replay"
     )
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
+from asyncio.subprocess import PIPE
 
 import msgspec
 import pytest
@@ -114,6 +117,17 @@ async def replayed(run, config, bus):
     return await replay(log, config.policy, config.trainer)
 
 
+async def replay_told(run, num_ranks):
+    """What `penstock replay` prints."""
+    command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", run.path.parent]
+    process = await asyncio.create_subprocess_exec(
+        *command, "replay", run.run_id, "--json", "--ranks", str(num_ranks), stdout=PIPE
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        told, _ = await process.communicate()
+    return process.returncode, json.loads(told)
+
+
 async def test_of_two_trainers_the_second_waits_and_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(liveness, "ANSWER_S", 0.5)
     monkeypatch.setattr(liveness, "TRAINER_S_MAX", 0.0)
@@ -167,6 +181,10 @@ async def test_a_lost_rank_changes_no_bit(tmp_path, number):
         assert failed, "the launcher saw a rank end"
         report = await replayed(run, config, bus)
         assert (report.identical, report.steps_compared) == (True, NUM_STEPS), report
+        for num_ranks in (1, 2):
+            code, told = await replay_told(run, num_ranks)
+            assert (code, told["identical"], told["steps_compared"]) == (0, True, NUM_STEPS), told
+            assert told["weights_digest"] == steps[-1].weights_digest
         published = await events(bus, WeightsPublished)
         assert [each.policy_version for each in published] == [0, 1, 2, 3, 4]
         assert all(len(each.shards) >= 2 for each in published)

@@ -14,12 +14,17 @@ from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.engines.learners import open_first_learner, open_learner
+from penstock.actors.trainer.engines.learners import (
+    open_first_learner,
+    open_learner,
+    open_ranked_learner,
+)
 from penstock.actors.trainer.engines.protocol import Completed, HeldCheckpoint, Place, ReadStepData
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
 from penstock.actors.trainer.off_policy import OffPolicy, measure
 from penstock.actors.trainer.preferences.phase import run_preferences
+from penstock.actors.trainer.ranks.world import World
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, CheckpointSaved, LedgerRow, SampleEntry
@@ -27,13 +32,14 @@ from penstock.messages.weights import WeightsPublished
 
 
 class LocalEngine:
-    """A `TrainingEngine` whose learner is in the caller's process."""
+    """A `TrainingEngine` whose learner, or this rank's part of one, is in the caller's process."""
 
     def __init__(
         self,
         policy_config: PolicyConfig,
         config: TrainerConfig,
         publisher: SnapshotPublisher | None = None,
+        world: World | None = None,
     ) -> None:
         """Hold nothing until a version is made or loaded.
 
@@ -41,11 +47,13 @@ class LocalEngine:
             policy_config: Shape of the policy.
             config: Of the run.
             publisher: None where no version is published: in a replay, say.
+            world: Of the ranks that make the same calls in the same order; None: it is alone.
 
         """
         self._policy_config = policy_config
         self._config = config
         self._publisher = publisher
+        self._world = world
         self._learner: Learner | None = None
 
     @property
@@ -68,13 +76,18 @@ class LocalEngine:
     async def load(self, place: Place, object_key: str) -> HeldCheckpoint:
         """Load a checkpoint; see `TrainingEngine.load`."""
         if self._learner is None:
-            self._learner = await open_learner(place, self._policy_config, self._config, 0)
+            self._learner = await self._open(place)
             self._learner.set_threads(self._config.num_threads)
         head = await load_checkpoint(place, object_key, self.learner)
         await load_reference(place, self.learner)
         digest = head.weights_digest
         saved = CheckpointSaved(step=head.step, object_key=object_key, weights_digest=digest)
         return HeldCheckpoint(completed=head.completed, saved=saved)
+
+    async def _open(self, place: Place) -> Learner:
+        if self._world is None:
+            return await open_learner(place, self._policy_config, self._config, 0)
+        return await open_ranked_learner(place, self._policy_config, self._config, self._world)
 
     async def step(
         self, place: Place, manifest: BatchManifest, config: TrainerConfig, read: ReadStepData

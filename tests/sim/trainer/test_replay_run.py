@@ -27,6 +27,7 @@ DEADLINE_S = 40.0
 
 def arguments(runs_dir, *, json):
     fields = {"config": None, "what_if": [], "output": None, "no_evaluation": False}
+    fields |= {"ranks": 1, "rank_log": None}
     return Namespace(run="run-1", runs_dir=runs_dir, json=json, **fields)
 
 
