@@ -114,6 +114,8 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--images", action="store_true", help=text)
     text = "unix seconds from which the summary's times count (make run: its own start)"
     run.add_argument("--since", type=float, metavar="S", help=text)
+    text = "prepare and mid-train again, whatever an earlier run left in the user's cache"
+    run.add_argument("--fresh", action="store_true", help=text)
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
 
 

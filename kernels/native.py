@@ -80,7 +80,7 @@ def _cache_folder() -> Path:
 def _key(command: Sequence[str], content: bytes) -> str:
     hasher = hashlib.sha256(content)
     names = "\0".join(Path(part).name for part in command)
-    hasher.update(names.encode() + _version(command[0]) + _processor())
+    hasher.update(names.encode() + _version(command[0]) + processor())
     return hasher.hexdigest()[:20]
 
 
@@ -91,7 +91,7 @@ def _version(compiler: str) -> bytes:
 
 
 @cache
-def _processor() -> bytes:
+def processor() -> bytes:
     """Return what tells one processor's instruction set from another's."""
     info = Path("/proc/cpuinfo")
     if not info.exists():

@@ -41,6 +41,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     """Format version of the run's data; 0.1.0 recorded none."""
     arithmetic: Arithmetic = Arithmetic()
     """Of the trainer; runs of one process recorded none before there were ranks."""
+    cached: tuple[str, ...] = ()
+    """What was there already, made from the same inputs by an earlier run or command."""
 
     def key(self) -> str:
         """One per run."""

@@ -211,6 +211,8 @@ class MidtrainCompleted(Event, frozen=True, kw_only=True):
     num_saves: NonNegativeInt = 0
     num_resumed: NonNegativeInt = 0
     """Times that it went on from a save."""
+    is_cached: bool = False
+    """Whether an earlier run took its steps, from the same inputs to the same bits."""
 
     def key(self) -> str:
         """One per run."""

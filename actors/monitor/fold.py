@@ -145,7 +145,7 @@ class RunFold:
     def _run_started(self, event: RunStarted, at: float) -> None:
         run = self._state.run
         run.run_id, run.seed, run.versions = event.run_id, event.seed, event.versions
-        run.started_at = at
+        run.started_at, run.cached = at, list(event.cached)
 
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self._state.run.phase = "finished"

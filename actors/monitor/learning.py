@@ -73,6 +73,8 @@ class LearningViews:
         view.heldout_perplexity = event.heldout_perplexity
         view.wall_s = event.wall_s
         view.num_saves, view.num_resumed = event.num_saves, event.num_resumed
+        if event.is_cached:
+            self._state.run.cached.append("mid-training")
 
     def _step_completed(self, event: StepCompleted, at: float) -> None:
         named = islice(sorted(event.metrics.items()), NUM_METRICS_MAX)

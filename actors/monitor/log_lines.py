@@ -86,8 +86,9 @@ def _published(event: WeightsPublished) -> str:
 
 
 def _midtrained(event: MidtrainCompleted) -> str:
+    done = "from the cache" if event.is_cached else "done"
     return (
-        f"mid-training done: {event.num_tokens:,} tokens, loss {event.loss_first:.3f} to "
+        f"mid-training {done}: {event.num_tokens:,} tokens, loss {event.loss_first:.3f} to "
         f"{event.loss_last:.3f}, held-out {event.heldout_loss:.3f}"
     )
 

@@ -38,6 +38,8 @@ class RunView(msgspec.Struct, kw_only=True):
     is_given_up: bool = False
     """Whether it finished because it cannot go on."""
     versions: dict[str, str] = {}
+    cached: list[str] = []
+    """What it took from the user's cache, in words."""
     num_rejected: int = 0
     """Messages in the dead-letter stream."""
 

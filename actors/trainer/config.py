@@ -74,6 +74,9 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     report_steps: PositiveInt = 10
     save_s: PositiveFloat = 60.0
     """Time between saves, which a killed trainer continues from; the end drops them."""
+    uses_cache: bool = False
+    """Takes a finished mid-training of the same inputs, and its corpora, from the user's cache, or
+    puts them there; changes no bit. Not for a budget by the clock."""
     heldout_tokens_max: NonNegativeInt = 32_768
     tokens_key: str = "midtrain/tokens"
     heldout_key: str = "midtrain/heldout"

@@ -87,6 +87,8 @@ def next_steps(run_dir: RunDir) -> list[str]:
 def closing_table(figures: dict[str, Any]) -> list[str]:
     """Return the figures as aligned lines, one per section."""
     rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
+    if cached := figures.get("cached"):
+        rows.append(("from the cache", ", ".join(cached)))
     for section, values in figures.items():
         if _is_table(values):
             rows += _rows(section, values)

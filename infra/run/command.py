@@ -106,6 +106,8 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     if arguments.config is None:
         raise ConfigError("run: expected --config FILE for a new run, or --resume RUN")
     overrides = list(arguments.overrides)
+    if arguments.fresh:
+        overrides.append("trainer.midtrain.uses_cache=false")
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
     data = apply_overrides(read_toml(arguments.config), overrides)
@@ -250,10 +252,13 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
     await check_log(bus)
-    if not await before(interrupted, prepare(config, run_dir.store(), progress.say)):
+    cached: list[str] = []
+    preparing = prepare(config, run_dir.store(), progress.say, cached.append)
+    if not await before(interrupted, preparing):
         return False
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
-    await bus.publish([await run_started(run_dir, config), RunOpened(incarnation=incarnation)])
+    started = await run_started(run_dir, config, cached)
+    await bus.publish([started, RunOpened(incarnation=incarnation)])
     processes = Processes(run_dir, config, names)
     is_complete = False
     try:
@@ -311,8 +316,8 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             await asyncio.gather(*tasks, *beside, return_exceptions=True)
 
 
-async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
-    """Return the first event of a run's log: its configuration and environment."""
+async def run_started(run_dir: RunDir, config: RunConfig, cached: Sequence[str] = ()) -> RunStarted:
+    """Return the first event of a run's log: configuration, environment, and what was cached."""
     model = await stored_model(run_dir.store())
     return RunStarted(
         run_id=run_dir.run_id,
@@ -322,4 +327,5 @@ async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
         model_digests=model.digests if model else {},
         format=FORMAT,
         arithmetic=arithmetic_of(config),
+        cached=tuple(cached),
     )

@@ -7,6 +7,7 @@ bytes. Importing this module imports no torch.
 """
 
 import asyncio
+import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
 from penstock.infra.corpora.trails import TrailCorpus
 from penstock.infra.models.claim import claim_model, open_model
+from penstock.infra.quickstart.kept_corpora import kept_corpora
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
 from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run.config import PoolSection, RunConfig
@@ -37,17 +39,24 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split, Task
 
+log = logging.getLogger(__name__)
 TASK_KEYS = tuple(key(split) for key in (tasks_key, hidden_tests_key) for split in Split)
 CORPUS_KEYS = (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
 
 
-async def prepare(config: RunConfig, store: ObjectStore, say: Callable[[str], None]) -> None:
+async def prepare(
+    config: RunConfig,
+    store: ObjectStore,
+    say: Callable[[str], None],
+    note_cached: Callable[[str], None] = log.info,
+) -> None:
     """Put all objects unless all are there; cancelled, it ends soon, and has put none.
 
     Args:
         config: What to build.
         store: Of the run.
         say: Called with progress in words.
+        note_cached: Called with what was taken from the user's cache, in words.
 
     Raises:
         ConfigError: A file that `[model]` names is missing or broken, or a task does not fit the
@@ -66,7 +75,7 @@ async def prepare(config: RunConfig, store: ObjectStore, say: Callable[[str], No
         else:
             counts = f"{config.prepare.num_train_tasks} tasks"
             say(f"preparing {counts} and {config.prepare.num_demonstrations} demonstrations")
-            objects = await asyncio.to_thread(build, config, stopped)
+            objects = await asyncio.to_thread(build, config, stopped, note_cached)
     finally:
         stopped.set()  # A thread cannot be cancelled: it looks at this before each task and text.
     for key, data in objects.items():
@@ -75,7 +84,9 @@ async def prepare(config: RunConfig, store: ObjectStore, say: Callable[[str], No
         await claim_model(section, config.policy, store)
 
 
-def build(config: RunConfig, stopped: threading.Event) -> dict[str, bytes]:
+def build(
+    config: RunConfig, stopped: threading.Event, note_cached: Callable[[str], None] = log.info
+) -> dict[str, bytes]:
     """Return every object of a run that starts from random weights, by its key.
 
     Raises:
@@ -85,13 +96,21 @@ def build(config: RunConfig, stopped: threading.Event) -> dict[str, bytes]:
     """
     objects = _task_sets(config, stopped)
     section, policy, seed = config.prepare, config.policy, config.run.seed
-    if section.trail is None:
-        longest = config.trainer.midtrain.sequence_tokens
-        corpora = config.model.corpora
-        return objects | midtrain_objects(section, policy, seed, stopped, corpora, longest)
-    summary = config.rollout_worker.summary
-    corpus = TrailCorpus(section, section.trail, summary, policy.vocab_size, seed)
-    return objects | corpus.objects(stopped)
+    midtrain, corpora = config.trainer.midtrain, config.model.corpora
+    longest, summary = midtrain.sequence_tokens, config.rollout_worker.summary
+
+    def made() -> dict[str, bytes]:
+        if section.trail is None:
+            return midtrain_objects(section, policy, seed, stopped, corpora, longest)
+        trails = TrailCorpus(section, section.trail, summary, policy.vocab_size, seed)
+        return trails.objects(stopped)
+
+    if corpora or not midtrain.uses_cache:
+        return objects | made()
+    found, is_kept = kept_corpora((section, policy, seed, longest, summary), made)
+    if is_kept:
+        note_cached("tokenizer and corpora of mid-training")
+    return objects | found
 
 
 def build_outside(

@@ -44,6 +44,7 @@ def run_summary(
     return {
         "wall_s": round(ended_at - started_at, 1),
         "seed": config.run.seed,
+        "cached": state.run.cached,
         "midtrain": _midtrain(state),
         "tasks": _tasks(state),
         "rl": _rl(state, config) | _times(state, started_at),

@@ -85,11 +85,13 @@ async def _serve(run_dir: RunDir, config: RunConfig) -> None:
     with interruption() as interrupted:
         async with event_server(run_dir, config, is_service=True) as bus:
             await check_log(bus)
-            if not await before(interrupted, prepare(config, run_dir.store(), progress.say)):
+            cached: list[str] = []
+            preparing = prepare(config, run_dir.store(), progress.say, cached.append)
+            if not await before(interrupted, preparing):
                 return
             incarnation = f"{time.time_ns():x}-{os.getpid():x}"
             opened = RunOpened(incarnation=incarnation, is_service=True)
-            await bus.publish([await run_started(run_dir, config), opened])
+            await bus.publish([await run_started(run_dir, config, cached), opened])
             try:
                 if await before(interrupted, _make_first_version(run_dir, config, bus, progress)):
                     await before(interrupted, _keep_up(run_dir, config, bus, progress))

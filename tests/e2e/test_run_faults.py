@@ -112,7 +112,7 @@ def test_a_broken_task_is_the_judges_error_and_the_run_goes_on(launch, tmp_path)
     folder = RunDir(tmp_path / "r1")
     folder.path.mkdir()
     folder.config.write_bytes(TINY.read_bytes())
-    objects = build(config.prepare, config.policy, config.run.seed, threading.Event())
+    objects = build(config, threading.Event())
     key = hidden_tests_key(Split.TRAIN)
     tests = msgspec.msgpack.decode(objects[key], type=list[HiddenTests])
     broken = [msgspec.structs.replace(h, files={"_hidden.py": "def ("}) for h in tests[::2]]

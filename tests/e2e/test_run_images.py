@@ -141,7 +141,7 @@ def prepare(folder: RunDir, overrides, monkeypatch):
     folder.config.write_text(tomli_w.dumps(data))
     config = parse_config(data, "test")
     monkeypatch.setattr(midtrain_data, "attempts", by_heart)
-    objects = build(config.prepare, config.policy, config.run.seed, threading.Event())
+    objects = build(config, threading.Event())
     for key, content in objects.items():
         asyncio.run(folder.store().put(key, content))
 

@@ -6,6 +6,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.config import MidtrainConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.actors.trainer.midtraining.finished import FinishedCache
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer, MidtrainReport
 from penstock.actors.trainer.midtraining.saves import (
     SaveHead,
@@ -30,9 +31,9 @@ async def run_midtraining(
 
     """
     learner.set_threads(config.num_threads)
-    report = MidtrainReport()
+    report, is_cached = MidtrainReport(), False
     if config.midtrain.num_tokens > 0 or config.midtrain.seconds > 0:
-        report = await _run(ctx, learner, config, seed)
+        report, is_cached = await _run(ctx, learner, config, seed)
     return MidtrainCompleted(
         num_tokens=report.num_tokens,
         loss_first=report.loss_first,
@@ -43,12 +44,14 @@ async def run_midtraining(
         wall_s=report.wall_s,
         num_saves=report.num_saves,
         num_resumed=report.num_resumed,
+        is_cached=is_cached,
     )
 
 
 async def _run(
     ctx: Context, learner: Learner, settings: TrainerConfig, seed: int
-) -> MidtrainReport:
+) -> tuple[MidtrainReport, bool]:
+    """Return its figures, and whether its steps were taken by an earlier run."""
     config = settings.midtrain
     corpora = await ctx.store.get(config.tokens_key), await ctx.store.get(config.heldout_key)
     train, heldout = map(decode_corpus, corpora)
@@ -57,6 +60,11 @@ async def _run(
     trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
     purpose = purpose_of(config, learner.policy.config, seed, corpora)
     head = SaveHead(purpose=purpose, num_tokens=0, elapsed_s=0.0, num_saves=0, num_resumed=0)
+    began = ctx.monotonic()
+    finished = FinishedCache(settings, purpose, learner.weights_digest())
+    if cached := await ctx.offload(finished.get):
+        await ctx.offload(take_up, trainer, *cached)
+        return await ctx.offload(trainer.report, ctx.monotonic() - began), True
     if saved := await newest_save(ctx.store, purpose):
         await ctx.offload(take_up, trainer, *saved)
         head = replace(saved[0], num_resumed=saved[0].num_resumed + 1)
@@ -77,7 +85,9 @@ async def _run(
         await ctx.publish(_progress(config, trainer, 0.0, elapsed_s, head))
     report = await ctx.offload(trainer.report, ctx.monotonic() - started)
     await ctx.publish(_progress(config, trainer, report.heldout_loss, report.wall_s, head))
-    return replace(report, num_saves=head.num_saves, num_resumed=head.num_resumed)
+    head = replace(head, num_tokens=trainer.num_tokens, elapsed_s=report.wall_s)
+    await ctx.offload(finished.put, trainer, head)
+    return replace(report, num_saves=head.num_saves, num_resumed=head.num_resumed), False
 
 
 def _progress(

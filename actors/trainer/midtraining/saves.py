@@ -26,7 +26,7 @@ PREFIX = "midtrain/saves/"
 NUM_KEPT = 2
 """One more than needed: the newest could be damaged."""
 _HEAD = "head"
-_NO_BITS = ("num_workers", "save_s")
+_NO_BITS = ("num_workers", "save_s", "uses_cache")
 """Settings that change no bit."""
 
 
@@ -84,7 +84,7 @@ async def newest_save(store: ObjectStore, purpose: str) -> tuple[SaveHead, bytes
     for key in reversed(await store.keys(PREFIX)):
         data = await store.get(key)
         try:
-            head = _read_head(data, key)
+            head = _checked_head(data, key)
         except CorruptDataError as error:
             log.warning("a save of mid-training is passed over: %s", error)
             continue
@@ -104,9 +104,19 @@ def take_up(trainer: Midtrainer, head: SaveHead, data: bytes) -> None:
     trainer.load_state(load(data), head.num_tokens)
 
 
-def _read_head(data: bytes, key: str) -> SaveHead:
+def _checked_head(data: bytes, key: str) -> SaveHead:
     if xxhash.xxh3_128_hexdigest(data) != key.rpartition("-")[2]:
         raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
+    return read_head(data, key)
+
+
+def read_head(data: bytes, key: str) -> SaveHead:
+    """Return what a save knows of itself; `key` names it in errors.
+
+    Raises:
+        CorruptDataError: It is no save.
+
+    """
     try:
         (size,) = struct.unpack_from("<Q", data)
         metadata = parse_json(data[8 : 8 + size], _SafetensorsHead, key).__metadata__

@@ -78,7 +78,7 @@ def _fetch(steps: Steps) -> Path:
     options = apt_options(steps.scratch, "deb", *SUITES)
     try:
         # A suite that the mirror does not have fails alone: the lists of the others are used.
-        steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=120)
+        steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=600)
     except BuildError as error:
         steps.say(f"kernel: some package lists are missing ({str(error).splitlines()[0]})")
     search = ["apt-cache", *options, "search", "--names-only", "^linux-source-"]

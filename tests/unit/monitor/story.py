@@ -187,7 +187,9 @@ def live_request() -> list[Event]:
 def story() -> list[Event]:
     """Two steps, one of them with a live sample; one rollout is still in flight."""
     return [
-        RunStarted(run_id="r1", seed=3, config_toml="", versions={}, format=FORMAT),
+        RunStarted(
+            run_id="r1", seed=3, config_toml="", versions={}, format=FORMAT, cached=("corpora",)
+        ),
         ActorStarted(actor="trainer", incarnation="1", pid=11),
         MidtrainProgressed(num_tokens=50, num_tokens_total=100, loss=3.0, tokens_per_s=10.0),
         MidtrainProgressed(num_tokens=100, num_tokens_total=100, loss=2.0, heldout_loss=2.5),

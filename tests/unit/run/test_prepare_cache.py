@@ -1,0 +1,51 @@
+"""Corpora of an earlier run with the same inputs are taken from the cache."""
+
+import threading
+
+import msgspec
+import pytest
+from tests.unit.run.test_prepare_objects import CONFIG, run_config
+
+from penstock.infra.quickstart.kept_corpora import FOLDER
+from penstock.infra.run import prepare as preparing
+from penstock.infra.run.config import RunConfig
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    return tmp_path / FOLDER
+
+
+def settings(*, uses_cache: bool = True, seed: int = 3, **changes) -> RunConfig:
+    config = run_config(msgspec.structs.replace(CONFIG, **changes), seed)
+    midtrain = msgspec.structs.replace(config.trainer.midtrain, uses_cache=uses_cache)
+    trainer = msgspec.structs.replace(config.trainer, midtrain=midtrain, steps_max=7)
+    return msgspec.structs.replace(config, trainer=trainer)
+
+
+def build(config: RunConfig) -> tuple[dict[str, bytes], list[str]]:
+    cached: list[str] = []
+    return preparing.build(config, threading.Event(), cached.append), cached
+
+
+def test_the_second_build_takes_the_same_bytes_from_the_cache():
+    whole, none = build(settings(uses_cache=False))
+    first, built = build(settings())
+    again, cached = build(msgspec.structs.replace(settings(), pacer=settings().pacer))
+    assert whole == first == again
+    assert (none, built, cached) == ([], [], ["tokenizer and corpora of mid-training"])
+
+
+def test_other_settings_or_another_seed_are_other_corpora():
+    build(settings())
+    for other in (settings(seed=4), settings(drill_tokens=800), settings(context_weight=0.5)):
+        assert build(other)[1] == []
+
+
+def test_a_damaged_entry_is_built_again(folder):
+    whole, _ = build(settings())
+    [entry] = folder.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert build(settings()) == (whole, [])
+    assert build(settings())[1]
