@@ -16,8 +16,11 @@ STARTED := $(shell date +%s)
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-run: .cache/apt.done $(VENV)/.base  ## The quickstart: a real run, end to end
-	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
+# The machines' kernel is compiled while torch is fetched; the run waits for what is left of it.
+run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
+	@$(BIN)/penstock images base & trap "kill $$! 2>/dev/null" EXIT; \
+	$(MAKE) --no-print-directory $(VENV)/.base \
+	  && $(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
 
 test: setup style  ## All gates and the fast tests
 	@$(MAKE) --no-print-directory -j2 pytest types tidy
@@ -111,11 +114,19 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.base
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-$(VENV)/.base: pyproject.toml | .cache/apt.done
+# All that a run imports but torch.
+$(VENV)/.light: pyproject.toml | .cache/apt.done
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=python3.x"; exit 1; }
 	@echo "[setup] Python packages into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c \
+	  'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*(each for each in project["dependencies"] if not each.startswith("torch")))')
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.light
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
