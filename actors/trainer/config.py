@@ -59,13 +59,11 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens of one optimizer step."""
     pass_tokens: PositiveInt = 2048
     """Tokens of one forward and backward pass; `num_workers` passes are computed at once."""
-    num_workers: NumThreads = 2
-    """Nothing else runs meanwhile; changes the time and no bit."""
+    num_workers: NumThreads = 2  # Nothing else runs meanwhile; changes the time and no bit.
     learning_rate: NonNegativeFloat = 3e-3
     warmup_fraction: UnitInterval = 0.05
     schedule: Annotated[str, one_of(SCHEDULES)] = "wsd"
-    decay_fraction: UnitInterval = 0.3
-    """Last part of the budget, over which `wsd` falls to a tenth."""
+    decay_fraction: UnitInterval = 0.3  # Of the budget: `wsd` falls to a tenth over its last part.
     weight_decay: NonNegativeFloat = 0.1
     grad_clip: PositiveFloat = 1.0
     mtp_weight: NonNegativeFloat = 0.3
@@ -75,8 +73,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     save_s: PositiveFloat = 60.0
     """Time between saves, which a killed trainer continues from; the end drops them."""
     uses_cache: bool = False
-    """Takes a finished mid-training of the same inputs, and its corpora, from the user's cache, or
-    puts them there; changes no bit. Not for a budget by the clock."""
+    """Finished ones of the same inputs are kept in the user's cache; not for a clock's budget."""
     heldout_tokens_max: NonNegativeInt = 32_768
     tokens_key: str = "midtrain/tokens"
     heldout_key: str = "midtrain/heldout"

@@ -14,9 +14,11 @@ import msgspec
 
 from penstock.actors.runtime.products import ProductCache, source_digest
 from penstock.infra.quickstart.midtrain_data import standard_library
+from penstock.messages.reading.parsing import INPUT_BYTES_MAX, parse_with
 
 Objects = dict[str, bytes]
 FOLDER = "corpora"
+_objects = msgspec.msgpack.Decoder(Objects)
 _CODE = (
     *("actors/policy", "actors/trainer/midtraining", "envs", "messages"),
     *("infra/quickstart", "infra/corpora"),
@@ -31,10 +33,10 @@ def kept_corpora(settings: object, build: Callable[[], Objects]) -> tuple[Object
         build: Makes them, where the cache has none.
 
     """
-    cache = ProductCache(FOLDER)
+    cache = ProductCache(FOLDER, bytes_max=INPUT_BYTES_MAX)
     key = _key(settings)
     if data := cache.get(key):
-        return msgspec.msgpack.decode(data, type=Objects), True
+        return parse_with(_objects, data, FOLDER), True
     objects = build()
     cache.put(key, msgspec.msgpack.encode(objects))
     return objects, False
