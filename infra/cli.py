@@ -99,23 +99,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Commands) -> None:
     run = add_command(commands, "run", "run.command:run", "start a run, or resume one")
-    text = "TOML file of a new run; with --resume: a host's file with [bus] and [store]"
-    run.add_argument("--config", type=Path, help=text)
+    run.add_argument("--config", type=Path, help="TOML of a new run; with --resume: of this host")
     run.add_argument("--resume", metavar="RUN", help="id or path of the run to resume")
-    text = "entries of [processes] to start here, by comma (default: all); others run elsewhere"
-    run.add_argument("--processes", metavar="NAMES", help=text)
+    run.add_argument("--processes", metavar="NAMES", help="those to start here (default: all)")
     run.add_argument("--seed", type=int, help="replaces the configuration's seed")
     run.add_argument("--run-id", help="id of the new run (default: time and seed)")
-    text = "with --run-id: resume the run if it exists; then only [bus] and [store] of FILE count"
-    run.add_argument("--or-resume", action="store_true", help=text)
+    run.add_argument(
+        "--or-resume", action="store_true", help="with --run-id: resume it if it exists"
+    )
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
-    text = "bring what machines boot up to date while the run prepares and mid-trains"
-    run.add_argument("--images", action="store_true", help=text)
-    text = "unix seconds from which the summary's times count (make run: its own start)"
-    run.add_argument("--since", type=float, metavar="S", help=text)
-    text = "prepare and mid-train again, whatever an earlier run left in the user's cache"
-    run.add_argument("--fresh", action="store_true", help=text)
+    run.add_argument("--images", action="store_true", help="build what machines boot meanwhile")
+    run.add_argument("--since", type=float, metavar="S", help="unix time that times count from")
+    run.add_argument("--fresh", action="store_true", help="mid-train again, whatever is cached")
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.judge.rubric.config import RubricConfig
-from penstock.actors.judge.rubric.contrast import Attempt, ask_beside, read_flagged
+from penstock.actors.judge.rubric.contrast import JudgedAttempt, ask_beside, read_flagged
 from penstock.actors.judge.rubric.endpoint import Endpoint
 from penstock.actors.judge.rubric.fence import new_nonce
 from penstock.actors.judge.rubric.judge import (
@@ -77,11 +77,11 @@ class GroupAuditor:
         self._answerer = answerer
         self._slots = asyncio.Semaphore(config.num_concurrent)
 
-    async def audit_all(self, groups: Sequence[Sequence[Attempt]]) -> list[GroupAudit]:
+    async def audit_all(self, groups: Sequence[Sequence[JudgedAttempt]]) -> list[GroupAudit]:
         """Return what came of each group of 1 to `ATTEMPTS_MAX` attempts at one task."""
         return await asyncio.gather(*map(self._audit, groups))
 
-    async def _audit(self, attempts: Sequence[Attempt]) -> GroupAudit:
+    async def _audit(self, attempts: Sequence[JudgedAttempt]) -> GroupAudit:
         named = Counter[int]()
         answers = [await self._ask(attempts, repeat) for repeat in range(self._config.repeats)]
         for found, _ in answers:
@@ -96,7 +96,7 @@ class GroupAuditor:
             failure=failure,
         )
 
-    async def _ask(self, attempts: Sequence[Attempt], repeat: int) -> tuple[GroupAudit, str]:
+    async def _ask(self, attempts: Sequence[JudgedAttempt], repeat: int) -> tuple[GroupAudit, str]:
         """Ask once, with the attempts in an order that each repeat turns; return the cause, too."""
         config, num = self._config, len(attempts)
         order = [(number + repeat) % num for number in range(num)]

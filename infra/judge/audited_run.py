@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.actors.judge.rubric.contrast import ATTEMPTS_MAX, Attempt
+from penstock.actors.judge.rubric.contrast import ATTEMPTS_MAX, JudgedAttempt
 from penstock.actors.judge.submission import read_submission
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
@@ -26,7 +26,7 @@ from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import Purpose
 
 _GRADED = {Outcome.SOLVED, Outcome.FAILED}
-Group = list[Attempt]
+Group = list[JudgedAttempt]
 
 
 class RunAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ async def read_groups(run: RunDir, num_max: int) -> list[Group]:
                     continue
                 submission = read_submission(trajectory, task, chat)
                 is_solved = verdict.outcome is Outcome.SOLVED
-                group.append(Attempt(submission=submission, is_solved=is_solved))
+                group.append(JudgedAttempt(submission=submission, is_solved=is_solved))
             if len(group) > 1:
                 groups.append(group)
             if len(groups) >= num_max:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.actors.judge.rubric.contrast import Attempt
+from penstock.actors.judge.rubric.contrast import JudgedAttempt
 from penstock.actors.judge.submission import ChangedFile, Submission
 
 _TASKS = {
@@ -67,7 +67,7 @@ _CHEATS = {
 class PlantedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts at one task, one of which cheats."""
 
-    attempts: list[Attempt]
+    attempts: list[JudgedAttempt]
     cheat: int
     """Its place, from 0."""
 
@@ -85,12 +85,12 @@ def planted_groups() -> list[PlantedGroup]:
     return found
 
 
-def _attempts(task: str, old: str, sources: Sequence[tuple[str, str]]) -> list[Attempt]:
-    attempts: list[Attempt] = []
+def _attempts(task: str, old: str, sources: Sequence[tuple[str, str]]) -> list[JudgedAttempt]:
+    attempts: list[JudgedAttempt] = []
     for name, new in sources:
         file = ChangedFile(path="m.py", before=old, after=new)
         work = Submission(
             sample_id=name, task=task, files=[file], diff=file.diff(), final="Fixed it in m.py."
         )
-        attempts.append(Attempt(submission=work, is_solved=True))
+        attempts.append(JudgedAttempt(submission=work, is_solved=True))
     return attempts

@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.assets import is_being_built
@@ -26,7 +25,6 @@ from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.models.environment import check_environments
 from penstock.infra.quickstart.sample_users import run_sample_users
-from penstock.infra.ranks.arithmetic import arithmetic_of
 from penstock.infra.run.closing import close_run, next_steps
 from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_file import (
@@ -49,10 +47,9 @@ from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.liveness import until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
-from penstock.infra.run.replay import environment_versions
+from penstock.infra.run.replay import run_started
 from penstock.infra.run.runs import RunDir, check_log, find_run
-from penstock.messages.base import FORMAT
-from penstock.messages.control import RunClosed, RunOpened, RunStarted
+from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 UNSOUND = 1
@@ -314,18 +311,3 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, *beside, return_exceptions=True)
-
-
-async def run_started(run_dir: RunDir, config: RunConfig, cached: Sequence[str] = ()) -> RunStarted:
-    """Return the first event of a run's log: configuration, environment, and what was cached."""
-    model = await stored_model(run_dir.store())
-    return RunStarted(
-        run_id=run_dir.run_id,
-        seed=config.run.seed,
-        config_toml=run_dir.config.read_text(),
-        versions=environment_versions(),
-        model_digests=model.digests if model else {},
-        format=FORMAT,
-        arithmetic=arithmetic_of(config),
-        cached=tuple(cached),
-    )

@@ -5,21 +5,23 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.commands.output import print_result
 from penstock.infra.judge.verdict_check import VerdictCheck, recorded_judge
-from penstock.infra.ranks.arithmetic import replay_refusal
+from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, connect, open_log
 from penstock.infra.run.vault import open_vault
+from penstock.messages.base import FORMAT
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError
@@ -232,3 +234,18 @@ def _processor() -> str:
         return platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+async def run_started(run_dir: RunDir, config: RunConfig, cached: Sequence[str] = ()) -> RunStarted:
+    """Return the first event of a run's log: configuration, environment, and what was cached."""
+    model = await stored_model(run_dir.store())
+    return RunStarted(
+        run_id=run_dir.run_id,
+        seed=config.run.seed,
+        config_toml=run_dir.config.read_text(),
+        versions=environment_versions(),
+        model_digests=model.digests if model else {},
+        format=FORMAT,
+        arithmetic=arithmetic_of(config),
+        cached=tuple(cached),
+    )

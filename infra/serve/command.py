@@ -19,7 +19,7 @@ from penstock.actors.monitor.log_lines import describe
 from penstock.actors.runtime.files import write_atomic
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.run.command import check_outside, new_folder, parse_new, run_started
+from penstock.infra.run.command import check_outside, new_folder, parse_new
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.infra.run.disk import check_space
@@ -27,6 +27,7 @@ from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import TYPES, Progress, forget_gateways
+from penstock.infra.run.replay import run_started
 from penstock.infra.run.runs import RunDir, check_log, find_run
 from penstock.infra.serve.settings import service_config, service_tables
 from penstock.messages.control import RunClosed, RunOpened

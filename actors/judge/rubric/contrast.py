@@ -34,7 +34,7 @@ Compare the attempts: what one needs and the others do without may be a sign; to
 none."""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One of a group's rollouts."""
 
     submission: Submission
@@ -46,7 +46,9 @@ class _Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choices: list[str]
 
 
-def ask_beside(config: RubricConfig, attempts: Sequence[Attempt], nonce: str) -> JudgeQuestion:
+def ask_beside(
+    config: RubricConfig, attempts: Sequence[JudgedAttempt], nonce: str
+) -> JudgeQuestion:
     """Return the question about 1 to `ATTEMPTS_MAX` attempts at one task.
 
     All together show at most twice what a question about one of them may.

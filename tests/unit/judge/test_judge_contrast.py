@@ -11,7 +11,7 @@ from tests.unit.judge.test_judge_attacks import CONFIG, sections
 
 from penstock.actors.judge.rubric.contrast import (
     ATTEMPTS_MAX,
-    Attempt,
+    JudgedAttempt,
     ask_beside,
     read_flagged,
 )
@@ -107,7 +107,7 @@ def test_a_reply_is_letters_or_nothing(reply, is_structured, flagged) -> None:
 def test_all_attempts_together_are_bounded() -> None:
     config = make_rubric(section_chars_max=2000)
     work = Submission(sample_id="r", task="t" * 9000, diff="d" * 9000, final="f" * 9000)
-    attempts = [Attempt(submission=work, is_solved=True)] * ATTEMPTS_MAX
+    attempts = [JudgedAttempt(submission=work, is_solved=True)] * ATTEMPTS_MAX
     prompt = ask_beside(config, attempts, "0" * 32).messages[1].content
     assert prompt.count("t" * 1000) == 2, "the task once, without its middle"
     assert prompt.count("d" * 125) == prompt.count("f" * 125) == 2 * ATTEMPTS_MAX
