@@ -104,9 +104,7 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--processes", metavar="NAMES", help="those to start here (default: all)")
     run.add_argument("--seed", type=int, help="replaces the configuration's seed")
     run.add_argument("--run-id", help="id of the new run (default: time and seed)")
-    run.add_argument(
-        "--or-resume", action="store_true", help="with --run-id: resume it if it exists"
-    )
+    run.add_argument("--or-resume", action="store_true", help="resume --run-id if it exists")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--images", action="store_true", help="build what machines boot meanwhile")
