@@ -18,22 +18,20 @@ import random
 import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.actors.runtime.files import write_atomic
 from penstock.infra.simulate.users.client import UserClient
 from penstock.infra.simulate.users.learning import new_store
 from penstock.infra.simulate.users.people import Person, population, tenant_name
+from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.service import TICK_S, Service
 from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy
 from penstock.infra.simulate.users.virtual_io import run_virtual_io
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.errors import ConfigError, PenstockError
-from penstock.messages.reading.parsing import parse_json
+from penstock.messages.errors import PenstockError
 from penstock.messages.reward import Outcome
 
 ARMS = ("honest", "flood", "sybils_1", "sybils_5")
@@ -63,20 +61,11 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
-class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    scenario: UsersScenario
-    result: ArmResult
-
-
-def simulate_attack(scenario: UsersScenario, results: Path | None = None) -> dict[str, Any]:
-    """Run all arms over all seeds; return the figures.
-
-    Args:
-        scenario: What is simulated.
-        results: Folder of what is finished: started again, the simulation goes on from there.
+def simulate_attack(scenario: UsersScenario, results: Results) -> dict[str, Any]:
+    """Run all arms over all seeds, but those that `results` has; return the figures.
 
     Raises:
-        ConfigError: The folder's results are another scenario's.
+        ConfigError: The results are another scenario's.
 
     """
     store = run_virtual_io(_trained_store(scenario))
@@ -84,7 +73,7 @@ def simulate_attack(scenario: UsersScenario, results: Path | None = None) -> dic
     jobs: list[tuple[int, str]] = []
     for seed in range(scenario.num_attack_seeds):
         for arm in ARMS:
-            done = _read(scenario, results, seed, arm)
+            done = results.read(_name(seed, arm), ArmResult)
             if done is not None:
                 found[arm][seed] = done
             else:
@@ -94,7 +83,7 @@ def simulate_attack(scenario: UsersScenario, results: Path | None = None) -> dic
         for run in as_completed(runs):
             seed, arm = runs[run]
             result = found[arm][seed] = run.result()
-            _write(scenario, results, seed, arm, result)
+            results.write(_name(seed, arm), result)
             sys.stderr.write(
                 f"seed {seed}, {arm}: acceptance {result.acceptance_before:.3f} -> "
                 f"{result.acceptance:.3f}, hostile {result.hostile_share:.1%} of samples\n"
@@ -102,32 +91,8 @@ def simulate_attack(scenario: UsersScenario, results: Path | None = None) -> dic
     return figures({arm: [runs[seed] for seed in sorted(runs)] for arm, runs in found.items()})
 
 
-def _file(results: Path, seed: int, arm: str) -> Path:
-    return results / f"attack-{arm}-{seed}.json"
-
-
-def _read(scenario: UsersScenario, results: Path | None, seed: int, arm: str) -> ArmResult | None:
-    """Return what was found before."""
-    if results is None or not (file := _file(results, seed, arm)).exists():
-        return None
-    stored = parse_json(file.read_bytes(), _Stored, str(file))
-    if _basis(stored.scenario) != _basis(scenario):
-        raise ConfigError(f"--results: {file}: of another scenario; name another folder")
-    return stored.result
-
-
-def _write(
-    scenario: UsersScenario, results: Path | None, seed: int, arm: str, result: ArmResult
-) -> None:
-    if results is not None:
-        results.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.encode(_Stored(scenario=scenario, result=result))
-        write_atomic(_file(results, seed, arm), data)
-
-
-def _basis(scenario: UsersScenario) -> UsersScenario:
-    """Return what an arm depends on: with more seeds, those that there are stay."""
-    return msgspec.structs.replace(scenario, num_attack_seeds=0)
+def _name(seed: int, arm: str) -> str:
+    return f"attack-{arm}-{seed}"
 
 
 def figures(found: dict[str, list[ArmResult]]) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from rich.table import Table
 
 from penstock.infra.commands.output import print_result
 from penstock.infra.run.runs import find_run
+from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.settings import UsersScenario
 
+Part = Callable[[UsersScenario], dict[str, Any]]
 PARTS = ("learning", "attack", "aa", "latency")
 FIGURES = (
     "trained_share", "acceptance_before", "acceptance_after", "attacker_shift",
-    "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95", "failed_requests",
+    "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95",
+    "feedback_to_stable_s_p50", "feedback_to_stable_s_p95", "failed_requests",
 )  # fmt: skip
 """What the last line holds; null where the part that measures it did not run."""
 
@@ -27,11 +30,11 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     default = UsersScenario()
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
-    text = "run one part only (default: all, about 15 minutes on two cores)"
+    text = "run one part only (default: all, about 20 minutes on two quiet cores)"
     parser.add_argument("--part", choices=PARTS, help=text)
     text = "finished run that `latency` serves a copy of (default: the newest)"
     parser.add_argument("--run", default="latest", metavar="RUN", help=text)
-    text = "folder of what `attack` has finished: started again, it goes on"
+    text = "folder of what is finished: started again, the simulation goes on (`latency` anew)"
     parser.add_argument("--results", type=Path, metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
@@ -40,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the parts; print the figures."""
     scenario = UsersScenario(seed=arguments.seed)
     parts: dict[str, Any] = {}
-    for name, simulate in _parts(arguments).items():
+    for name, simulate in _parts(arguments, Results(scenario, arguments.results)).items():
         sys.stderr.write(f"simulating users: {name}\n")
         began_s = time.perf_counter()
         parts[name] = simulate(scenario)
@@ -52,25 +55,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parts(arguments: argparse.Namespace) -> dict[str, Callable[[UsersScenario], dict[str, Any]]]:
+def _parts(arguments: argparse.Namespace, results: Results) -> dict[str, Part]:
     from penstock.infra.simulate.users.aa import simulate_aa
     from penstock.infra.simulate.users.attack import simulate_attack
     from penstock.infra.simulate.users.latency import simulate_latency
     from penstock.infra.simulate.users.learning import simulate_learning
 
-    def latency(scenario: UsersScenario) -> dict[str, Any]:
-        return simulate_latency(scenario, find_run(arguments.run, arguments.runs_dir))
-
-    def attack(scenario: UsersScenario) -> dict[str, Any]:
-        return simulate_attack(scenario, arguments.results)
-
-    parts = {
-        "learning": simulate_learning,
-        "attack": attack,
-        "aa": simulate_aa,
-        "latency": latency,
+    chosen = [name for name in PARTS if arguments.part in (None, name)]
+    parts: dict[str, Part] = {
+        "learning": _kept("learning", simulate_learning, results),
+        "attack": lambda scenario: simulate_attack(scenario, results),
+        "aa": _kept("aa", simulate_aa, results),
     }
-    return {name: part for name, part in parts.items() if arguments.part in (None, name)}
+    if "latency" in chosen:  # Before anything is simulated: there may be no such run.
+        run = find_run(arguments.run, arguments.runs_dir)
+        parts["latency"] = lambda scenario: simulate_latency(scenario, run)
+    return {name: parts[name] for name in chosen}
+
+
+def _kept(name: str, simulate: Part, results: Results) -> Part:
+    """Return a part that is not run again where its figures are known."""
+
+    def simulate_once(scenario: UsersScenario) -> dict[str, Any]:
+        found = results.read(name, dict[str, Any])
+        if found is None:
+            found = simulate(scenario)
+            results.write(name, found)
+        return found
+
+    return simulate_once
 
 
 def summary(scenario: UsersScenario, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:

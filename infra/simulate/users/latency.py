@@ -1,64 +1,111 @@
 """Part `latency`: from a rating to the first token that it changed, on the real clock.
 
-`penstock serve --learn --ungated` runs on a copy of a finished run. Users ask and rate; beside them
-a probe asks for a few tokens over and over and notes which version sampled the first. A rating's
-time is from the 2xx of its feedback to the first probe whose version had trained it. Without gates
-every version is served at once: what gates take is not in these figures.
+`penstock serve --learn` runs, with its gates, on a copy of a finished run. Users come one after the
+other, ask once and rate; half of them are served by the channel `candidate`, which begins with a
+newer version as soon as the gates have decided on the one before. That takes the evidence of many
+users, in use for days or weeks. Here it is complete in seconds: users like what the newest version
+says and nothing else, and guards ask for few of them (`SETTINGS`).
+
+A rating's time is from the 2xx of its feedback to the first token of a reply that a version sampled
+which had trained it: one on the channel `candidate`, and apart, one on `stable`.
 """
 
 import asyncio
 import contextlib
+import math
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.messages.errors import DeadlineError
-from penstock.messages.feedback import LiveSampleJoined, feedback_key
+from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined, feedback_key
+from penstock.messages.gates import Arm, ExperimentDecided
 from penstock.messages.training import BatchManifest
 
 START_S_MAX = 120.0
 STOP_S_MAX = 60.0
 REQUEST_S_MAX = 60.0
-PROBE_S = 0.25
+RETRY_S = 0.25
+SHOWN_EVERY_S = 15.0
 TENANT = "local"
 """Of the key that a service makes for itself."""
 PROMPTS = ("List the files.", "Fix the function add.", "What does join do?", "Run the tests.")
+REPLY_TOKENS_MAX = 24
+NUM_USERS = 10
+"""Per arm, or tokens or samples, that a guard asks for; how far it lets replies go is not the
+matter here, and replies of a policy that learns from such users go anywhere."""
+GUARDS = ", ".join(
+    f"{name} = {{ bound = {bound}, num_min = {NUM_USERS} }}"
+    for name, bound in {
+        "reply_length": 9.0, "empty_replies": 1.0, "invalid_calls": 1.0, "question_rate": 1.0,
+        "edit_rate": 1.0, "unrated": 1.0, "tool_mix": 1.0, "discard_rate": 1.0, "kl": 99.0,
+        "ess": 1e-6,
+    }.items()
+)  # fmt: skip
+SETTINGS = (
+    "gateway.port=0",
+    "gatekeeper.quality_bar=0",
+    "gatekeeper.offline.num_tasks=0",
+    "gatekeeper.test.sessions_per_user=1",
+    "gatekeeper.test.replies_per_user=1",
+    "gatekeeper.test.user_window_s=5.0",
+    f"gatekeeper.guards={{ {GUARDS} }}",
+)
 
 
 class _Times:
-    """What users and the probe noted, in seconds of one clock."""
+    """What users noted, in seconds of one clock."""
 
     def __init__(self) -> None:
         self.rated: dict[str, float] = {}
-        """Feedback's key on the log -> its 2xx."""
-        self.seen: list[tuple[float, int]] = []
-        """First token of a probe, and the version that sampled it."""
+        """Feedback's key on the log -> its 2xx, of the ratings that are measured."""
+        self.first_token: dict[str, float] = {}
+        """Request's id -> the first token of its reply."""
+        self.newest = -1
+        """Newest version that anybody was served by."""
         self.num_failed = 0
 
-    def waits_s(self, versions: dict[str, int]) -> list[float]:
-        """Return, sorted, how long each trained rating took to be served."""
-        found: list[float] = []
-        for key, rated_at in self.rated.items():
-            served = [at for at, version in self.seen if version >= versions.get(key, sys.maxsize)]
-            if served:
-                found.append(min(served) - rated_at)
-        return sorted(found)
+    def waits_s(self, trained: dict[str, int], served: dict[str, int]) -> list[float]:
+        """Return, sorted, how long each trained rating took to be served; infinite if it was not.
+
+        Args:
+            trained: Feedback's key -> the version that trained it.
+            served: Request's id -> the version that answered it, of one channel.
+
+        """
+        seen = [
+            (self.first_token[name], served[name]) for name in served if name in self.first_token
+        ]
+        return sorted(
+            min((at for at, version in seen if version >= trained[key]), default=math.inf)
+            - rated_at
+            for key, rated_at in self.rated.items()
+            if key in trained
+        )
 
 
 def simulate_latency(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
-    """Serve a copy of a run; return the figures."""
+    """Serve a copy of a run; return the figures.
+
+    Raises:
+        BusError: Another process is running it.
+
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-users-") as folder:
         copy = Path(folder) / run.run_id
-        shutil.copytree(run.path, copy)
+        with run.lock():
+            shutil.copytree(run.path, copy)
         return asyncio.run(_measure(scenario, RunDir(copy)))
 
 
@@ -72,20 +119,21 @@ async def _measure(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {token}"}
         async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as session:
             first_s = await _until_answered(session, began)
-            probing = asyncio.create_task(_probe(session, times))
-            try:
-                await _use(scenario, session, times)
-            finally:
-                probing.cancel()
-                await asyncio.gather(probing, return_exceptions=True)
-    versions = await _trained_in(run)
-    waits = times.waits_s(versions)
+            await _use(scenario, session, times)
+    told = await _read_log(run)
+    candidate = times.waits_s(told.trained, told.served[Arm.CANDIDATE])
+    stable = times.waits_s(told.trained, told.served[Arm.STABLE])
     return {
-        "feedback_to_served_s_p50": _quantile(waits, 0.5),
-        "feedback_to_served_s_p95": _quantile(waits, 0.95),
-        "num_served": len(waits),
+        "feedback_to_served_s_p50": _quantile(candidate, 0.5),
+        "feedback_to_served_s_p95": _quantile(candidate, 0.95),
+        "feedback_to_stable_s_p50": _quantile(stable, 0.5),
+        "feedback_to_stable_s_p95": _quantile(stable, 0.95),
         "num_rated": len(times.rated),
-        "num_versions": len({version for _, version in times.seen}) - 1,
+        "num_trained": len(candidate),
+        "num_served": sum(map(math.isfinite, candidate)),
+        "num_served_stable": sum(map(math.isfinite, stable)),
+        "num_versions": told.num_versions,
+        "decisions": told.decisions,
         "listening_s": round(up_s, 1),
         "first_answer_s": round(first_s, 1),
         "failed_requests": times.num_failed,
@@ -97,8 +145,9 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
     """Run the service in processes of its own; yield its address."""
     run.gateway_url.unlink(missing_ok=True)
     command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(run.path.parent)]
-    command += ["serve", run.run_id, "--learn", "--ungated", "--set", "gateway.port=0"]
-    command += ["--set", f"serve.epoch_samples={scenario.latency_epoch_samples}"]
+    command += ["serve", run.run_id, "--learn"]
+    for setting in (f"serve.epoch_samples={scenario.latency_epoch_samples}", *SETTINGS):
+        command += ["--set", setting]
     with (run.path / "service.out").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         try:
@@ -125,58 +174,68 @@ async def _until_answered(session: aiohttp.ClientSession, began: float) -> float
     async with asyncio.timeout(START_S_MAX):
         found = None
         while found is None:
-            found = await _ask(session, PROMPTS[0], 1)
-            await asyncio.sleep(PROBE_S)
+            found = await _ask(session, PROMPTS[0], "first")
+            await asyncio.sleep(RETRY_S)
     return time.monotonic() - began
 
 
 async def _use(scenario: UsersScenario, session: aiohttp.ClientSession, times: _Times) -> None:
-    """Ask and rate for a while, then wait for what is under way."""
-    ends = time.monotonic() + scenario.latency_s
+    """Have users ask and rate; ratings at the end are for the last decisions, and not measured."""
+    began = time.monotonic()
+    shown_at = began
     number = 0
-    while time.monotonic() < ends:
-        await _ask_and_rate(session, times, number)
+    while (now := time.monotonic()) < began + scenario.latency_s + scenario.latency_tail_s:
+        is_measured = now < began + scenario.latency_s
+        await _ask_and_rate(session, times, number, is_measured=is_measured)
         number += 1
+        if now - shown_at >= SHOWN_EVERY_S:
+            shown_at = now
+            text = f"{now - began:.0f} s: {number} ratings, newest version {times.newest}"
+            sys.stderr.write(f"{text}, {times.num_failed} failed requests\n")
         await asyncio.sleep(scenario.latency_pause_s)
-    sys.stderr.write(f"{len(times.rated)} ratings given; waiting for the last version\n")
-    await asyncio.sleep(scenario.latency_tail_s)
 
 
-async def _ask_and_rate(session: aiohttp.ClientSession, times: _Times, number: int) -> None:
-    found = await _ask(session, PROMPTS[number % len(PROMPTS)], 24)
+async def _ask_and_rate(
+    session: aiohttp.ClientSession, times: _Times, number: int, *, is_measured: bool
+) -> None:
+    found = await _ask(session, PROMPTS[number % len(PROMPTS)], f"user-{number}")
     if found is None:
         times.num_failed += 1
         return
+    request_id, version, at = found
+    times.first_token[request_id] = at
+    times.newest = max(times.newest, version)
     body = {
-        "request_id": found[0],
+        "request_id": request_id,
         "feedback_id": f"fb-{number}",
-        "name": "reject" if number % 3 else "accept",
+        "name": "accept" if version == times.newest else "reject",
         "value": 1.0,
     }
     try:
         async with session.post("/v1/feedback", json=body) as reply:
-            if reply.status == 200:
-                times.rated[feedback_key(TENANT, f"fb-{number}")] = time.monotonic()
-            else:
+            if reply.status != HTTPStatus.OK:
                 times.num_failed += 1
+            elif is_measured:
+                times.rated[feedback_key(TENANT, f"fb-{number}")] = time.monotonic()
     except (aiohttp.ClientError, TimeoutError):
         times.num_failed += 1
 
 
 async def _ask(
-    session: aiohttp.ClientSession, text: str, num_tokens: int
+    session: aiohttp.ClientSession, text: str, user: str
 ) -> tuple[str, int, float] | None:
-    """Return the request's id, the version and the time of the first token; None without reply."""
+    """Return the request's id, its version and the time of its first token; None without reply."""
     body = {
         "model": "policy",
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": num_tokens,
+        "max_tokens": REPLY_TOKENS_MAX,
         "temperature": 1.0,
         "stream": True,
+        "user": user,
     }
     try:
         async with session.post("/v1/chat/completions", json=body) as reply:
-            if reply.status != 200:
+            if reply.status != HTTPStatus.OK:
                 return None
             at = time.monotonic()  # Headers go out with the first token.
             await reply.read()
@@ -185,34 +244,48 @@ async def _ask(
         return None
 
 
-async def _probe(session: aiohttp.ClientSession, times: _Times) -> None:
-    while True:
-        found = await _ask(session, PROMPTS[0], 1)
-        if found is None:
-            times.num_failed += 1
-        else:
-            times.seen.append((found[2], found[1]))
-        await asyncio.sleep(PROBE_S)
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log says of the service."""
+
+    trained: dict[str, int]
+    """Feedback's key -> the first version that trained it."""
+    served: dict[str, dict[str, int]]
+    """Channel -> request's id -> the oldest version that sampled a token of its reply."""
+    num_versions: int
+    decisions: dict[str, int]
+    """How many candidates ended in which way."""
 
 
-async def _trained_in(run: RunDir) -> dict[str, int]:
-    """Return the version that each piece of feedback was trained in, by its key on the log."""
+async def _read_log(run: RunDir) -> _Told:
     joined: dict[str, list[str]] = {}
-    versions: dict[str, int] = {}
+    told = _Told(trained={}, served={arm.value: {} for arm in Arm}, num_versions=0, decisions={})
+    versions: set[int] = set()
+    types = (LiveSampleJoined, InferenceRecorded, ExperimentDecided)
     async with open_log(run, "users") as bus:
-        async for delivery in bus.follow([LiveSampleJoined], stop_at_end=True):
-            if isinstance(event := delivery.event, LiveSampleJoined):
-                joined[event.key()] = event.feedback_ids
+        async for delivery in bus.follow(types, stop_at_end=True):
+            match delivery.event:
+                case LiveSampleJoined() as event:
+                    joined[event.key()] = event.feedback_ids
+                case InferenceRecorded() as event if event.channel in told.served:
+                    told.served[event.channel][event.request_id] = event.policy_version
+                case ExperimentDecided() as event:
+                    count = told.decisions.get(event.decision.value, 0)
+                    told.decisions[event.decision.value] = count + 1
+                case _:
+                    pass
         async for delivery in bus.follow([BatchManifest], stop_at_end=True):
             if isinstance(event := delivery.event, BatchManifest):
-                for sample in event.live:
-                    if sample.outcome.is_trained:
-                        for key in joined.get(f"{sample.rollout_id}.{sample.revision}", []):
-                            versions.setdefault(key, event.step)
-    return versions
+                trained = [sample for sample in event.live if sample.outcome.is_trained]
+                versions |= {event.step} if trained else set()
+                for sample in trained:
+                    for key in joined.get(f"{sample.rollout_id}.{sample.revision}", []):
+                        told.trained.setdefault(key, event.step)
+    return msgspec.structs.replace(told, num_versions=len(versions))
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
+    """Return a quantile; None where it is infinite, or of nothing."""
     if not ordered:
         return None
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+    value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return round(value, 2) if math.isfinite(value) else None

@@ -42,8 +42,8 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     """A/A experiments of the gates."""
     latency_s: float = 150.0
     """Real time for which users ask and rate."""
-    latency_pause_s: float = 1.0
-    """Between two requests."""
+    latency_pause_s: float = 0.2
+    """Between two of them."""
     latency_epoch_samples: int = 8
-    latency_tail_s: float = 45.0
-    """Real time for the last versions after that."""
+    latency_tail_s: float = 90.0
+    """Real time after that, in which users go on for the last decisions of the gates."""

@@ -1,6 +1,8 @@
 """The parts of `penstock simulate users`: replies, likings, virtual time with sockets, figures."""
 
 import asyncio
+import json
+import math
 import random
 import time
 
@@ -14,6 +16,7 @@ from penstock.infra.simulate.users.client import Reply
 from penstock.infra.simulate.users.command import FIGURES
 from penstock.infra.simulate.users.learning import simulate_learning
 from penstock.infra.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
+from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TinyPolicy, reply_text, traits_of
 from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
@@ -99,22 +102,61 @@ def test_what_is_finished_is_not_run_again_and_is_of_one_scenario(tmp_path, monk
         acceptance_before=0.3, acceptance=0.5, num_versions=3, hostile_share=0.0,
         hostile_pull=0.0, num_capped=0, num_refused=0, num_failed=0,
     )  # fmt: skip
+    results = Results(scenario, tmp_path / "new")
     for arm in attack.ARMS:
         for seed in range(2):
-            attack._write(scenario, tmp_path / "new", seed, arm, result)
+            results.write(f"attack-{arm}-{seed}", result)
     nothing = asyncio.sleep(0)
     monkeypatch.setattr(attack, "_trained_store", lambda _: nothing)
-    found = attack.simulate_attack(scenario, tmp_path / "new")
+    found = attack.simulate_attack(scenario, results)
     assert found["shifts"]["flood"]["by_seed"] == [0.0, 0.0]
-    more = msgspec.structs.replace(scenario, num_attack_seeds=3)
-    assert attack._read(more, tmp_path / "new", 1, "flood") == result
-    assert attack._read(more, tmp_path / "new", 2, "flood") is None
-    other = msgspec.structs.replace(scenario, num_rounds=4)
+    more = Results(msgspec.structs.replace(scenario, num_attack_seeds=3), tmp_path / "new")
+    assert more.read("attack-flood-1", attack.ArmResult) == result
+    assert more.read("attack-flood-2", attack.ArmResult) is None
+    other = Results(msgspec.structs.replace(scenario, num_rounds=4), tmp_path / "new")
     with pytest.raises(ConfigError, match=r"attack-flood-0\.json: of another scenario"):
-        attack._read(other, tmp_path / "new", 0, "flood")
+        other.read("attack-flood-0", attack.ArmResult)
     (tmp_path / "new" / "attack-flood-0.json").write_text("[")
     with pytest.raises(CodecError):
-        attack._read(scenario, tmp_path / "new", 0, "flood")
+        results.read("attack-flood-0", attack.ArmResult)
+    assert Results(scenario, None).read("attack-flood-1", attack.ArmResult) is None
+
+
+def test_a_whole_simulation_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
+    """A part that fails takes none of those before it along."""
+    Results(UsersScenario(), tmp_path).write("learning", {"trained_share": 0.5})
+    ran: list[str] = []
+
+    def part(name, figure):
+        def simulate(*_):
+            ran.append(name)
+            if name == "latency" and ran.count(name) == 1:
+                raise ConfigError("no")
+            return {figure: 1.5, "failed_requests": 1}
+
+        monkeypatch.setattr(f"penstock.infra.simulate.users.{name}.simulate_{name}", simulate)
+
+    for name, figure in (
+        ("learning", "trained_share"), ("attack", "attacker_shift"),
+        ("aa", "aa_false_decisions"), ("latency", "feedback_to_served_s_p50"),
+    ):  # fmt: skip
+        part(name, figure)
+    (tmp_path / "runs" / "r1").mkdir(parents=True)
+    (tmp_path / "runs" / "r1" / "config.toml").touch()
+    command = ["--runs-dir", str(tmp_path / "runs"), "simulate", "users", "--json"]
+    command += ["--results", str(tmp_path)]
+    assert main(command) != 0
+    assert main(command) == 0
+    assert ran == ["attack", "aa", "latency", "attack", "latency"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(FIGURES) <= set(found)
+    assert (found["trained_share"], found["aa_false_decisions"]) == (0.5, 1.5)
+    assert found["failed_requests"] == 3
+
+
+def test_a_run_that_does_not_exist_is_missed_before_anything_is_simulated(tmp_path, capsys):
+    assert main(["--runs-dir", str(tmp_path), "simulate", "users", "--run", "none"]) != 0
+    assert "simulating" not in capsys.readouterr().err
 
 
 def test_days_pass_at_once_and_sockets_are_served():
@@ -169,6 +211,10 @@ def test_ratings_of_three_days_reach_the_policy():
 
 def test_a_rating_is_served_once_a_version_that_trained_it_samples():
     times = latency._Times()
-    times.rated = {"local.a": 10.0, "local.b": 11.0, "local.c": 12.0}
-    times.seen = [(9.0, 5), (14.0, 6), (20.0, 8)]
-    assert times.waits_s({"local.a": 6, "local.b": 7}) == [4.0, 9.0]
+    times.rated = {"local.a": 10.0, "local.b": 11.0, "local.c": 12.0, "local.d": 13.0}
+    times.first_token = {"q1": 9.0, "q2": 14.0, "q3": 20.0, "q4": 11.0}
+    served = {"q1": 5, "q2": 6, "q3": 8, "unknown": 9}
+    waits = times.waits_s({"local.a": 6, "local.b": 7, "local.d": 9}, served)
+    assert waits == [4.0, 9.0, math.inf], "by q2, q3 and nobody; local.c was not trained"
+    assert latency._quantile(waits, 0.5) == 9.0
+    assert latency._quantile(waits, 0.95) is None, "what is never served is not left out"
