@@ -13,6 +13,7 @@ which had trained it: one on the channel `candidate`, and apart, one on `stable`
 import asyncio
 import contextlib
 import math
+import secrets
 import shutil
 import signal
 import sys
@@ -68,6 +69,8 @@ class _Times:
     """What users noted, in seconds of one clock."""
 
     def __init__(self) -> None:
+        self.name = secrets.token_hex(4)
+        """Of this measurement, in the names of its users and feedback: the log may hold others."""
         self.rated: dict[str, float] = {}
         """Feedback's key on the log -> its 2xx, of the ratings that are measured."""
         self.first_token: dict[str, float] = {}
@@ -198,7 +201,8 @@ async def _use(scenario: UsersScenario, session: aiohttp.ClientSession, times: _
 async def _ask_and_rate(
     session: aiohttp.ClientSession, times: _Times, number: int, *, is_measured: bool
 ) -> None:
-    found = await _ask(session, PROMPTS[number % len(PROMPTS)], f"user-{number}")
+    name = f"{times.name}-{number}"
+    found = await _ask(session, PROMPTS[number % len(PROMPTS)], name)
     if found is None:
         times.num_failed += 1
         return
@@ -207,7 +211,7 @@ async def _ask_and_rate(
     times.newest = max(times.newest, version)
     body = {
         "request_id": request_id,
-        "feedback_id": f"fb-{number}",
+        "feedback_id": name,
         "name": "accept" if version == times.newest else "reject",
         "value": 1.0,
     }
@@ -216,7 +220,7 @@ async def _ask_and_rate(
             if reply.status != HTTPStatus.OK:
                 times.num_failed += 1
             elif is_measured:
-                times.rated[feedback_key(TENANT, f"fb-{number}")] = time.monotonic()
+                times.rated[feedback_key(TENANT, name)] = time.monotonic()
     except (aiohttp.ClientError, TimeoutError):
         times.num_failed += 1
 
