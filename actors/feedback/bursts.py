@@ -4,7 +4,7 @@ Time is cut into windows. A user's feedback in a window is a burst from the sign
 more than `num_min` and more than `ratio` times the most of any window before, which is forgotten
 slowly. So busy users, users who grow busier and a day on which all complain are none. What belongs
 to a burst is held: no sample, pair or label of it is published until the quarantine is released.
-Trusted keys are left alone.
+A burst that was released is what its user usually gives from then on. Trusted keys are left alone.
 """
 
 from collections import OrderedDict
@@ -39,6 +39,8 @@ class Bursts:
         self._usage: OrderedDict[tuple[str, str], _Usage] = OrderedDict()
         self._held: OrderedDict[str, str] = OrderedDict()
         """Feedback's log key -> its quarantine."""
+        self._sizes: OrderedDict[str, tuple[_Usage, int]] = OrderedDict()
+        """Quarantine -> whose it is, and how much was given in its window."""
         self._released: OrderedDict[str, None] = OrderedDict()
         self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
         """Feedback's log key -> what it says for losses over preferences, held with it."""
@@ -81,7 +83,12 @@ class Bursts:
             num_signals=usage.num_signals,
             usual=usage.usual,
         )
-        if quarantined.key() not in self._released:
+        if quarantined.key() in self._released:
+            usage.usual = max(usage.usual, usage.num_signals)
+        else:
+            self._sizes[quarantined.key()] = (usage, usage.num_signals)
+            if len(self._sizes) > NUM_USERS_MAX:
+                self._sizes.popitem(last=False)
             root = feedback_key(event.tenant, event.amends or event.feedback_id)
             self._held[root] = quarantined.key()
             if len(self._held) > NUM_USERS_MAX:
@@ -101,10 +108,13 @@ class Bursts:
         return found
 
     def release(self, event: QuarantineReleased) -> list[Judgment]:
-        """Let the feedback of a burst count, also what is still to be read of it.
+        """Let the feedback of a burst count, also what is still to be read of it, as usual.
 
         Returns what was held of it by `admit`.
         """
+        if (known := self._sizes.pop(event.quarantine, None)) is not None:
+            usage, num_signals = known
+            usage.usual = max(usage.usual, num_signals)
         self._released[event.quarantine] = None
         if len(self._released) > NUM_USERS_MAX:
             self._released.popitem(last=False)
@@ -121,7 +131,7 @@ class Bursts:
 def _close(usage: _Usage, window: int) -> None:
     """End a window; those without feedback since then only let the past fade.
 
-    A burst does not become usual.
+    A burst does not become usual, unless it is released.
     """
     counted = 0.0 if usage.is_burst else float(usage.num_signals)
     faded = usage.usual * KEEP ** (window - usage.window)

@@ -135,7 +135,7 @@ async def _measure(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
         "num_trained": len(candidate),
         "num_served": sum(map(math.isfinite, candidate)),
         "num_served_stable": sum(map(math.isfinite, stable)),
-        "num_versions": told.num_versions,
+        "num_versions": len({told.trained[key] for key in times.rated if key in told.trained}),
         "decisions": told.decisions,
         "listening_s": round(up_s, 1),
         "first_answer_s": round(first_s, 1),
@@ -255,15 +255,13 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     """Feedback's key -> the first version that trained it."""
     served: dict[str, dict[str, int]]
     """Channel -> request's id -> the oldest version that sampled a token of its reply."""
-    num_versions: int
     decisions: dict[str, int]
     """How many candidates ended in which way."""
 
 
 async def _read_log(run: RunDir) -> _Told:
     joined: dict[str, list[str]] = {}
-    told = _Told(trained={}, served={arm.value: {} for arm in Arm}, num_versions=0, decisions={})
-    versions: set[int] = set()
+    told = _Told(trained={}, served={arm.value: {} for arm in Arm}, decisions={})
     types = (LiveSampleJoined, InferenceRecorded, ExperimentDecided)
     async with open_log(run, "users") as bus:
         async for delivery in bus.follow(types, stop_at_end=True):
@@ -279,12 +277,10 @@ async def _read_log(run: RunDir) -> _Told:
                     pass
         async for delivery in bus.follow([BatchManifest], stop_at_end=True):
             if isinstance(event := delivery.event, BatchManifest):
-                trained = [sample for sample in event.live if sample.outcome.is_trained]
-                versions |= {event.step} if trained else set()
-                for sample in trained:
+                for sample in (one for one in event.live if one.outcome.is_trained):
                     for key in joined.get(f"{sample.rollout_id}.{sample.revision}", []):
                         told.trained.setdefault(key, event.step)
-    return msgspec.structs.replace(told, num_versions=len(versions))
+    return told
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:

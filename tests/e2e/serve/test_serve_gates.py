@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ..launched import WAIT_S, Launched, penstock
+from ..launched import WAIT_S, penstock
 from .service import Service
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -25,16 +25,6 @@ SETTINGS = (
     "gatekeeper.test.user_window_s=5.0", f"gatekeeper.guards={{ {GUARDS} }}",
 )  # fmt: skip
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A finished run of two steps."""
-    folder = tmp_path_factory.mktemp("runs")
-    settings = ("trainer.steps_max=2", "users.num_requests=0", "prepare.num_heldout_tasks=2")
-    launched = Launched(folder, *settings)
-    assert launched.wait() == 0, launched.output
-    return folder
 
 
 def told(runs, kind: str) -> list[dict]:

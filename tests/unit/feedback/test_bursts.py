@@ -64,6 +64,23 @@ def test_a_burst_is_held_until_it_is_released():
     assert bursts.num_held == 0, "the rest of a burst that was released counts, too"
 
 
+@pytest.mark.parametrize("is_known_before", [False, True])
+def test_a_busy_user_is_released_once(is_known_before):
+    """As a key is whose client names no user; a join that starts again may read this first."""
+    bursts = Bursts(BurstConfig(num_min=10, ratio=4.0))
+    release = QuarantineReleased(quarantine="t.u.1")
+    if is_known_before:
+        bursts.release(release)
+    for number in range(50):
+        bursts.add(feedback(number=number), 700.0)
+    bursts.release(release)
+    for window in (2, 3):
+        for number in range(190):
+            assert bursts.add(feedback(number=1000 * window + number), window * 600.0) is None
+    found = [bursts.add(feedback(number=9000 + number), 2400.0) for number in range(800)]
+    assert [number for number, event in enumerate(found) if event] == [760], "4 x 190"
+
+
 def test_another_user_s_burst_holds_nobody_else_s_feedback():
     bursts = Bursts(BurstConfig(num_min=10))
     for number in range(50):
