@@ -71,6 +71,7 @@ class HostProcess:
                     stderr=self._words,
                     env={},
                     pass_fds=pass_fds,
+                    process_group=0,  # Ctrl-C in a terminal is not meant for it.
                 )
         except OSError:
             os.close(self._words)

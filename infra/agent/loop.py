@@ -1,4 +1,4 @@
-"""The loop of an episode, between a model and a checkout.
+"""The loop of an episode, between a model and a folder: `penstock agent` and `penstock chat`.
 
 ```
  instruction ─▶ chat completions (tools) ─▶ calls ─▶ Session over the checkout ─▶ results ─┐
@@ -6,7 +6,6 @@
 ```
 """
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -14,13 +13,12 @@ import msgspec
 
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.tool_calls import ToolResult
-from penstock.infra.agent.model import AgentError, Model
+from penstock.infra.agent.display import Display
+from penstock.infra.agent.model import Model
+from penstock.infra.agent.stream import AgentError, ReplyCall
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
-
-SAID_CHARACTERS_MAX = 400
-Say = Callable[[str], None]
 
 
 class End(StrEnum):
@@ -55,78 +53,71 @@ class AgentReport(msgspec.Struct, kw_only=True):
     feedback_refused: str = ""
 
 
-async def work(
-    model: Model, session: Session, instruction: str, num_turns_max: int, say: Say
-) -> AgentReport:
-    """Let the model work until it finishes, answers without a call, or has used its turns."""
-    report = AgentReport(harness=model.harness, session_id=model.session_id)
-    try:
-        await _work(model, session, instruction, num_turns_max, say, report)
-    except AgentError as error:
-        report.end, report.error = End.FAILED, str(error)
-    return report
+class Dialogue:
+    """A model, its tools, and all that was said; the user speaks with `ask`, any number of times.
+
+    What was said always ends where the user may speak: a turn counts once its calls have results.
+    """
+
+    def __init__(self, model: Model, session: Session, display: Display) -> None:
+        self._model, self._session, self._display = model, session, display
+        self._messages: list[dict[str, Any]] = []
+        self.report = AgentReport(harness=model.harness, session_id=model.session_id)
+
+    async def ask(self, instruction: str, num_turns_max: int) -> AgentReport:
+        """Let the model work until it finishes, answers without a call, or has used its turns.
+
+        A cancelled one leaves what is whole.
+        """
+        self._messages.append({"role": "user", "content": instruction})
+        self.report.end, self.report.error = End.TURN_LIMIT, ""
+        try:
+            for _ in range(num_turns_max):
+                if (end := await self._turn()) is not None:
+                    self.report.end = end
+                    break
+        except AgentError as error:
+            self.report.end, self.report.error = End.FAILED, str(error)
+        finally:
+            self._display.end_message()
+            if self._messages[-1]["role"] == "user":  # Nobody answered it.
+                self._messages.pop()
+        return self.report
+
+    async def _turn(self) -> End | None:
+        reply = await self._model.reply(self._messages, self._display.hear)
+        self._display.end_message()
+        self.report.num_turns += 1
+        self.report.num_summaries = self._model.num_summaries
+        if not reply.tool_calls:
+            self.report.answer = reply.content or ""
+            self._messages.append({"role": "assistant", "content": self.report.answer})
+            return End.ANSWERED
+        results = await self._carry_out(reply.tool_calls)
+        self._messages.append(msgspec.to_builtins(reply) | {"role": "assistant"})
+        for one, result in zip(reply.tool_calls, results, strict=True):
+            self._messages.append({"role": "tool", "tool_call_id": one.id, "content": result.text})
+        return End.FINISHED if any(result.is_finish for result in results) else None
+
+    async def _carry_out(self, requested: list[ReplyCall]) -> list[ToolResult]:
+        calls = [to_call(one) for one in requested]
+        results = await self._session.run(calls)
+        self.report.num_calls += len(calls)
+        self.report.num_invalid_calls += sum(not result.is_valid for result in results)
+        for call, result in zip(calls, results, strict=True):
+            self._display.show_call(call, result)
+        return results
 
 
-async def _work(  # noqa: PLR0913, PLR0917 - a conversation's two sides, its bounds and its report
-    model: Model,
-    session: Session,
-    instruction: str,
-    num_turns_max: int,
-    say: Say,
-    report: AgentReport,
-) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": instruction}]
-    for _ in range(num_turns_max):
-        message = await model.reply(messages)
-        report.num_turns += 1
-        report.num_summaries = model.num_summaries
-        requested: list[dict[str, Any]] = message.get("tool_calls") or []
-        messages.append(
-            {"role": "assistant", "content": message.get("content"), "tool_calls": requested}
-            if requested
-            else {"role": "assistant", "content": message.get("content") or ""}
-        )
-        if not requested:
-            report.end, report.answer = End.ANSWERED, message.get("content") or ""
-            return
-        results = await _carry_out(session, requested, report, say)
-        for one, result in zip(requested, results, strict=True):
-            messages.append(
-                {"role": "tool", "tool_call_id": one.get("id", ""), "content": result.text}
-            )
-        if any(result.is_finish for result in results):
-            report.end = End.FINISHED
-            return
-
-
-async def _carry_out(
-    session: Session, requested: list[dict[str, Any]], report: AgentReport, say: Say
-) -> list[ToolResult]:
-    calls = [to_call(one) for one in requested]
-    results = await session.run(calls)
-    report.num_calls += len(calls)
-    report.num_invalid_calls += sum(not result.is_valid for result in results)
-    for call, result in zip(calls, results, strict=True):
-        given = " ".join(f"{name!r}={value!r}" for name, value in call.arguments.items())
-        say(f"> {call.name!r} {given}"[:SAID_CHARACTERS_MAX])
-        say(quoted(result.text))
-    return results
-
-
-def quoted(text: str) -> str:
-    """Return the beginning of a text with every line indented: none passes for one of ours."""
-    return "\n".join(f"  {line}" for line in text[:SAID_CHARACTERS_MAX].splitlines())
-
-
-def to_call(requested: dict[str, Any]) -> ToolCall:
+def to_call(requested: ReplyCall) -> ToolCall:
     """Return a call from its chat-completions form; values become the text that tools check."""
-    function = requested.get("function", {})
+    function = requested.function
     try:
-        given = parse_json(function.get("arguments") or "{}", dict[str, Any], "arguments")
+        given = parse_json(function.arguments or "{}", dict[str, Any], "arguments")
     except CodecError:
         given = {"arguments": "no JSON object"}
     arguments = {name: _as_text(value) for name, value in given.items()}
-    return ToolCall(name=str(function.get("name", "")), arguments=arguments)
+    return ToolCall(name=function.name, arguments=arguments)
 
 
 def _as_text(value: Any) -> str:

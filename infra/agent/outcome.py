@@ -8,12 +8,14 @@ from pathlib import Path
 
 from penstock.envs.sandbox import Sandbox
 from penstock.infra.agent.kept import Checkout, KeptError
-from penstock.infra.agent.loop import AgentReport, End, Say
-from penstock.infra.agent.model import AgentError, Model
+from penstock.infra.agent.loop import AgentReport, End
+from penstock.infra.agent.model import Model
+from penstock.infra.agent.stream import AgentError
 
 EXIT_CODES = {End.FINISHED: 0, End.TURN_LIMIT: 1, End.ANSWERED: 3, End.FAILED: 4}
 """2 is the command line's own: a wrong option, no such run."""
 TESTS_FAILED = 5
+Say = Callable[[str], None]
 Sleep = Callable[[float], Awaitable[None]]
 
 

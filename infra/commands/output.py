@@ -8,7 +8,7 @@ import msgspec
 
 T = TypeVar("T", bound=msgspec.Struct)
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 """What a terminal acts upon or cannot show: all controls but tab and newline, marks that reorder
 text, lone surrogates."""

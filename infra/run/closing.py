@@ -73,11 +73,15 @@ def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]
 
 def next_steps(run_dir: RunDir) -> list[str]:
     """Return commands that look at a finished run, as they can be typed here."""
-    program = f"{os.path.relpath(sys.argv[0])} --runs-dir {os.path.relpath(run_dir.path.parent)}"
+    program = os.path.relpath(sys.argv[0])
+    if program.endswith(".py"):  # Started by `python -m`.
+        program = f"{os.path.relpath(sys.executable)} -m penstock.infra.cli"
+    program += f" --runs-dir {os.path.relpath(run_dir.path.parent)}"
     run = run_dir.run_id
     return [
         "next:",
         f"  {program} show {run} --where outcome=failed   # episodes; then: show {run} EPISODE",
+        f"  {program} chat {run}   # talk to it, and see it use its tools on a task",
         f"  {program} serve {run} --learn   # answer users, and learn from what they say",
         f"  {program} replay {run} --what-if trainer.estimator=rloo   # under another objective",
         f"  {program} export {run} -o model   # weights as a Hugging Face folder",

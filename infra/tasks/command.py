@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.infra.agent.arguments import add_agent
+from penstock.infra.agent.arguments import add_agent, add_chat
 
 
 def add_sandbox_commands(commands: Any) -> None:
     """Register the commands of tasks and of the agent harness."""
     _add_tasks(commands)
     add_agent(commands)
+    add_chat(commands)
     _add_fidelity(commands)
 
 

@@ -11,12 +11,13 @@ from aiohttp.test_utils import TestServer
 from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.agent.checkout import CheckoutBackend
-from penstock.infra.agent.command import _model
+from penstock.infra.agent.endpoint import model_of_run, model_of_url
 from penstock.infra.agent.kept import Checkout, KeptError
 from penstock.infra.agent.loop import AgentReport, End
 from penstock.infra.agent.model import Model
 from penstock.infra.agent.outcome import exit_code, report_outcome, watched
 from penstock.infra.cli import _parser, main
+from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 from penstock.messages.signals.declaration import by_name
 from penstock.messages.signals.defaults import DEFAULT_SIGNALS
@@ -58,15 +59,16 @@ def test_a_run_s_policy_is_offered_the_tools_that_it_learned(version, tmp_path):
     (folder / "config.toml").write_text(f'[pacer]\nharness = "{version}"\n')
     (folder / "gateway_key").write_text("psk-x\n")
     (folder / "gateway_url").write_text("http://127.0.0.1:9")
-    model = _model(arguments(tmp_path, "--run", "r1"))
+    model = model_of_run(find_run("r1", tmp_path), arguments(tmp_path))
     assert model.harness == version
-    assert model._tools == tool_schemas(version)
-    assert _model(arguments(tmp_path, "--run", "r1", "--harness", "2")).harness == "2"
+    assert model._body["tools"] == tool_schemas(version)
+    told = arguments(tmp_path, "--harness", "2")
+    assert model_of_run(find_run("r1", tmp_path), told).harness == "2"
 
 
 def test_an_endpoint_without_a_run_needs_the_harness(tmp_path):
     with pytest.raises(ConfigError, match="--harness: expected 1 or 2"):
-        _model(arguments(tmp_path, "--url", "http://127.0.0.1:9/v1"))
+        model_of_url(arguments(tmp_path, "--url", "http://127.0.0.1:9/v1"))
 
 
 @pytest.mark.parametrize(

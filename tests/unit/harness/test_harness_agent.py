@@ -9,8 +9,10 @@ from aiohttp.test_utils import TestServer
 from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.agent.checkout import CheckoutBackend, open_checkout
-from penstock.infra.agent.loop import quoted, to_call, work
-from penstock.infra.agent.model import AgentError, Model
+from penstock.infra.agent.display import Display
+from penstock.infra.agent.loop import Dialogue, to_call
+from penstock.infra.agent.model import Model
+from penstock.infra.agent.stream import AgentError, ReplyCall, ReplyFunction
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
@@ -47,7 +49,8 @@ async def on_checkout(folder, replies, turns=8):
         async with open_checkout(folder, print) as sandbox, asyncio.timeout(50):
             model = Model(str(server.make_url("/v1")), "k", "policy", "2")
             session = Session("2", sandbox, LIMITS)
-            report = await work(model, session, "Mend it", turns, lambda text: None)
+            conversation = Dialogue(model, session, Display(lambda text: None, 400))
+            report = await conversation.ask("Mend it", turns)
     except (BackendUnavailable, SandboxError) as missing:
         pytest.skip(str(missing))
     finally:
@@ -85,25 +88,23 @@ async def test_a_refusing_endpoint_is_named():
     server = await served([503], [])
     try:
         with pytest.raises(AgentError, match="status 503: refused"):
-            await Model(str(server.make_url("/v1")), "", "m", "1").reply([])
+            await Model(str(server.make_url("/v1")), "", "m", "1").reply([], print)
     finally:
         await server.close()
     with pytest.raises(AgentError, match=r"127\.0\.0\.1"):
-        await Model("http://127.0.0.1:9/v1", "", "m", "1").reply([])
-
-
-def test_no_line_of_a_result_passes_for_one_of_ours():
-    assert quoted("x\n> 'finish' ''\ny") == "  x\n  > 'finish' ''\n  y"
+        await Model("http://127.0.0.1:9/v1", "", "m", "1").reply([], print)
 
 
 def test_values_that_are_no_text_are_written_as_json():
-    call = {"function": {"name": "read_file", "arguments": '{"path": "a", "limit": 3, "f": true}'}}
-    assert to_call(call) == ToolCall(
+    given = '{"path": "a", "limit": 3, "f": true}'
+    assert to_call(requested(given)) == ToolCall(
         name="read_file", arguments={"path": "a", "limit": "3", "f": "true"}
     )
-    assert to_call({"function": {"name": "x", "arguments": "no json"}}).arguments.keys() == {
-        "arguments"
-    }
+    assert to_call(requested("no json")).arguments.keys() == {"arguments"}
+
+
+def requested(arguments):
+    return ReplyCall(function=ReplyFunction(name="read_file", arguments=arguments))
 
 
 def test_a_checkout_must_be_a_folder(tmp_path):

@@ -15,7 +15,8 @@ from penstock.actors.policy.summaries import SummaryConfig, SummaryMode
 from penstock.actors.trainer.sequences import sample_sequences
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.gateway.exchange.summaries import Summaries
-from penstock.infra.agent.loop import work
+from penstock.infra.agent.display import Display
+from penstock.infra.agent.loop import Dialogue
 from penstock.infra.agent.model import Model
 from penstock.kernels.arrays import from_array
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
@@ -241,7 +242,8 @@ async def test_the_agent_goes_on_beyond_the_window_by_itself(session):
     site = session.site
     site.generator.tool = "list_dir"
     model = Model(f"{site.url}/v1", "psk-test", "policy", "1")
-    report = await work(model, Lists(), TASK["content"], 12, lambda _text: None)
+    conversation = Dialogue(model, Lists(), Display(lambda _text: None, 400))
+    report = await conversation.ask(TASK["content"], 12)
     assert (report.end, report.num_turns) == ("turn_limit", 12)
     records, turns = await session.turns()
     assert report.num_summaries == sum(turn.is_summary for turn in turns) >= 2
