@@ -200,8 +200,9 @@ class Trainer(Actor):
         return await self._phase.end_after(self._step_proposed, "pass_rate", ctx)
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """See that an epoch is over."""
-        return await self._propose(ctx) if self._is_due(ctx) else ()
+        """See that an epoch is over, or that a step has waited long enough."""
+        is_time = self._is_due(ctx) or self._batcher.patience.is_over(ctx.monotonic())
+        return await self._propose(ctx) if is_time else ()
 
     def _is_due(self, ctx: Context) -> bool:
         epoch, since = self._config.epoch, self._waiting_since
@@ -289,13 +290,12 @@ class Trainer(Actor):
         after a restart is settled. Live samples of older versions are measured here.
         """
         step = self._phase.step + 1
-        if self._phase.is_finished or self._step_proposed >= step:
-            return ()
-        if self._batcher.last_step != self._phase.step:
+        is_over = self._phase.is_finished or self._step_proposed >= step
+        if is_over or self._batcher.last_step != self._phase.step:
             return ()
         measured: dict[str, OffPolicy] = {}
         while True:  # Each round leaves out at least one sample.
-            manifest = self._batcher.propose(step, is_due=self._is_due(ctx))
+            manifest = self._batcher.propose(step, is_due=self._is_due(ctx), now=ctx.monotonic())
             if manifest is None:
                 return ()
             manifest, left_out = await self._checked(manifest, measured, ctx)

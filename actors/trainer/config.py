@@ -226,24 +226,22 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `staleness_max` where the correction has bounds for it (icepop, geometric), else 0."""
     staleness_max: NonNegativeInt = 2
     staleness_policy: Annotated[str, one_of(STALENESS_POLICIES)] = "pace"
-    """pace: a step waits for groups that would become too old; drop: it does not, and they are left
-    out; withhold: nor does it, and of a late group what is too old is not trained, while all of its
-    rewards count in its baseline."""
+    """pace: a step waits for groups that would become too old; drop: they are left out; withhold:
+    of a late group what is too old is not trained, while all of its rewards count."""
+    straggler_wait_s: NonNegativeFloat = 0.0
+    """With drop and withhold: how long a step waits for such groups first."""
     isolation_classes: tuple[str, ...] = ("user_mode_kernel",)
     """Sandboxes whose rollouts are trained (`envs.sandbox.IsolationClass`); a rollout of another is
     left out, so that no group is mixed."""
     filter_zero_variance: bool = True
-    """Leave out groups whose rollouts did equally well: all solved, say. At most their lengths
-    differ."""
+    """Leave out groups whose rollouts did equally well: at most their lengths differ."""
     length_only_groups: bool = False
-    """Of the groups so left out, train those whose length penalties differ: beside the batch, at no
-    cost of weight to the others."""
+    """Train those whose length penalties differ beside the batch, at no cost of its weight."""
     step_s_min: NonNegativeFloat = 0.0
     """Least time of a step, which sleeps when it is done: a larger model's, for measurements."""
     steps_max: NonNegativeInt = 100
     pass_rate_stop: UnitInterval = 0.0
-    """End before `steps_max`, once a trained version solves this share of the held-out tasks; 0:
-    never."""
+    """End once a trained version solves this share of the held-out tasks; 0: never."""
     checkpoint_steps: PositiveInt = 10
     """Save a checkpoint every so many steps."""
     checkpoints_kept: PositiveInt = 3
@@ -283,6 +281,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.length_only_groups and not self.filter_zero_variance:
             text = "expected filter_zero_variance with it, which chooses these groups"
             raise ConfigError(f"trainer.length_only_groups: {text}")
+        if self.straggler_wait_s and self.staleness_policy == "pace":
+            raise ConfigError("trainer.straggler_wait_s: expected 0 with pace, which waits anyway")
         if self.epoch is not None and self.epoch.num_samples > self.live.num_samples_max:
             expected = f"expected at most live.num_samples_max {self.live.num_samples_max}"
             text = f"{expected}, got {self.epoch.num_samples}"

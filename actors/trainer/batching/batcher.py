@@ -34,6 +34,7 @@ import msgspec
 from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
 from penstock.actors.trainer.batching.groups import PendingGroup
 from penstock.actors.trainer.batching.live import LiveSamples
+from penstock.actors.trainer.batching.patience import Patience
 from penstock.actors.trainer.batching.withholding import fate_of_age, without_old_tokens
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator
@@ -60,6 +61,7 @@ class Batcher:
         self._credits: CreditsChanged | None = None
         self._live = LiveSamples(config)
         self.preferences = WaitingPreferences(config)
+        self.patience = Patience(config)
         self._settings = config.encoded()
         self.waits_for: str = "the first group"
         """Why the last `propose` gave nothing."""
@@ -109,12 +111,13 @@ class Batcher:
         """See how many groups were granted."""
         self._credits = event
 
-    def propose(self, step: int, *, is_due: bool = False) -> BatchManifest | None:
+    def propose(self, step: int, *, is_due: bool = False, now: float = 0.0) -> BatchManifest | None:
         """Return the batch of a step, or None if it has to wait (`waits_for` says for what).
 
         Args:
             step: The next one.
             is_due: Whether an epoch's time is over: its version is made of what there is.
+            now: Seconds of the clock that `patience` goes by.
 
         """
         if self._config.epoch is not None:
@@ -127,7 +130,7 @@ class Batcher:
         ]
         gone = {entry.group_id for entry in discarded}
         beside = [group for group in self._groups.values() if self._is_beside(group, gone)]
-        taken = self._take(version, gone | {group.group_id for group in beside})
+        taken = self._take(version, gone | {group.group_id for group in beside}, now)
         if taken is None:
             return None
         groups = [self._groups[candidate.group_id] for candidate in taken]
@@ -171,6 +174,7 @@ class Batcher:
         """Account for the groups and live samples of a stored manifest, in the order of steps."""
         assert manifest.step == self.last_step + 1, f"{manifest.step} after {self.last_step}"
         self.last_step = manifest.step
+        self.patience.end()
         for entry in (*manifest.groups, *manifest.discarded):
             self._groups.pop(entry.group_id, None)
             self._settled.add(entry.group_id)
@@ -194,7 +198,7 @@ class Batcher:
             return None
         return self._groups.setdefault(group_id, PendingGroup(group_id=group_id))
 
-    def _take(self, version: int, gone: set[str]) -> list[BatchCandidate] | None:
+    def _take(self, version: int, gone: set[str], now: float) -> list[BatchCandidate] | None:
         room = Room(
             version=version,
             groups_per_batch=self._config.groups_per_batch,
@@ -205,9 +209,10 @@ class Batcher:
         if len(taken) < self._config.groups_per_batch and not self._is_all_there(version):
             self.waits_for = f"{self._config.groups_per_batch - len(taken)} more groups"
             return None
-        if self._config.staleness_policy == "pace":
+        if self.patience.is_left(now):
             late = must_wait_for(candidates, taken, room)
             if late:
+                self.patience.begin(now)
                 self.waits_for = f"group {late[0]}, due in step {version + 1} or soon"
                 return None
         return taken

@@ -11,12 +11,15 @@ from penstock.messages.training import BatchManifest, StepCompleted
 CHANGES = {"staleness_policy": "withhold", "steps_max": 5}
 
 
-@pytest.fixture
-def make_late(make_world):
-    """Return a world whose rollouts of two turns and more began two versions before."""
+@pytest.fixture(params=[0.0, 2.0])
+def make_late(make_world, request):
+    """Return a world whose rollouts of two turns and more began two versions before.
+
+    Its steps go on without stragglers, or wait for them a little.
+    """
 
     def make(seed):
-        world = make_world(seed, **CHANGES)
+        world = make_world(seed, **CHANGES, straggler_wait_s=request.param)
         draw = world.turn
         world.turn = lambda version, before=(): draw(max(0, version - 2 + len(before)), before)
         return world

@@ -180,6 +180,26 @@ def test_withholding_does_not_wait_and_trains_what_is_fresh_of_a_late_group():
     assert late.samples[1].trained_spans == [VersionSpan(policy_version=2, num_tokens=3)]
 
 
+@pytest.mark.parametrize("policy", ["withhold", "drop"])
+def test_a_step_waits_for_a_straggler_for_so_long_and_goes_without_it(policy):
+    feed = Feed(staleness_policy=policy, straggler_wait_s=3.0)
+    feed.run(0)
+    for index in (1, 2):
+        feed.finish(index)
+    assert feed.trained(1) == [1, 2], "group 0 can still come in time"
+    for index in (3, 4):
+        feed.finish(index, version=1)
+    batcher = feed.batcher
+    assert batcher.propose(2, now=10.0) is None and batcher.waits_for.startswith("group g0")
+    assert batcher.propose(2, now=12.9) is None and not batcher.patience.is_over(12.9)
+    assert batcher.patience.is_over(13.0)
+    manifest = batcher.propose(2, now=13.0)
+    assert [group.group_index for group in manifest.groups] == [3, 4]
+    assert batcher.propose(2, now=20.0) is not None, "proposing moves nothing, nor begins a wait"
+    batcher.commit(manifest)
+    assert not batcher.patience.is_over(99.0), "the next step has a wait of its own"
+
+
 def test_a_group_without_a_fresh_token_is_withheld_whole():
     feed = Feed(staleness_policy="withhold")
     for step in (1, 2):

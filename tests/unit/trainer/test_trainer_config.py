@@ -35,6 +35,7 @@ def test_every_name_has_its_function():
         ({"groups_per_batch": 0}, r">= 1 .*\$\.groups_per_batch"),
         ({"staleness_max": -1}, r">= 0 .*\$\.staleness_max"),
         ({"staleness_policy": "wait"}, r"pace\|drop.*\$\.staleness_policy"),
+        ({"straggler_wait_s": 2.0}, "straggler_wait_s: expected 0 with pace"),
     ],
 )
 def test_a_wrong_value_is_named(settings, message):
