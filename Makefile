@@ -11,7 +11,7 @@ SEED ?= 0
 FUZZ_SECONDS ?= 600
 STARTED := $(shell date +%s)
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor clean help
+.PHONY: run test examples test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,14 @@ run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
 	@$(BIN)/penstock images base & trap "kill $$! 2>/dev/null" EXIT; \
 	$(MAKE) --no-print-directory $(VENV)/.base \
 	  && $(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
+
+# A monitor follows the first run from a process of its own.
+examples: setup  ## Three small programs, each at most 3 minutes: examples/README.md
+	@rm -rf runs/examples && mkdir -p runs/examples
+	$(BIN)/python examples/monitor.py runs/examples/own-parts & \
+	  cd examples/own_parts && ../../$(BIN)/penstock --runs-dir ../../runs/examples run --config config.toml \
+	  --run-id own-parts --no-replay && wait
+	$(BIN)/python examples/live_users.py
 
 test: setup style  ## All gates and the fast tests
 	@$(MAKE) --no-print-directory -j2 pytest types tidy
@@ -78,9 +86,12 @@ $(RANKS_VENV)/.installed: pyproject.toml
 	@$(RANKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[ranks]'
 	@touch $@
 
+# Without all that Harbor needs to run: its schema needs these two.
 harbor-env:  ## Harbor, whose schema the reader is compared with; needs PYTHON=python3.12 or newer
 	@test -x $(HARBOR_VENV)/bin/python || $(PYTHON) -m venv $(HARBOR_VENV)
-	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check harbor==0.25.0
+	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pydantic>=2.12' 'toml>=0.10.2'
+	@$(HARBOR_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps harbor==0.25.0
+	@$(HARBOR_VENV)/bin/python -c 'import harbor.models.task.config'
 
 test-engines: setup $(RANKS_VENV)/.installed $(VLLM_VENV)/.installed  ## The engines of others, each in its own environment (minutes)
 	$(BIN)/python -m pytest -m slow tests/engines/ranks -rs --timeout 900

@@ -16,8 +16,10 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from penstock.actors.runtime.consumer import ACK_WAIT_S
-from penstock.actors.runtime.files import open_private, private_folder
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.infra.bus.collector import collect_if_possible
@@ -54,6 +56,7 @@ from penstock.messages.errors import (
     DeadlineError,
     PenstockError,
 )
+from penstock.messages.reading.asyncapi import document
 
 REAP_S = 1.0
 SPACE_CHECK_S = 1.0
@@ -258,6 +261,7 @@ async def event_server(
 ) -> AsyncGenerator[NatsBus]:
     """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
     server_pid: Callable[[], int] = int
+    write_atomic(run.asyncapi, msgspec.json.encode(document()))
     async with contextlib.AsyncExitStack() as stack:
         if access := run.access():
             bus = await stack.enter_async_context(connect(run, access, "launcher"))

@@ -5,6 +5,7 @@ runs/<run_id>/
   config.toml   as given, overrides applied    gateway_key   bearer key of the gateway, 0600
   service.toml  what `penstock serve` makes of config.toml, while it serves
   state.json    embedded server, launcher pid  summary.json  closing figures
+  asyncapi.json its subjects and messages, for programs in any language
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
@@ -77,6 +78,7 @@ class RunDir:
         self.config = path / "config.toml"
         self.service = path / "service.toml"
         self.state = path / "state.json"
+        self.asyncapi = path / "asyncapi.json"
         self.events = path / "events"
         self.objects = path / "objects"
         self.regions = path / "regions"
