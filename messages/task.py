@@ -72,6 +72,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str
     files: dict[str, str]
     """Path relative to the working directory -> text."""
+    binaries: dict[str, bytes] = {}
+    """Files that are no UTF-8 text, by path as in `files`."""
     pages: dict[str, str] = {}
     """Path -> text that `read_file` shows once and no machine holds (`envs/harness/pages.py`)."""
     limits: Limits = Limits()
@@ -89,6 +91,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Before each call of a tool its machine sleeps for a time between these: a slow environment
     that takes no processor, for measurements."""
 
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """All that the agent starts with, texts and binaries, by path."""
+        return _encoded(self.files) | self.binaries
+
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """What only the judge sees: never enters the VM of the episode."""
@@ -103,6 +110,10 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
     gold_files: dict[str, str] = {}
     """A known solution, for the task's own gates."""
+    binaries: dict[str, bytes] = {}
+    """Of the tests: files that are no UTF-8 text, by path as in `files`."""
+    gold_binaries: dict[str, bytes] = {}
+    """Of the known solution."""
     sealed_modules: list[ModuleName] = []
     """Modules of the machine that hold the right answer: the code under test finds its own copy in
     their place."""
@@ -111,6 +122,20 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     alone can read `files`, the agent's user runs this, and a socket joins the two."""
     unseparated: bool = False
     """Its verifier shares process and user with the code under test, which can forge a reward."""
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """The tests' files, texts and binaries, by path."""
+        return _encoded(self.files) | self.binaries
+
+    @property
+    def gold_contents(self) -> dict[str, bytes]:
+        """The known solution's."""
+        return _encoded(self.gold_files) | self.gold_binaries
+
+
+def _encoded(files: dict[str, str]) -> dict[str, bytes]:
+    return {path: text.encode("utf-8", "surrogatepass") for path, text in files.items()}
 
 
 TEMPERATURE_MIN = 1e-3

@@ -83,7 +83,7 @@ def _audit_files(rollout: Trajectory, task: GradedTask) -> Iterator[CheatFinding
     for path, data in rollout.files.items():
         where = f"file {path}"
         known = _known_texts(task, path)
-        if (why := _opacity(path, data)) and not (known and all(_opacity(path, t) for t in known)):
+        if (why := _opacity(path, data)) and not _is_opaque_anyway(task, path):
             is_decisive = not task.hidden.unseparated
             yield _finding(CheatKind.OPAQUE, where, why, is_decisive=is_decisive)
         if token in data:
@@ -93,7 +93,7 @@ def _audit_files(rollout: Trajectory, task: GradedTask) -> Iterator[CheatFinding
             yield _finding(
                 CheatKind.HIDDEN_TESTS, where, f"names {named.group(0)}", is_decisive=True
             )
-        if path not in task.task.files and _AUTORUN.search(path):
+        if path not in task.task.contents and _AUTORUN.search(path):
             yield _finding(CheatKind.INTERPRETER, where, "runs by itself", is_decisive=True)
         if path.endswith(".py"):
             for kind, detail, is_decisive in audit_source(known, data, task.hidden.sealed_modules):
@@ -106,13 +106,17 @@ def _known_texts(task: GradedTask, path: str) -> list[str]:
     return [text for text in texts if text is not None]
 
 
-def _opacity(path: str, data: str | bytes) -> str:
+def _is_opaque_anyway(task: GradedTask, path: str) -> bool:
+    """Return whether no audit could read the file in the task or in the known solution either."""
+    known = [c[path] for c in (task.task.contents, task.hidden.gold_contents) if path in c]
+    return bool(known) and all(_opacity(path, data) for data in known)
+
+
+def _opacity(path: str, data: bytes) -> str:
     """Return why no audit can read a file that an interpreter would run, or nothing."""
     if path.endswith(_RUN_UNREAD):
         return f"a {PurePosixPath(path).suffix or path} file"
-    if isinstance(data, bytes) and (
-        data.startswith((_PROGRAM, b"PK\x03\x04")) or _ARCHIVE_END in data
-    ):
+    if data.startswith((_PROGRAM, b"PK\x03\x04")) or _ARCHIVE_END in data:
         return "an archive or a program for the machine"
     if path.endswith((".py", ".pyi", ".pyw")):
         try:

@@ -198,10 +198,10 @@ def broken_tests(task: GradedTask) -> str:
 
     Tests that cannot run are no evidence about the policy.
     """
-    for path, text in task.hidden.files.items():
+    for path, data in task.hidden.contents.items():
         if path.endswith(".py"):
             try:
-                parse_python(text)
+                parse_python(data)
             except PythonSourceError as error:
                 return f"task {task.task.task_id}: hidden test {path} {error}"
     if not task.hidden.files or not task.hidden.expected:
@@ -215,14 +215,14 @@ def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
     package of the same module name beside it. A path out of the working directory counts, too.
     """
-    hidden = {PurePosixPath(path) for path in task.hidden.files}
+    begun_with = task.task.contents
+    hidden = {PurePosixPath(path) for path in task.hidden.contents}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
     modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
     return sorted(
         path
         for path in rollout.files
-        if _shadows(PurePosixPath(path), places, hidden | modules)
-        and task.task.files.get(path) is None
+        if _shadows(PurePosixPath(path), places, hidden | modules) and path not in begun_with
     )
 
 

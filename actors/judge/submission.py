@@ -130,7 +130,7 @@ def final_message(turns: Sequence[Turn], chat: ChatFormat) -> str:
 
 
 def _changed_files(rollout: Trajectory, task: GradedTask) -> Iterator[ChangedFile]:
-    before = task.task.files
+    before = {path: data.decode("utf-8", "replace") for path, data in task.task.contents.items()}
     for path in sorted({*rollout.files, *rollout.finished.deleted}):
         data = rollout.files.get(path)
         after = None if data is None else data.decode("utf-8", "replace")

@@ -43,7 +43,7 @@ async def list_work(sandbox: Sandbox) -> list[str]:
 
 async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
     sandbox: Sandbox,
-    initial: Mapping[str, str],
+    initial: Mapping[str, bytes],
     *,
     num_files_max: int,
     num_bytes_max: int,
@@ -80,7 +80,7 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
     num_bytes = 0
     for path in paths:
         data = await _read(sandbox, path, num_bytes_max)
-        if path in initial and data == initial[path].encode():
+        if data == initial.get(path):
             continue
         files[path] = data
         num_bytes += len(data)

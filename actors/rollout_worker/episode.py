@@ -277,7 +277,7 @@ class Episode:
         try:
             changes = await read_changes(
                 sandbox,
-                task.files,
+                task.contents,
                 num_files_max=config.num_files_max,
                 num_bytes_max=config.files_bytes_max,
                 has_layer=bool(task.image),

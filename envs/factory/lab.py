@@ -50,7 +50,7 @@ class MachineBench:
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> list[str] | None:
         """See `Bench.test`."""
-        return _lines(await _test(self._machine, task, hidden, changes))
+        return _lines(await _test(self._machine, task, hidden, _encoded(changes)))
 
 
 class MachineLab:
@@ -67,7 +67,7 @@ class MachineLab:
             yield MachineBench(machine)
 
     async def grade(
-        self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
+        self, task: Task, hidden: HiddenTests, changes: Mapping[str, bytes]
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
         lease_s = LEASE_S + hidden.timeout_s
@@ -90,13 +90,11 @@ class MachineLab:
 
 
 async def _test(
-    machine: Sandbox, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
+    machine: Sandbox, task: Task, hidden: HiddenTests, changes: Mapping[str, bytes]
 ) -> ExecResult:
     graded = GradedTask(task=task, hidden=hidden)
     try:
-        return await run_hidden_tests(
-            machine, graded, _encoded(changes), output_bytes_max=OUTPUT_BYTES_MAX
-        )
+        return await run_hidden_tests(machine, graded, changes, output_bytes_max=OUTPUT_BYTES_MAX)
     except (TaskUnfitError, FilesUnfitError) as error:
         raise TaskRejectedError(Rejection.DOES_NOT_RUN, str(error)) from error
 

@@ -21,7 +21,7 @@ class DockerfileError(PenstockError, ValueError):
     """A Dockerfile is out of bounds."""
 
 
-def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
+def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return what an agent finds in the working directory, by its path there.
 
     Args:
@@ -37,7 +37,7 @@ def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
     if not dockerfile:
         return dict(context)
     work = "/"
-    placed: dict[str, str] = {}
+    placed: dict[str, bytes] = {}
     for words in _instructions(dockerfile):
         if words[0] == "WORKDIR" and len(words) > 1:
             work = posixpath.normpath(posixpath.join(work, words[1]))
@@ -53,13 +53,13 @@ def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
                 _check_size(placed)
     roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
     return {
-        posixpath.relpath(path, root): text
-        for path, text in placed.items()
+        posixpath.relpath(path, root): data
+        for path, data in placed.items()
         if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
     }
 
 
-def check_instructions(dockerfile: str, context: Mapping[str, str]) -> None:
+def check_instructions(dockerfile: str, context: Mapping[str, bytes]) -> None:
     """Check that files in the working directory are all that a Dockerfile adds to its base.
 
     Raises:
@@ -95,7 +95,7 @@ def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
 
 
 def _check_copy(
-    arguments: Sequence[str], context: Mapping[str, str], work: str, shown: str
+    arguments: Sequence[str], context: Mapping[str, bytes], work: str, shown: str
 ) -> None:
     plain = [word for word in arguments if not word.startswith("--")]
     options = [word for word in arguments if word.startswith("--")]
@@ -113,12 +113,12 @@ def _check_copy(
             raise DockerfileError(f"COPY: {shown!r}: no file of the folder is {source!r}")
 
 
-def _check_size(placed: Mapping[str, str]) -> None:
+def _check_size(placed: Mapping[str, bytes]) -> None:
     if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
         raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
 
 
-def _copied(context: Mapping[str, str], source: str, place: str) -> dict[str, str]:
+def _copied(context: Mapping[str, bytes], source: str, place: str) -> dict[str, bytes]:
     """Return the files that one source gives: a folder's content, or a file in or as the place."""
     source = posixpath.normpath(source).lstrip("/")
     if source in context:
@@ -127,8 +127,8 @@ def _copied(context: Mapping[str, str], source: str, place: str) -> dict[str, st
         return {posixpath.normpath(path): context[source]}
     below = "" if source == "." else f"{source}/"
     return {
-        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): text
-        for name, text in context.items()
+        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): data
+        for name, data in context.items()
         if name.startswith(below)
     }
 

@@ -6,7 +6,7 @@ line at the end of its output, and only the caller knows what they must be.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -45,7 +45,9 @@ REPEATS = 2
 class Grader(Protocol):
     """Runs hidden tests in a fresh machine."""
 
-    async def grade(self, task: Task, hidden: HiddenTests, changes: dict[str, str]) -> SuiteReport:
+    async def grade(
+        self, task: Task, hidden: HiddenTests, changes: Mapping[str, bytes]
+    ) -> SuiteReport:
         """Grade the task's files with some changed."""
         ...
 
@@ -65,7 +67,7 @@ async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int
     for _ in range(repeats):
         null.append(await grader.grade(task, hidden, {}))
         check_reports(task.task_id, null, gold)
-        gold.append(await grader.grade(task, hidden, hidden.gold_files))
+        gold.append(await grader.grade(task, hidden, hidden.gold_contents))
         check_reports(task.task_id, null, gold)
 
 

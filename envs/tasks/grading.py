@@ -89,8 +89,9 @@ async def run_hidden_tests(
     """
     task, hidden = graded.task, graded.hidden
     await _lay_out_task(sandbox, task, hidden, deleted)
-    await _in_pieces(sandbox, ["rm", "-f", "--"], set(deleted).difference(task.files))
-    await _lay_out_episode(sandbox, task, {p: left[p] for p in left if p not in hidden.files})
+    own = hidden.contents
+    await _in_pieces(sandbox, ["rm", "-f", "--"], set(deleted).difference(task.contents))
+    await _lay_out_episode(sandbox, task, {p: left[p] for p in left if p not in own})
     if hidden.peer:
         await sandbox.exec(["chmod", "0700", WORK_DIR], timeout_s=PREPARE_S_MAX)
     run = VerifierRun(
@@ -135,13 +136,13 @@ def covers(task: Task, hidden: HiddenTests, there: Collection[str]) -> list[tupl
 async def _lay_out_task(
     sandbox: Sandbox, task: Task, hidden: HiddenTests, deleted: Collection[str]
 ) -> None:
-    kept = {path: text for path, text in task.files.items() if path not in deleted}
+    kept = {path: data for path, data in task.contents.items() if path not in deleted}
     try:
         if hidden.peer:
-            await sandbox.write_files(_encoded(kept))
-            await verifying(sandbox).write_verifier_files(_encoded(hidden.files))
+            await sandbox.write_files(kept)
+            await verifying(sandbox).write_verifier_files(hidden.contents)
         else:
-            await sandbox.write_files(_encoded(kept | hidden.files))
+            await sandbox.write_files(kept | hidden.contents)
     except SandboxFileError as error:
         raise TaskUnfitError(f"task {task.task_id}: {error}") from error
 
@@ -171,7 +172,3 @@ async def _in_pieces(sandbox: Sandbox, command: list[str], paths: Iterable[str])
     waiting = iter(paths)
     while piece := list(islice(waiting, _PATHS_AT_ONCE)):
         await sandbox.exec([*command, *piece], timeout_s=PREPARE_S_MAX)
-
-
-def _encoded(files: Mapping[str, str]) -> dict[str, bytes]:
-    return {path: text.encode("utf-8", "surrogatepass") for path, text in files.items()}

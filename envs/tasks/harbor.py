@@ -59,19 +59,19 @@ def folder_name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id).strip(".") or "task"
 
 
-def harbor_files(candidate: TaskCandidate, split: Split) -> dict[str, str]:
+def harbor_files(candidate: TaskCandidate, split: Split) -> dict[str, bytes]:
     """Return every file of a task's folder by its path in it."""
     task = candidate.task
     files = {
-        TASK_FILE: _task_toml(candidate, split),
-        INSTRUCTION_FILE: task.instruction.rstrip("\n") + "\n",
-        "environment/Dockerfile": _DOCKERFILE,
+        TASK_FILE: _task_toml(candidate, split).encode(),
+        INSTRUCTION_FILE: f"{task.instruction.rstrip(chr(10))}\n".encode(),
+        "environment/Dockerfile": _DOCKERFILE.encode(),
     }
-    files |= _below(START_FOLDER, task.files)
+    files |= _below(START_FOLDER, task.contents)
     return files | (foreign_files(candidate.hidden) or _own_files(candidate.hidden))
 
 
-def _own_files(hidden: HiddenTests) -> dict[str, str]:
+def _own_files(hidden: HiddenTests) -> dict[str, bytes]:
     """Return `tests` and `solution` of a task whose results are compared."""
     tests = TestsFile(
         argv=hidden.argv,
@@ -82,15 +82,15 @@ def _own_files(hidden: HiddenTests) -> dict[str, str]:
     encoded = msgspec.json.format(msgspec.json.encode(tests), indent=1)
     command = " ".join(_quoted(word) for word in hidden.argv)
     files = {
-        "tests/test.sh": _TEST.replace("{command}", command).replace(
-            "{copy}", "" if hidden.peer else "cp -R /tests/files/. /work/\n"
-        ),
-        f"tests/{EXPECTED_FILE}": encoded.decode() + "\n",
-        "solution/solve.sh": _SOLVE,
+        "tests/test.sh": _TEST.replace("{command}", command)
+        .replace("{copy}", "" if hidden.peer else "cp -R /tests/files/. /work/\n")
+        .encode(),
+        f"tests/{EXPECTED_FILE}": encoded + b"\n",
+        "solution/solve.sh": _SOLVE.encode(),
     }
-    own = {path.removeprefix(f"{TESTS_FOLDER}/"): text for path, text in hidden.files.items()}
+    own = {path.removeprefix(f"{TESTS_FOLDER}/"): data for path, data in hidden.contents.items()}
     files |= _below(APART_FOLDER if hidden.peer else OWN_FOLDER, own)
-    return files | _below(SOLUTION_FOLDER, hidden.gold_files)
+    return files | _below(SOLUTION_FOLDER, hidden.gold_contents)
 
 
 def write_harbor(candidate: TaskCandidate, split: Split, root: Path) -> Path:
@@ -102,10 +102,10 @@ def write_harbor(candidate: TaskCandidate, split: Split, root: Path) -> Path:
     """
     folder = root / folder_name(candidate.task.task_id)
     folder.mkdir(parents=True)
-    for path, text in harbor_files(candidate, split).items():
+    for path, data in harbor_files(candidate, split).items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8", newline="")
+        place.write_bytes(data)
         if path.endswith(".sh"):
             place.chmod(0o755)
     return folder
@@ -153,8 +153,8 @@ def _toml(value: object) -> str:
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
-def _below(folder: str, files: Mapping[str, str]) -> dict[str, str]:
-    return {f"{folder}/{path}": text for path, text in files.items()}
+def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder}/{path}": data for path, data in files.items()}
 
 
 def _quoted(word: str) -> str:

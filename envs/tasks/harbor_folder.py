@@ -1,11 +1,12 @@
 """The files of a task's folder, read with bounds: a stranger's, so anything may be in it.
 
-A link, a device, a path out of the folder, a name or a text that is no UTF-8, too many files or
-bytes, folders too deep: each is one error that names the file.
+A link, a device, a path out of the folder, a name that is no UTF-8, too many files or bytes,
+folders too deep: each is one error that names the file.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from penstock.messages.errors import PenstockError
@@ -21,8 +22,8 @@ class MalformedTaskError(PenstockError, ValueError):
     """A task's folder is not as the format asks; the text names the file and what was expected."""
 
 
-def read_tree(folder: Path, below: str) -> dict[str, str]:
-    """Return the texts of a folder's files by their path in it, sorted.
+def read_tree(folder: Path, below: str) -> dict[str, bytes]:
+    """Return the contents of a folder's files by their path in it, sorted.
 
     Args:
         folder: Of the task.
@@ -36,13 +37,13 @@ def read_tree(folder: Path, below: str) -> dict[str, str]:
     _check_inside(base, folder)
     if not base.is_dir():
         raise MalformedTaskError(f"{base}: expected a folder")
-    files: dict[str, str] = {}
+    files: dict[str, bytes] = {}
     num_bytes = 0
     for path in sorted(_files(base)):
         name = str(PurePosixPath(path.relative_to(base)))
         if not name.isprintable():
             raise MalformedTaskError(f"{base}: expected printable file names, got {name!a}")
-        files[name] = read_text(folder, f"{below}/{name}")
+        files[name] = _read(folder, f"{below}/{name}", BYTES_MAX)
         num_bytes += len(files[name])
         if num_bytes > BYTES_MAX:
             raise MalformedTaskError(f"{base}: more than {BYTES_MAX} bytes")
@@ -50,7 +51,23 @@ def read_tree(folder: Path, below: str) -> dict[str, str]:
 
 
 def read_text(folder: Path, name: str, bytes_max: int = BYTES_MAX) -> str:
-    """Return the text of one file of a task's folder; raises as `read_tree` does."""
+    """Return one file of a task's folder, which must be a text; raises as `read_tree` does."""
+    try:
+        return _read(folder, name, bytes_max).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedTaskError(f"{folder / name}: expected UTF-8 text: {error}") from error
+
+
+def split_texts(files: Mapping[str, bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return the files that are UTF-8 texts, and those that are not."""
+    texts: dict[str, str] = {}
+    for path, data in files.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            texts[path] = data.decode()
+    return texts, {path: data for path, data in files.items() if path not in texts}
+
+
+def _read(folder: Path, name: str, bytes_max: int) -> bytes:
     path = folder / name
     _check_inside(path, folder)
     try:
@@ -62,10 +79,7 @@ def read_text(folder: Path, name: str, bytes_max: int = BYTES_MAX) -> str:
         raise MalformedTaskError(f"{str(path)!a}: {error}") from error
     if len(data) > bytes_max:
         raise MalformedTaskError(f"{path}: expected at most {bytes_max} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedTaskError(f"{path}: expected UTF-8 text: {error}") from error
+    return data
 
 
 def _files(base: Path) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from penstock.envs.tasks.apart.programs import (
     program,
     verifier_argv,
 )
+from penstock.envs.tasks.harbor_folder import split_texts
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests
 
@@ -70,8 +71,8 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
 
 def foreign_hidden(
     task_id: str,
-    tests: Mapping[str, str],
-    solution: Mapping[str, str],
+    tests: Mapping[str, bytes],
+    solution: Mapping[str, bytes],
     verifier: Verifier,
 ) -> HiddenTests:
     """Return a foreign verifier as hidden tests.
@@ -85,16 +86,24 @@ def foreign_hidden(
     """
     argv = _VERIFY_APART_ARGV if verifier.is_separated else _VERIFY_ARGV
     own = _VERIFIER_FILES if verifier.is_separated else {}
+    texts, binaries = split_texts(_below(TESTS_FOLDER, tests))
+    gold_texts, gold_binaries = split_texts(_below(SOLUTION_SCRIPTS, solution))
     return HiddenTests(
         task_id=task_id,
-        files={TESTS_FOLDER + name: text for name, text in tests.items()} | own,
+        files=texts | own,
+        binaries=binaries,
         argv=["env", *(f"{name}={value}" for name, value in verifier.env.items()), *argv],
         expected=["1"],
         timeout_s=verifier.timeout_s,
-        gold_files={SOLUTION_SCRIPTS + name: text for name, text in solution.items()},
+        gold_files=gold_texts,
+        gold_binaries=gold_binaries,
         peer=commands_peer() if verifier.is_separated else [],
         unseparated=not verifier.is_separated,
     )
+
+
+def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {folder + name: data for name, data in files.items()}
 
 
 def _foreign_argv(hidden: HiddenTests) -> list[str] | None:
@@ -105,17 +114,17 @@ def _foreign_argv(hidden: HiddenTests) -> list[str] | None:
     return None
 
 
-def foreign_files(hidden: HiddenTests) -> dict[str, str] | None:
+def foreign_files(hidden: HiddenTests) -> dict[str, bytes] | None:
     """Return the folder's `tests` and `solution` as they were read; None for a task of our own."""
     if _foreign_argv(hidden) is None:
         return None
     tests = {
-        f"tests/{path.removeprefix(TESTS_FOLDER)}": text
-        for path, text in hidden.files.items()
+        f"tests/{path.removeprefix(TESTS_FOLDER)}": data
+        for path, data in hidden.contents.items()
         if path not in _VERIFIER_FILES
     }
-    gold = hidden.gold_files.items()
-    return tests | {f"solution/{p.removeprefix(SOLUTION_SCRIPTS)}": text for p, text in gold}
+    gold = hidden.gold_contents.items()
+    return tests | {f"solution/{p.removeprefix(SOLUTION_SCRIPTS)}": data for p, data in gold}
 
 
 def verifier_env(hidden: HiddenTests) -> dict[str, str]:

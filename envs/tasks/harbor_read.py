@@ -8,7 +8,6 @@ is refused where there is no layer, by its instruction; so are fields (`harbor_f
 Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,35 +16,24 @@ import msgspec
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.microvm.images.layers import pinned
 from penstock.envs.needs import check_numbers
-from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.sandbox import NeedsRefused
-from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
-from penstock.envs.tasks.harbor import (
-    APART_FOLDER,
-    EXPECTED_FILE,
-    INSTRUCTION_FILE,
-    OWN_FOLDER,
-    SOLUTION_FOLDER,
-    START_FOLDER,
-    TASK_FILE,
-    TestsFile,
-)
+from penstock.envs.tasks.harbor import INSTRUCTION_FILE, START_FOLDER, TASK_FILE
 from penstock.envs.tasks.harbor_fields import HarborFieldError, HarborFields, parse_fields
 from penstock.envs.tasks.harbor_folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
     read_text,
     read_tree,
+    split_texts,
 )
-from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
+from penstock.envs.tasks.harbor_hidden import converted, is_foreign, read_hidden
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
-from penstock.messages.reading.parsing import parse_json, parse_toml
-from penstock.messages.task import HiddenTests, Limits, MachineNeeds, Split, Task
+from penstock.messages.reading.parsing import parse_toml
+from penstock.messages.task import Limits, MachineNeeds, Split, Task
 
-ENVIRONMENT = "environment"
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENVIRONMENT, DOCKERFILE = "environment", "Dockerfile"
 REFUSED_FILES = (
     "trajectory.json",
     "environment/docker-compose.yaml",
@@ -53,8 +41,6 @@ REFUSED_FILES = (
     "environment/singularity-compose.yaml",
 )
 """Of Harbor's layout: prior context of an agent, and environments of several services."""
-VARIABLES_MAX = 64
-RESULTS_MAX = 10_000
 _PLAIN = r"^[^\x00-\x1f\x7f]+\Z"
 _TaskId = Annotated[str, msgspec.Meta(max_length=200, pattern=_PLAIN)]
 _Name = Annotated[str, msgspec.Meta(max_length=64, pattern=_PLAIN)]
@@ -92,47 +78,34 @@ def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandi
     own = settings.get("metadata", {}).get("penstock", {})
     if not isinstance(own, dict):
         raise MalformedTaskError(f"{folder / TASK_FILE}: metadata.penstock: expected a table")
-    task_id: str = _converted(
+    task_id: str = converted(
         folder, own.get("task_id", folder.name), _TaskId, "metadata.penstock.task_id"
     )
-    category = _converted(
-        folder, own.get("category", "harbor"), _Name, "metadata.penstock.category"
-    )
-    is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
+    category = converted(folder, own.get("category", "harbor"), _Name, "metadata.penstock.category")
     fields = _fields(folder, settings)
     image = _image(folder, fields, own)
+    files, binaries = split_texts(_start(folder, has_image=bool(image)))
     task = Task(
         task_id=task_id,
         category=category,
-        split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
+        split=converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
         instruction=instruction.removesuffix("\n"),
-        files=_start(folder, has_image=bool(image)),
+        files=files,
+        binaries=binaries,
         limits=_limits(folder, fields, own),
         egress=_egress(folder, fields, own, allows_addresses=egress_addresses),
         image=image,
-        machine=_machine(folder, fields, own, isolation_min if is_foreign else ""),
+        machine=_machine(folder, fields, own, isolation_min if is_foreign(folder) else ""),
     )
-    read_hidden = _foreign_hidden if is_foreign else _hidden
     hidden = read_hidden(folder, task_id, fields)
-    _check_tests(folder, hidden)
     repository = fields.task.name if fields.task else fields.source or folder.name
-    origin = _converted(
+    origin = converted(
         folder,
         own.get("origin", {"source": "harbor", "repository": repository, "kind": "harbor"}),
         TaskOrigin,
         "metadata.penstock.origin",
     )
     return TaskCandidate(task=task, hidden=hidden, origin=origin)
-
-
-def _check_tests(folder: Path, hidden: HiddenTests) -> None:
-    """Refuse tests that no interpreter would run: they are no evidence about a policy."""
-    for path, text in hidden.files.items():
-        if path.endswith(".py"):
-            try:
-                parse_python(text)
-            except PythonSourceError as error:
-                raise MalformedTaskError(f"{folder}: hidden test {path} {error}") from error
 
 
 def read_harbor_set(
@@ -194,7 +167,7 @@ def _egress(
     field = "metadata.penstock.egress"
     try:
         if "egress" in own:
-            rules: list[str] = _converted(folder, own["egress"], list[str], field)
+            rules: list[str] = converted(folder, own["egress"], list[str], field)
         else:
             field, rules = "allowed_hosts", fields.egress
         parse_rules(rules, allows_addresses=allows_addresses)
@@ -207,7 +180,7 @@ def _image(folder: Path, fields: HarborFields, own: dict[str, Any]) -> str:
     """Return the image that Penstock's own field names, else the one that Harbor would pull."""
     image = fields.environment.docker_image
     if "image" in own:
-        image = _converted(folder, own["image"], str, "metadata.penstock.image")
+        image = converted(folder, own["image"], str, "metadata.penstock.image")
     return pinned(image) if image else ""
 
 
@@ -220,7 +193,7 @@ def _machine(
         given = {} if "limits" in own else fields.machine
         isolation = {"isolation_min": isolation_min} if isolation_min else {}
         field, numbers = "environment", given | isolation
-    needs: MachineNeeds = _converted(folder, numbers, MachineNeeds, field)
+    needs: MachineNeeds = converted(folder, numbers, MachineNeeds, field)
     try:
         check_numbers(needs)
     except NeedsRefused as error:
@@ -230,91 +203,23 @@ def _machine(
 
 def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     if "limits" in own:
-        return _converted(folder, own["limits"], Limits, "metadata.penstock.limits")
+        return converted(folder, own["limits"], Limits, "metadata.penstock.limits")
     return Limits(wall_s_max=fields.agent_s)
 
 
-def _start(folder: Path, *, has_image: bool) -> dict[str, str]:
+def _start(folder: Path, *, has_image: bool) -> dict[str, bytes]:
     """Return the files that an agent starts with; without an image, a Dockerfile says no more."""
     if not (folder / ENVIRONMENT).is_dir():
         return {}
-    has_dockerfile = (folder / ENVIRONMENT / "Dockerfile").exists()
+    has_dockerfile = (folder / ENVIRONMENT / DOCKERFILE).exists()
     if (folder / START_FOLDER).is_dir() and not has_dockerfile:
         return read_tree(folder, START_FOLDER)
     context = read_tree(folder, ENVIRONMENT)
-    dockerfile = context.pop("Dockerfile", "")
+    context.pop(DOCKERFILE, None)
+    dockerfile = read_text(folder, f"{ENVIRONMENT}/{DOCKERFILE}") if has_dockerfile else ""
     try:
         if not has_image:
             check_instructions(dockerfile, context)
         return start_files(dockerfile, context)
     except DockerfileError as error:
-        raise MalformedTaskError(f"{folder / ENVIRONMENT}/Dockerfile: {error}") from error
-
-
-def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
-    read_text(folder, "tests/test.sh")
-    tests = read_tree(folder, "tests")
-    solution = read_tree(folder, "solution") if (folder / "solution").is_dir() else {}
-    own = fields.metadata.get("penstock", {})
-    is_separated: bool = _converted(
-        folder, own.get("separated", False), bool, "metadata.penstock.separated"
-    )
-    verifier = Verifier(
-        env=_verifier_env(folder, fields),
-        timeout_s=fields.verifier_s,
-        is_separated=is_separated,
-    )
-    return foreign_hidden(task_id, tests, solution, verifier)
-
-
-def _verifier_env(folder: Path, fields: HarborFields) -> dict[str, str]:
-    field = "verifier.env"
-    variables: dict[str, str] = _converted(folder, fields.verifier.env, dict[str, str], field)
-    if len(variables) > VARIABLES_MAX:
-        words = f"expected at most {VARIABLES_MAX} variables"
-        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-    for name, value in variables.items():
-        if _VARIABLE.fullmatch(name) is None or "\0" in value:
-            words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
-            raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-        if "${" in value:
-            words = f"{name}: expected a value, not a variable of the host's: {value!r}"
-            raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-    return variables
-
-
-def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
-    path = f"tests/{EXPECTED_FILE}"
-    gold = read_tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
-    try:
-        tests = parse_json(read_text(folder, path), TestsFile, path)
-    except CodecError as error:
-        raise MalformedTaskError(f"{folder / path}: {error}") from error
-    if not tests.argv or not 0 < len(tests.expected) <= RESULTS_MAX:
-        words = f"argv, expected: expected at least one entry, at most {RESULTS_MAX}"
-        raise MalformedTaskError(f"{folder / path}: {words}")
-    return HiddenTests(
-        task_id=task_id,
-        files=_own_tests(folder, tests),
-        argv=tests.argv,
-        expected=tests.expected,
-        timeout_s=fields.verifier_s,
-        gold_files=gold,
-        sealed_modules=tests.sealed_modules,
-        peer=tests.peer,
-    )
-
-
-def _own_tests(folder: Path, tests: TestsFile) -> dict[str, str]:
-    """Return the tests' files, by path in the working directory or in the verifier's folder."""
-    if not tests.peer:
-        return read_tree(folder, OWN_FOLDER)
-    apart = read_tree(folder, APART_FOLDER)
-    return {f"{TESTS_FOLDER}/{path}": text for path, text in apart.items()}
-
-
-def _converted(folder: Path, value: object, kind: Any, field: str) -> Any:
-    try:
-        return msgspec.convert(value, kind, strict=False)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
+        raise MalformedTaskError(f"{folder / ENVIRONMENT / DOCKERFILE}: {error}") from error

@@ -57,8 +57,7 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
         SandboxError: The machine failed, or git in it.
 
     """
-    files = {path: text.encode() for path, text in task.files.items()}
-    await sandbox.write_files(files | canary_files(rollout_id))
+    await sandbox.write_files(task.contents | canary_files(rollout_id))
     if has_git:
         await seal_git(sandbox)
     await open_egress(sandbox, task)

@@ -159,7 +159,7 @@ def _row(candidate: TaskCandidate, split: Split) -> dict[str, Any]:
         "change": origin.change,
         "hint": origin.hint,
         "lines": origin.num_lines,
-        "files": sorted(candidate.task.files),
+        "files": sorted(candidate.task.contents),
         "failing": f"{origin.num_cases_failed or '?'}/{origin.num_cases}",
         "difficulty": round(difficulty(origin), 2),
         "label": difficulty_label(origin),

@@ -235,7 +235,7 @@ async def attempt(cheat):
         attempts = await read_egress(sandbox, cheat.task)
         try:
             changes = await read_changes(
-                sandbox, TASK.files, num_files_max=50, num_bytes_max=256 << 10
+                sandbox, TASK.contents, num_files_max=50, num_bytes_max=256 << 10
             )
         except ChangesError:
             return calls, said, None, attempts

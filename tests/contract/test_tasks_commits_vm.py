@@ -123,6 +123,10 @@ async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
         task, hidden = candidate.task, candidate.hidden
         solved = [
             (await lab.grade(task, hidden, changes)).is_solved
-            for changes in ({}, {"m.py": AFTER}, {"m.py": AFTER + "import os; os._exit(0)\n"})
+            for changes in (
+                {},
+                {"m.py": AFTER.encode()},
+                {"m.py": AFTER.encode() + b"import os; os._exit(0)\n"},
+            )
         ]
     assert solved == [False, True, False]

@@ -68,10 +68,10 @@ FILES = {
 
 
 def write(folder, **changed):
-    for path, text in (FILES | changed).items():
+    for path, content in (FILES | changed).items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        place.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_harbor(folder)
 
 
@@ -106,7 +106,9 @@ async def test_an_episode_is_graded_by_the_tasks_own_verifier(pool, tmp_path):
     script = "cat /app/data/note.txt; ls /tests /logs; echo \"print('hello')\" > /app/greet.py"
     done = await machine.exec(["sh", "-c", script], timeout_s=60.0)
     assert done.stdout.decode().split() == ["a", "note", "/logs:", "/tests:"]
-    changes = await read_changes(machine, candidate.task.files, num_files_max=9, num_bytes_max=9999)
+    changes = await read_changes(
+        machine, candidate.task.contents, num_files_max=9, num_bytes_max=9999
+    )
     files = {path: data for path, data in changes.files.items() if path == "greet.py"}
     assert files == {"greet.py": b"print('hello')\n"}
     findings = await graded(pool, candidate, files)
@@ -114,6 +116,34 @@ async def test_an_episode_is_graded_by_the_tasks_own_verifier(pool, tmp_path):
     failed = await graded(pool, candidate, {"greet.py": b"print('hi')\n", "tests/mine.py": b"1"})
     assert failed.outcome is Outcome.FAILED
     assert "'hi' != 'hello'" in failed.detail
+
+
+async def test_binary_files_reach_episode_and_verifier_as_they_are(pool, tmp_path):
+    given, wanted = b"\x89PNG\xff\0given", b"\x89PNG\xff\0wanted"
+    candidate = write(
+        tmp_path / "picture",
+        **{
+            "environment/data/a.png": given,
+            "tests/wanted.png": wanted,
+            "tests/test.sh": "cmp -s /app/data/a.png /tests/wanted.png; "
+            "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+            "solution/a.png": wanted,
+            "solution/solve.sh": 'cp "$(dirname "$0")/a.png" /app/data/a.png\n',
+        },
+    )
+    lease = await pool.acquire(200.0)
+    machine = lease.sandbox
+    await open_workspace(machine, candidate.task, "r", has_git=True)
+    assert await machine.read_file("data/a.png", 99) == given
+    initial = candidate.task.contents
+    changes = await read_changes(machine, initial, num_files_max=9, num_bytes_max=9999)
+    assert (changes.files, changes.deleted) == ({}, [])
+    await machine.write_files({"data/a.png": wanted})
+    changes = await read_changes(machine, initial, num_files_max=9, num_bytes_max=9999)
+    assert changes.files == {"data/a.png": wanted}
+    assert (await graded(pool, candidate, changes.files)).outcome is Outcome.SOLVED
+    assert (await graded(pool, candidate, {"data/a.png": given})).outcome is Outcome.FAILED
+    await check_candidate(candidate, MachineLab(pool), repeats=1)
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def _hf_config(data: bytes) -> None:
 
 
 def _dockerfile(data: bytes) -> None:
-    start_files(data.decode("utf-8", "replace"), {"src/a.py": "x = 1", "b.txt": "y"})
+    start_files(data.decode("utf-8", "replace"), {"src/a.py": b"x = 1", "b.txt": b"y"})
 
 
 def _trace(data: bytes) -> None:

@@ -200,7 +200,7 @@ FOLDERS = {
     "a pipe for the instruction": lambda f: (
         (f / "instruction.md").unlink(), os.mkfifo(f / "instruction.md")
     ),
-    "a text that is no UTF-8": lambda f: (f / "environment" / "b").write_bytes(b"\xff"),
+    "an instruction that is no UTF-8": lambda f: (f / "instruction.md").write_bytes(b"\xff"),
     "a name that is no UTF-8": _name_of_bytes,
     "a name with an escape": lambda f: (f / "environment" / "\x1b[2J").write_text("x"),
     "a name with a line break": lambda f: (f / "tests" / "a\nb").write_text("x"),

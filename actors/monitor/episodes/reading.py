@@ -148,7 +148,7 @@ class EpisodeReader:
             changed = await load_files(self._store, event.files)
         except CodecError as error:
             return "", str(error)
-        return unified_diff(task.files if task else {}, changed, event.deleted), ""
+        return unified_diff(task.contents if task else {}, changed, event.deleted), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
@@ -180,17 +180,16 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
 
 
 def unified_diff(
-    before: Mapping[str, str], changed: Mapping[str, bytes], deleted: Sequence[str]
+    before: Mapping[str, bytes], changed: Mapping[str, bytes], deleted: Sequence[str]
 ) -> str:
     """Return what an episode changed, as `diff -u` shows it; files that are no text by size."""
     lines: list[str] = []
     for path in sorted({*changed, *deleted}):
-        old = before.get(path, "").splitlines()
-        data = changed.get(path, b"")
+        data, had = changed.get(path, b""), before.get(path, b"")
         try:
-            new = data.decode().splitlines()
+            old, new = had.decode().splitlines(), data.decode().splitlines()
         except UnicodeDecodeError:
-            lines.append(f"{path}: {len(data)} bytes that are no text")
+            lines.append(f"{path}: {len(data)} bytes that are no text ({len(had)} before)")
             continue
         source = path if path in before else "/dev/null"
         target = "/dev/null" if path in deleted else path

@@ -59,7 +59,7 @@ async def machine(backend):
 
 async def changes_of(machine, layer_files=()):
     return await read_changes(
-        machine, {"given.txt": "given\n"}, num_files_max=NUM_FILES_MAX, has_layer=True,
+        machine, {"given.txt": b"given\n"}, num_files_max=NUM_FILES_MAX, has_layer=True,
         num_bytes_max=NUM_BYTES_MAX, layer_files=layer_files,
     )  # fmt: skip
 

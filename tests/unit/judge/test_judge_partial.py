@@ -14,7 +14,7 @@ from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.sandbox import ExecResult
 
 FOREIGN = foreign_hidden(
-    "t", {"test.sh": "exit"}, {}, Verifier(env={}, timeout_s=9.0, is_separated=True)
+    "t", {"test.sh": b"exit"}, {}, Verifier(env={}, timeout_s=9.0, is_separated=True)
 )
 
 

@@ -150,4 +150,4 @@ def test_pieces_join_to_the_text(data: bytes):
 def test_long_texts_are_cut_and_say_so():
     assert shortened("x" * (TEXT_CHARS_MAX + 5)).endswith("[5 more characters]")
     assert "--- /dev/null" in unified_diff({}, {"new.py": b"x"}, [])
-    assert "+++ /dev/null" in unified_diff({"old.py": "x"}, {}, ["old.py"])
+    assert "+++ /dev/null" in unified_diff({"old.py": b"x"}, {}, ["old.py"])

@@ -78,6 +78,7 @@ class HostLab:
         return done.stdout.decode().removesuffix("\n").split("\n")
 
     async def grade(self, task, hidden, changes):
+        changes = {path: data.decode() for path, data in changes.items()}
         if hidden.peer:
             files = {**task.files, **changes}
             done = run_apart(self.folder, hidden.argv, hidden.peer, files, hidden.files)

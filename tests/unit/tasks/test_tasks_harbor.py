@@ -10,6 +10,7 @@ from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
 from penstock.envs.tasks.harbor_folder import MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
+from penstock.envs.tasks.storage import task_objects
 from penstock.infra.tasks.actions import tasks_page, write_set
 from penstock.messages.task import MachineNeeds, Split
 
@@ -31,7 +32,7 @@ def test_a_task_comes_back_as_it_was_written(tmp_path):
 def test_a_folder_has_what_harbor_asks_for():
     (candidate,) = ladder(1)
     files = harbor_files(candidate, Split.HELDOUT)
-    settings = tomllib.loads(files["task.toml"])
+    settings = tomllib.loads(files["task.toml"].decode())
     assert settings["version"] == "1.0"
     assert {"metadata", "verifier", "agent", "environment"} <= settings.keys()
     assert settings["metadata"]["difficulty"] in {"easy", "medium", "hard"}
@@ -40,9 +41,10 @@ def test_a_folder_has_what_harbor_asks_for():
     assert {"instruction.md", "environment/Dockerfile", "tests/test.sh", "solution/solve.sh"} <= (
         files.keys()
     )
-    assert "/logs/verifier/reward.txt" in files["tests/test.sh"]
-    visible = [text for path, text in files.items() if path.startswith("environment/")]
-    assert not any(line in text for line in candidate.hidden.files.values() for text in visible)
+    assert b"/logs/verifier/reward.txt" in files["tests/test.sh"]
+    visible = [data for path, data in files.items() if path.startswith("environment/")]
+    hidden = candidate.hidden.contents.values()
+    assert not any(data in shown for data in hidden for shown in visible)
 
 
 def test_an_allow_list_travels_with_its_task_and_is_checked(tmp_path):
@@ -155,11 +157,59 @@ def test_no_link_leads_out_of_a_task(tmp_path):
             read_harbor(folder)
 
 
-def test_binary_and_oversized_files_are_refused(tmp_path):
+BINARY = b"\x89PNG\xff\xfe\0"
+
+
+def test_binary_files_come_in_and_go_out_as_they_are(tmp_path):
     folder = written(tmp_path)
-    (folder / "environment/files/a.bin").write_bytes(b"\xff\xfe")
-    with pytest.raises(MalformedTaskError, match="UTF-8"):
+    for place in ("environment", "tests", "solution"):
+        (folder / place / "files/a.bin").write_bytes(BINARY)
+    candidate = read_harbor(folder)
+    assert candidate.task.binaries == {"a.bin": BINARY} == candidate.hidden.gold_binaries
+    assert candidate.task.contents == candidate.task.binaries | {
+        path: text.encode() for path, text in candidate.task.files.items()
+    }
+    assert read_harbor(write_harbor(candidate, Split.TRAIN, tmp_path / "again")) == candidate
+    objects = task_objects([candidate], Split.TRAIN)
+    assert BINARY in objects["tasks/train"] and BINARY in objects["hidden_tests/train"]
+
+
+def test_a_foreign_tasks_binary_files_come_in_and_go_out_as_they_are(tmp_path):
+    folder = tmp_path / "t"
+    for place in ("environment/data", "tests", "solution"):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "a.bin").write_bytes(BINARY)
+    (folder / "task.toml").write_text('version = "1.0"\n')
+    (folder / "instruction.md").write_text("Do it\n")
+    (folder / "environment/Dockerfile").write_text("FROM debian\nCOPY data/ /app/\n")
+    (folder / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    candidate = read_harbor(folder)
+    assert candidate.task.binaries == {"a.bin": BINARY}
+    assert candidate.hidden.binaries == {"/tests/a.bin": BINARY}
+    again = read_harbor(write_harbor(candidate, Split.TRAIN, tmp_path / "again"))
+    assert again.task.contents == candidate.task.contents
+    assert again.hidden.contents == candidate.hidden.contents
+    assert again.hidden.gold_contents == candidate.hidden.gold_contents
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("instruction.md", "UTF-8"),
+        ("task.toml", "UTF-8"),
+        ("tests/penstock.json", "UTF-8|JSON"),
+        ("tests/files/check.py", "hidden test check.py"),
+    ],
+)
+def test_what_is_read_as_text_must_be_text(tmp_path, place, text):
+    folder = written(tmp_path)
+    (folder / place).write_bytes(BINARY)
+    with pytest.raises(MalformedTaskError, match=text):
         read_harbor(folder)
+
+
+def test_oversized_files_are_refused(tmp_path):
+    folder = written(tmp_path)
     (folder / "environment/files/a.bin").write_bytes(bytes((8 << 20) + 1))
     with pytest.raises(MalformedTaskError, match="at most"):
         read_harbor(folder)
@@ -193,7 +243,7 @@ def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
     ],
 )
 def test_a_foreign_dockerfile_says_what_an_agent_starts_with(dockerfile, placed):
-    context = {"a.py": "a", "src/b.py": "b", "src/c/d.py": "d"}
+    context = {"a.py": b"a", "src/b.py": b"b", "src/c/d.py": b"d"}
     assert set(start_files(dockerfile, context)) == placed
 
 
