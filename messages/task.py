@@ -62,7 +62,7 @@ class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """The least `IsolationClass` (`envs/sandbox.py`)."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the agent may see of a task."""
 
     task_id: str
