@@ -1,4 +1,4 @@
-"""The examples' parts, without a run; `tests/e2e/test_examples.py` runs them whole."""
+"""The examples' parts, without a run; `tests/e2e/examples` runs them whole."""
 
 import ast
 import importlib.util

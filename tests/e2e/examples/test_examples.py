@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from .launched import PENSTOCK
+from ..launched import PENSTOCK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.vm
