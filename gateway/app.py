@@ -19,6 +19,7 @@ from penstock.gateway.feedback import (
 from penstock.gateway.health import healthz, metrics, model, models, readyz
 from penstock.gateway.identity import random_id
 from penstock.gateway.page.episodes import list_episodes, read_episode
+from penstock.gateway.page.labels import post_label
 from penstock.gateway.page.live_page import live_page
 from penstock.gateway.page.monitor_feed import MonitorFeed, monitor_events, monitor_state
 from penstock.gateway.routes.chat import read_chat
@@ -65,6 +66,7 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
             web.get("/v1/monitor/events", partial(monitor_events, services, feed)),
             web.get("/v1/monitor/episodes", partial(list_episodes, services)),
             web.get("/v1/monitor/episodes/{rollout_id}", partial(read_episode, services)),
+            web.post("/v1/monitor/episodes/{rollout_id}/labels", partial(post_label, services)),
             web.get("/", partial(live_page, services)),
         ]
     )

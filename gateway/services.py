@@ -258,18 +258,32 @@ class Services:
         """
         if self.config.is_local and is_same_host(request):
             return
+        try:
+            self.admit_operator(request)
+        except ApiError as error:
+            if error.status == 401:
+                request[EXTRA_HEADERS] = {"WWW-Authenticate": 'Basic realm="penstock"'}
+            raise
+
+    def admit_operator(self, request: web.Request) -> KeySpec:
+        """Return the operator's key of a request, wherever it comes from.
+
+        Raises:
+            ApiError: 401; 403, the key is a tenant's.
+
+        """
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
             key = self.keys.find(f"Bearer {_password(given)}")
         else:
             key = self.keys.find(f"{scheme} {given}")
         if key is None:
-            request[EXTRA_HEADERS] = {"WWW-Authenticate": 'Basic realm="penstock"'}
             text = "expected an operator's key: as a bearer key, or as the password of a user"
             raise ApiError(401, "invalid_api_key", text)
         if not key.operator:
             text = "what all tenants do is for operators: expected a key with operator = true"
             raise ApiError(403, "not_an_operator", text)
+        return key
 
     def authenticate(self, request: web.Request) -> KeySpec:
         """Return the key of a request.

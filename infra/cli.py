@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from penstock.infra.bench.command import BENCHES
+from penstock.infra.commands.episode_arguments import add_label, add_show
 from penstock.infra.commands.images import add_images
 from penstock.infra.commands.output import printable
 from penstock.infra.commands.parsers import Commands, add_command, add_host_file, add_run_name
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add_host_file(add_command(commands, "status", status, text, of_run=True, has_json=True))
     text = "show the state of a run, updated every second"
     add_host_file(add_command(commands, "top", "commands.status:top_command", text, of_run=True))
-    _add_show(commands)
+    add_show(commands)
+    add_label(commands)
     _add_channel(commands)
     _add_experiment(commands)
     _add_log(commands)
@@ -150,18 +152,6 @@ def _add_serve(commands: Commands) -> None:
     serve.add_argument("--run-id", help="of a checkpoint: id of the new run")
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                        help="override one key, e.g. serve.epoch_samples=64")  # fmt: skip
-
-
-def _add_show(commands: Commands) -> None:
-    text = "show a run's episodes, or one of them turn by turn"
-    show = add_command(
-        commands, "show", "commands.show:show_command", text, of_run=True, has_json=True
-    )
-    show.add_argument("episode", nargs="?", metavar="EPISODE", help="its id, or how that begins")
-    text = "list those with this, e.g. outcome=failed or step=12"
-    show.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=text)
-    show.add_argument("-n", "--limit", type=int, default=40, help="length of the list")
-    add_host_file(show)
 
 
 def _add_channel(commands: Commands) -> None:

@@ -81,6 +81,7 @@ from penstock.messages.sandbox import (
     SaveSandbox,
     WriteFiles,
 )
+from penstock.messages.signals.episode_labels import EpisodeLabeled
 from penstock.messages.signals.preferences import (
     Label,
     PreferencePair,
@@ -112,7 +113,7 @@ from penstock.messages.weights import (
 )
 
 EVENTS = (
-    StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
+    StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict, EpisodeLabeled,
     WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,

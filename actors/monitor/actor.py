@@ -43,7 +43,7 @@ class Monitor(Actor):
         return ()
 
     async def _follow(self) -> None:
-        async for delivery in self._bus.follow(self._fold.types):
+        async for delivery in self._bus.follow([*{*self._fold.types, *self._index.handlers}]):
             self._fold.apply(delivery.event, delivery.stored_at)
             if handler := self._index.handlers.get(type(delivery.event)):
                 handler(delivery.event, delivery.stored_at)

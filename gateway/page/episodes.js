@@ -1,7 +1,7 @@
 // Episodes: the list with its filters, and one of them turn by turn. All text is set as text.
 const ROWS_SHOWN = 300;
 const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "category"], ["fate", "fate"]];
-const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null };
+const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null, labeler: "operator", key: "", shownEpisode: null };
 const words = (v) => String(v ?? "").replaceAll("_", " ");
 
 async function unpack(name) {
@@ -45,10 +45,10 @@ function rowCells(row) {
   link.href = `#episode/${encodeURIComponent(row.rollout_id)}`;
   const outcome = html("span", row.outcome === "solved" ? "good-text" : row.outcome ? "" : "muted", words(row.outcome ?? "–"));
   return [link, row.task_id ?? "", words(row.end ?? "running"), outcome, row.reward === undefined ? "–" : row.reward.toFixed(2), integer(row.num_turns), integer(row.num_tokens),
-    row.step ? `${row.step}` : "–", words(row.fate ?? ""), row.advantage ? row.advantage.toFixed(2) : ""];
+    row.step ? `${row.step}` : "–", words(row.fate ?? ""), row.advantage ? row.advantage.toFixed(2) : "", row.label === undefined ? "" : row.label.toFixed(2)];
 }
 
-const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage"], rows.map(rowCells), [4, 5, 6, 7, 9], { optional: [2, 6, 7, 8, 9] });
+const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage", "label"], rows.map(rowCells), [4, 5, 6, 7, 9, 10], { optional: [2, 6, 7, 8, 9] });
 
 function drawRows() {
   const kept = episodes.rows.filter(keeps);
@@ -140,6 +140,59 @@ function drawVerdict(verdict) {
   return html("section", "card", html("h2", "", "Verdict"), list, ...findings, verdict.detail ? html("pre", "context", verdict.detail) : null);
 }
 
+// Labels: what people say of the episode. In a report they can be read alone.
+function drawLabels(place, episode) {
+  const said = (episode.labels ?? []).map((one) => html("p", "label", html("b", "", html("bdi", "", one.labeler), ` · ${one.value.toFixed(2)}`), one.comment ? html("pre", "context", one.comment) : null));
+  const card = html("section", "card", html("h2", "", "Labels"), ...(said.length ? said : [empty("Nobody has labeled it.")]));
+  if (!EMBEDDED) card.append(labelForm(place, episode.row.rollout_id));
+  return card;
+}
+
+function field(tag, label, settings) {
+  const input = html(tag);
+  Object.assign(input, settings);
+  input.setAttribute("aria-label", label);
+  input.placeholder = label;
+  return input;
+}
+
+function labelForm(place, id) {
+  const value = field("input", "score, 0 to 1", { type: "number", min: 0, max: 1, step: 0.01, required: true });
+  const labeler = field("input", "your name", { value: episodes.labeler, maxLength: 64, required: true });
+  const comment = field("textarea", "why (up to 2000 characters)", { maxLength: 2000, rows: 2 });
+  const key = field("input", "operator's key (runs/<id>/gateway_key)", { type: "password", value: episodes.key, autocomplete: "off" });
+  const told = html("p", "sub");
+  const preset = (text, score) => {
+    const button = html("button", "", text);
+    button.type = "button";
+    button.onclick = () => { value.value = score; };
+    return button;
+  };
+  const form = html("form", "labeling", html("div", "filters", preset("Good", 1), preset("Bad", 0), value, labeler), comment, html("div", "filters", key, html("button", "", "Label")), told);
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    episodes.labeler = labeler.value;
+    episodes.key = key.value;
+    const headers = { "Content-Type": "application/json" };
+    if (key.value) headers.Authorization = `Bearer ${key.value.trim()}`;
+    const body = JSON.stringify({ value: Number(value.value), labeler: labeler.value, comment: comment.value });
+    try {
+      const response = await fetch(`/v1/monitor/episodes/${encodeURIComponent(id)}/labels`, { method: "POST", headers, body });
+      if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error?.message ?? `status ${response.status}`);
+      const before = episodes.shownEpisode;
+      for (let i = 0; i < 20 && before === episodes.shownEpisode; i++) {
+        const found = await loadEpisode(id);
+        if ((found.labels ?? []).some((one) => one.labeler === labeler.value && (one.comment ?? "") === comment.value && one.value === Number(value.value))) return drawEpisode(place, found);
+        await new Promise((resolve) => setTimeout(resolve, 250));
+      }
+      told.textContent = "Stored; it is not shown yet.";
+    } catch (error) {
+      told.textContent = error.message;
+    }
+  };
+  return form;
+}
+
 async function compareGroup(place, rows) {
   place.replaceChildren(empty("Loading the group."));
   const found = await Promise.allSettled(rows.map((row) => loadEpisode(row.rollout_id)));
@@ -154,6 +207,7 @@ async function compareGroup(place, rows) {
 
 function drawEpisode(place, episode) {
   const { row } = episode;
+  episodes.shownEpisode = episode;
   const back = html("a", "", "All episodes");
   back.href = "#episodes";
   const facts = [`task ${row.task_id} (${row.category ?? ""})`, row.purpose ?? "train", `group ${row.group_id}`, `ended: ${words(row.end)}`, `${integer(row.num_turns)} turns`,
@@ -174,6 +228,7 @@ function drawEpisode(place, episode) {
   const right = html("div", "column",
     episode.verdict ? drawVerdict(episode.verdict) : html("section", "card", html("h2", "", "Verdict"), empty("There is no verdict.")),
     html("section", "card", html("h2", "", "Changes"), episode.files_missing ? empty(episode.files_missing) : episode.diff ? drawDiff(episode.diff) : empty("It changed no file.")),
+    drawLabels(place, episode),
   );
   place.replaceChildren(
     html("section", "card", html("h2", "", row.rollout_id), html("p", "sub", facts.join(" · ")), episode.instruction ? html("pre", "context", episode.instruction) : null, episode.error ? html("p", "bad-text", episode.error) : null, back),

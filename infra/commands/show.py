@@ -110,7 +110,9 @@ def whole_id(given: str, index: EpisodeIndex) -> str:
 def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
     """Lay rows out as a table."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate"):
+    names = ["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate"]
+    has_labels = any(row.num_labels for row in rows)
+    for name in [*names, *(["label"] if has_labels else [])]:
         table.add_column(name, justify="right" if name in {"reward", "turns", "tokens"} else "left")
     for row in map(printable_struct, rows):
         table.add_row(
@@ -118,6 +120,7 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
             "-" if row.reward is None else f"{row.reward:.2f}",
             *(str(row.num_turns), str(row.num_tokens)),
             *(str(row.step or "-"), row.fate or "-"),
+            *(["-" if row.label is None else f"{row.label:.2f}"] if has_labels else []),
         )
     return Group(table, Text(f"{len(rows)} of {num_known} episodes", style="dim"))
 
@@ -142,6 +145,9 @@ def render_episode(episode: EpisodeView) -> RenderableType:
         parts.append(Panel(_colored_diff(episode.diff), title="changes"))
     if episode.verdict:
         parts.append(_verdict(episode.verdict))
+    if episode.labels:
+        said = [f"{one.labeler}: {one.value:.2f}  {one.comment}" for one in episode.labels]
+        parts.append(Panel(Text("\n".join(said)), title="labels"))
     if len(episode.group) > 1:
         parts.append(Panel(episode_table(episode.group, len(episode.group)), title="its group"))
     return Group(*parts)

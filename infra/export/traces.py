@@ -29,6 +29,7 @@ from penstock.messages.errors import ConfigError, CorruptDataError
 from penstock.messages.reading.trajectories import last_of, read_turns, segments
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn
+from penstock.messages.signals.episode_labels import EpisodeLabeled, EpisodeLabels
 from penstock.messages.task import Purpose, Split
 
 
@@ -74,12 +75,16 @@ async def _traces(
     instructions = {task.task_id: task.instruction for task in await load_tasks(store, Split.TRAIN)}
     solved: set[str] = set()
     finished: dict[str, RolloutFinished] = {}
-    async for delivery in bus.follow((RolloutFinished, Verdict), stop_at_end=True):
+    labels = EpisodeLabels()
+    types = (RolloutFinished, Verdict, EpisodeLabeled)
+    async for delivery in bus.follow(types, stop_at_end=True):
         match delivery.event:
             case RolloutFinished() as event if event.purpose is Purpose.TRAIN:
                 finished[event.rollout_id] = event
             case Verdict() as event if event.outcome is Outcome.SOLVED:
                 solved.add(event.rollout_id)
+            case EpisodeLabeled() as event:
+                labels.add(event)
             case _:
                 pass
     for rollout in finished.values():
@@ -89,6 +94,8 @@ async def _traces(
         for trace in traces_of(chat, instruction, await read_turns(store, last_of(bus), rollout)):
             metadata = {"rollout_id": rollout.rollout_id, "task_id": rollout.task_id}
             metadata["policy_version"] = str(rollout.min_policy_version)
+            if (label := labels.mean(rollout.rollout_id)) is not None:
+                metadata["label"] = f"{label:g}"
             yield msgspec.structs.replace(trace, metadata=metadata)
 
 

@@ -6,7 +6,7 @@ from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.infra.judge.agreement import Judgment, measure
 from penstock.infra.judge.asking import JudgeSilentError, score_all
 from penstock.infra.judge.calibration import Calibration
-from penstock.infra.judge.labels import HumanLabel, by_criterion
+from penstock.infra.judge.labels import HumanLabel, by_criterion, nearest_choice
 from penstock.messages.reward import JudgeScore
 
 
@@ -50,13 +50,8 @@ def _judgments(
         if (score := found.score) is None:
             cause = found.detail
             continue
-        choice = _nearest(score, choices)
+        choice = nearest_choice(score, choices)
         judgments.append(Judgment(human=label.choice, judge=choice, score=score))
     if not judgments:
         raise JudgeSilentError(f"criterion {numbered[0][1].criterion}: no score: {cause}")
     return judgments
-
-
-def _nearest(score: float, choices: Mapping[str, float]) -> str:
-    """Return the choice whose score is nearest, the first of several."""
-    return min(choices, key=lambda one: abs(choices[one] - score))

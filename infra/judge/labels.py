@@ -2,9 +2,9 @@
 
     {"criterion": "clear", "choice": "yes", "task": "...", "diff": "...", "final": "..."}
 
-A line's `choice` is one of the criterion's, word for word. Labels of a log (`messages.signals`)
-say of a served reply whether it was good: their context is the task, the reply the final message,
-and good is the criterion's best choice, not good its worst.
+A line's `choice` is one of the criterion's, word for word. Labels of a log (`messages.signals`) are
+of episodes (`penstock label`): the choice is the one whose score is nearest; or of served replies:
+their context is the task, the reply the final message, and good is the criterion's best choice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,23 @@ from pathlib import Path
 import msgspec
 
 from penstock.actors.judge.rubric.config import CriterionConfig, RubricConfig
-from penstock.actors.judge.submission import Submission
+from penstock.actors.judge.submission import Submission, read_submission
+from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.storage import GradedTask, load_tasks
 from penstock.infra.corpora.lines import read_lines
 from penstock.infra.export.preferences import PreferenceReader, standing
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
-from penstock.messages.bus import Bus
-from penstock.messages.errors import ConfigError
-from penstock.messages.reading.trajectories import last_of
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.trajectories import last_of, read_trajectory
+from penstock.messages.rollout import RolloutFinished
+from penstock.messages.signals.episode_labels import EpisodeLabeled, EpisodeLabels
 from penstock.messages.signals.preferences import Label
+from penstock.messages.task import HiddenTests, Split
 
 LABELS_MAX = 100_000
 
@@ -77,7 +84,7 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
 
 
 async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLabel]:
-    """Return what users of a run said of replies, as labels of one criterion.
+    """Return what people said of a run's episodes and replies, as labels of one criterion.
 
     Raises:
         ConfigError: The log has none that can be read.
@@ -88,7 +95,9 @@ async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLa
         text = (await store.get(TOKENIZER_KEY)).decode()
         tokenizer = Tokenizer.from_json(text, TOKENIZER_KEY)
         reader = PreferenceReader(store, open_vault(run), last_of(bus), tokenizer, chat=None)
-        found = await standing_labels(bus, reader, criterion)
+        chat = open_chat(load_config(run.config).model.chat, tokenizer)
+        found = await episode_labels(bus, store, chat, criterion)
+        found += await standing_labels(bus, reader, criterion)
     if not found:
         raise ConfigError(f"--run: {run.run_id}: its log has no label that can be read")
     return found
@@ -113,6 +122,39 @@ async def standing_labels(
                 )
             )
     return found
+
+
+async def episode_labels(
+    bus: Bus, store: ObjectStore, chat: ChatFormat, criterion: CriterionConfig
+) -> list[HumanLabel]:
+    """Return the labels of a log's episodes that count and whose content can still be read."""
+    labels = EpisodeLabels()
+    async for delivery in bus.follow([EpisodeLabeled], stop_at_end=True):
+        assert isinstance(delivery.event, EpisodeLabeled)
+        labels.add(delivery.event)
+    last = last_of(bus)
+    tasks = {task.task_id: task for split in Split for task in await load_tasks(store, split)}
+    found: list[HumanLabel] = []
+    for rollout_id in labels.rollout_ids[:LABELS_MAX]:
+        finished = await last(RolloutFinished, rollout_id)
+        if finished is None or (task := tasks.get(finished.task_id)) is None:
+            continue
+        try:
+            trajectory = await read_trajectory(store, last, finished)
+        except CodecError:  # A payload was collected.
+            continue
+        hidden = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
+        done = read_submission(trajectory, GradedTask(task=task, hidden=hidden), chat)
+        work = {"task": done.task, "diff": done.diff, "final": done.final, "turns": done.turns}
+        for label in labels.of(rollout_id):
+            choice = nearest_choice(label.value or 0.0, criterion.choices)
+            found.append(HumanLabel(criterion=criterion.name, choice=choice, **work))
+    return found[:LABELS_MAX]
+
+
+def nearest_choice(score: float, choices: Mapping[str, float]) -> str:
+    """Return the choice whose score is nearest, the first of several."""
+    return min(choices, key=lambda one: abs(choices[one] - score))
 
 
 def _ends(choices: Mapping[str, float]) -> tuple[str, str]:

@@ -51,9 +51,14 @@ class EpisodeRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     fate: Outcome | None = None
     """What became of it in that step: trained as judged, or left out, and why."""
     advantage: float = 0.0
+    label: float | None = None
+    """Mean of what people say of it, 0 to 1; None where nobody has."""
+    num_labels: int = 0
 
 
-class EpisodeFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EpisodeFilter(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Which episodes to list; a field that is left out keeps all."""
 
     text: Words = ""
@@ -66,6 +71,8 @@ class EpisodeFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reward_max: float | None = None
     turns_min: NonNegativeInt = 0
     turns_max: NonNegativeInt | None = None
+    is_labeled: bool | None = None
+    """Whether a person has said something of it."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = ROWS_MAX
     """The newest ones."""
 
@@ -81,6 +88,7 @@ class EpisodeFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             and self.step in {None, row.step}
             and self.turns_min <= row.num_turns
             and (self.turns_max is None or row.num_turns <= self.turns_max)
+            and self.is_labeled in {None, row.label is not None}
             and self._has_reward(row.reward)
         )
 

@@ -38,6 +38,7 @@ from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
 from penstock.gateway.app import ROUTES
+from penstock.gateway.page.labels import read_label
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.commands.log_file import read_entries
 from penstock.infra.commands.log_lines import plain_map
@@ -309,6 +310,7 @@ _BODIES = {
     for path, (read, _) in ROUTES.items()
 }
 TARGETS: dict[str, Target] = _BODIES | {
+    "label": Target(read_label, lambda: [b'{"value": 0.5, "labeler": "ann", "comment": "so"}']),
     "messages": Target(decode, messages),
     "intake": Target(_intake, _intake_seeds),
     "delta": Target(_apply_payload, _payloads),

@@ -14,6 +14,7 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.requests.episodes import ROWS_MAX, EpisodeFilter
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
+from penstock.messages.signals.episode_labels import EpisodeLabeled
 
 E = TypeVar("E", bound=Event)
 
@@ -41,7 +42,7 @@ class EpisodeCollector:
         """Keep an event that was stored at `at` (unix seconds)."""
         if handler := self.index.handlers.get(type(event)):
             handler(event, at)
-        if isinstance(event, RolloutFinished | Verdict | TurnSampled):
+        if isinstance(event, RolloutFinished | Verdict | TurnSampled | EpisodeLabeled):
             self._keep(event.rollout_id, event)
 
     async def last(self, event_type: type[E], key: str, /) -> E | None:

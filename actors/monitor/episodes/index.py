@@ -5,10 +5,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from penstock.messages.base import Event
 from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished
+from penstock.messages.signals.episode_labels import EpisodeLabeled, EpisodeLabels
 from penstock.messages.training import BatchManifest
 
 NUM_EPISODES_MAX = 20_000
@@ -26,7 +29,10 @@ class EpisodeIndex:
             RolloutFinished: self._finished,
             Verdict: self._judged,
             BatchManifest: self._manifest,
+            EpisodeLabeled: self._labeled,
         }
+        self.labels = EpisodeLabels()
+        """Without their comments, which the log has."""
 
     def __len__(self) -> int:
         """Return the number of episodes."""
@@ -53,6 +59,7 @@ class EpisodeIndex:
             self._groups[group_id].add(rollout_id)
         while len(self._rows) > self.num_max:
             oldest, gone = self._rows.popitem(last=False)
+            self.labels.forget(oldest)
             self._groups[gone.group_id].discard(oldest)
             if not self._groups[gone.group_id]:
                 del self._groups[gone.group_id]
@@ -74,6 +81,12 @@ class EpisodeIndex:
         row.judge, row.outcome = event.judge, event.outcome
         row.reward = None if event.outcome.is_masked else event.reward
         row.num_findings = len(event.findings)
+
+    def _labeled(self, event: EpisodeLabeled, at: float) -> None:
+        row = self._row(event.rollout_id, event.group_id)
+        self.labels.add(msgspec.structs.replace(event, comment=""))
+        row.num_labels = len(self.labels.of(event.rollout_id))
+        row.label = self.labels.mean(event.rollout_id)
 
     def _manifest(self, event: BatchManifest, at: float) -> None:
         for group in (*event.groups, *event.discarded):

@@ -23,6 +23,7 @@ from penstock.messages.rollout import (
     Turn,
     VersionSpan,
 )
+from penstock.messages.signals.episode_labels import EpisodeLabeled
 from penstock.messages.task import Purpose, Split, Task
 
 TEXT_CHARS_MAX = 1 << 20
@@ -66,6 +67,15 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     findings: list[CheatFinding] = []
 
 
+class LabelView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person said."""
+
+    labeler: str
+    value: float
+    """From 0, bad, to 1, good."""
+    comment: str = ""
+
+
 class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An episode as a whole."""
 
@@ -78,6 +88,8 @@ class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     files_missing: str = ""
     """Why there is no diff."""
     verdict: VerdictView | None = None
+    labels: list[LabelView] = []
+    """The latest of each labeler."""
     error: str = ""
     """Of the infrastructure."""
     egress: list[EgressAttempt] = []
@@ -116,10 +128,15 @@ class EpisodeReader:
             diff=diff,
             files_missing=missing,
             verdict=_verdict(verdict) if verdict else None,
+            labels=[await self._label(one) for one in index.labels.of(rollout_id)],
             error=event.error,
             egress=event.egress,
             group=index.group(event.group_id),
         )
+
+    async def _label(self, label: EpisodeLabeled) -> LabelView:
+        whole = await self._last(EpisodeLabeled, label.key()) or label
+        return LabelView(labeler=label.labeler, value=label.value or 0.0, comment=whole.comment)
 
     async def _turn(self, event: RolloutFinished, index: int) -> TurnView:
         try:

@@ -14,6 +14,7 @@ from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import Wait
 
 from .browser import chromium
+from .conftest import OPERATOR
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 pytestmark = [
@@ -96,3 +97,24 @@ async def test_a_hostile_episode_is_shown_as_text(site, tmp_path, width, height,
         assert await page.evaluate(overflow) == 0
         assert await page.evaluate("document.querySelectorAll('#episodes script').length") == 0
         assert page.problems == []
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_an_episode_is_labeled_on_the_page(site, tmp_path, width, height):
+    await site.bus.publish([*story(), *episode("h0-m0", "h0")])
+    await with_objects(site.store)
+    text = "document.getElementById('episodes').innerText"
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(f"{site.url}#episode/h0-m0", width=width, height=height)
+        await page.until(f"{text}.includes('Nobody has labeled it.')")
+        await page.evaluate("document.querySelector('.labeling button').click()")
+        comment = f"document.querySelector('.labeling textarea').value = {HOSTILE!r}"
+        await page.evaluate(f"{comment}; document.querySelector('.labeling').requestSubmit()")
+        await page.until(f"{text}.includes('expected an operator')")
+        key = f"document.querySelector('.labeling input[type=password]').value = {OPERATOR!r}"
+        await page.evaluate(f"{key}; document.querySelector('.labeling').requestSubmit()")
+        await page.until(f"{text}.includes('operator · 1.00')")
+        assert HOSTILE[:30] in await page.evaluate("document.querySelector('.label').innerText")
+        assert await page.evaluate(overflow) == 0
+        assert await page.evaluate("document.querySelectorAll('#episodes script').length") == 0

@@ -1,0 +1,90 @@
+"""`POST /v1/monitor/episodes/{rollout_id}/labels`: what a person says of an episode.
+
+For operators alone, on this machine too. A page of another site can neither send JSON here without
+asking first, which nobody answers, nor hide that it is another site.
+"""
+
+import msgspec
+from aiohttp import web
+
+from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.identity import random_id
+from penstock.gateway.request_body import read_whole
+from penstock.gateway.routes.body import decode_body
+from penstock.gateway.services import Services
+from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import RolloutFinished
+from penstock.messages.signals.episode_labels import (
+    Comment,
+    EpisodeLabeled,
+    Labeler,
+    LabelValue,
+)
+from penstock.messages.streams import check_token
+
+BODY_BYTES_MAX = 16 << 10
+_OWN_SITES = {None, "same-origin", "none"}
+
+
+class LabelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a label."""
+
+    value: LabelValue | None
+    """From 0, bad, to 1, good; null takes the labeler's label back."""
+    labeler: Labeler = "operator"
+    comment: Comment = ""
+
+
+async def post_label(services: Services, request: web.Request) -> web.Response:
+    """Store a label of a finished episode.
+
+    Raises:
+        ApiError: 401 or 403, no operator; 403, from a page of another site; 404, no such episode;
+            413, 415 or 400, the body; 429, the key said too much.
+
+    """
+    key = services.admit_operator(request)
+    if request.headers.get("Sec-Fetch-Site") not in _OWN_SITES:
+        raise ApiError(403, "cross_site", "expected a request of the gateway's own page")
+    if request.content_type != "application/json":
+        raise ApiError(415, "unsupported_media_type", "expected Content-Type application/json")
+    data = await read_whole(services, request)
+    body = read_label(data)
+    await services.limits.admit_feedback(key, f"k-{key.key_id}", len(data))
+    finished = await _finished(services, request)
+    event = EpisodeLabeled(
+        rollout_id=finished.rollout_id,
+        group_id=finished.group_id,
+        label_id=random_id("label"),
+        labeler=body.labeler,
+        value=body.value,
+        comment=body.comment,
+    )
+    await services.ctx.publish(event)
+    return web.json_response({"label_id": event.label_id})
+
+
+def read_label(data: bytes) -> LabelBody:
+    """Return a body.
+
+    Raises:
+        ApiError: 413 or 400.
+
+    """
+    if len(data) > BODY_BYTES_MAX:
+        raise ApiError(413, "body_too_large", f"expected at most {BODY_BYTES_MAX} bytes")
+    body = decode_body(data, LabelBody)
+    if not body.labeler.isprintable():
+        raise invalid("expected printable text", "labeler")
+    return body
+
+
+async def _finished(services: Services, request: web.Request) -> RolloutFinished:
+    rollout_id = request.match_info["rollout_id"]
+    try:
+        finished = await services.ctx.last(RolloutFinished, check_token(rollout_id, "episode"))
+    except ConfigError:
+        finished = None
+    if finished is None:
+        raise ApiError(404, "no_such_episode", "the log has no finished episode of that id")
+    return finished
