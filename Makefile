@@ -5,13 +5,14 @@ VLLM_VENV := .venv-vllm
 RANKS_VENV := .venv-ranks
 CLIENTS := .venv-clients
 HARBOR_VENV := .venv-harbor
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 STARTED := $(shell date +%s)
 
-.PHONY: run test examples test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor clean help
+.PHONY: run test examples test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -142,8 +143,19 @@ $(VENV)/.base: $(VENV)/.light
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+docs: $(DOCS_VENV)/.installed  ## The documentation as a site, in .cache/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+	@echo "[docs] .cache/site/index.html"
+
+$(DOCS_VENV)/.installed: pyproject.toml
+	@echo "[docs] MkDocs into $(DOCS_VENV)"
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	  | $(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
 doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) $(VLLM_VENV) $(RANKS_VENV) $(HARBOR_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RANKS_VENV) $(HARBOR_VENV) $(DOCS_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
