@@ -27,7 +27,7 @@ from penstock.messages.generation import MOVED_CHANNELS
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a `PenstockError` becomes one clear line and exit code 2."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     module, _, name = arguments.command.partition(":")
     try:
         code = getattr(importlib.import_module(f"penstock.infra.{module}"), name)(arguments)
@@ -42,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="penstock", description="Trains coding agents by reinforcement learning as they work."
     )

@@ -20,6 +20,7 @@ PAGES = {  # of the root's files, the page's name
     "THREATS.md": "threats.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples.md",
 }
 PACKAGES = {  # of the reference, the modules below each: a pattern and a line of introduction
     "messages": (

@@ -16,7 +16,7 @@ from penstock.infra.agent.kept import Checkout, KeptError
 from penstock.infra.agent.loop import AgentReport, End
 from penstock.infra.agent.model import Model
 from penstock.infra.agent.outcome import exit_code, report_outcome, watched
-from penstock.infra.cli import _parser, main
+from penstock.infra.cli import main, make_parser
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 from penstock.messages.signals.declaration import by_name
@@ -49,7 +49,7 @@ def need_checkouts(folder):
 
 
 def arguments(runs, *given):
-    return _parser().parse_args(["--runs-dir", str(runs), "agent", "Mend it.", *given])
+    return make_parser().parse_args(["--runs-dir", str(runs), "agent", "Mend it.", *given])
 
 
 @pytest.mark.parametrize("version", ["1", "2"])

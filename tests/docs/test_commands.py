@@ -1,0 +1,115 @@
+"""Every command that README and docs print: the parser takes it, and it is executed or listed."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.docs.commands import (
+    FAST,
+    NOT_RUN,
+    PROGRAM,
+    ROOT,
+    SLOW,
+    Command,
+    blocks,
+    commands,
+    pages,
+    penstock_words,
+)
+
+from penstock.infra.cli import main, make_parser
+from penstock.infra.run.config_file import load_config
+
+COMMANDS = commands()
+
+
+def named(*beginnings: str) -> list[Command]:
+    return [each for each in COMMANDS if each.text.startswith(beginnings)]
+
+
+def test_blocks_of_commands_are_marked_as_shell():
+    unmarked = [
+        f"{page.name}:{line}"
+        for page in pages()
+        for line, language, content in blocks(page)
+        if language != "sh" and any(PROGRAM.match(each) for each in content.splitlines())
+    ]
+    assert not unmarked, "blocks with commands begin with ```sh"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each.name)
+def test_each_command_is_executed_or_says_why_not(command: Command):
+    assert command.text.startswith((*FAST, *SLOW, *NOT_RUN)), "neither executed nor in NOT_RUN"
+
+
+@pytest.mark.parametrize("reason", NOT_RUN.values())
+def test_tests_that_reasons_name_exist(reason: str):
+    assert all((ROOT / each).exists() for each in re.findall(r"tests/[\w/.]+", reason))
+
+
+@pytest.mark.parametrize("beginning", [*FAST, *SLOW, *NOT_RUN])
+def test_no_entry_is_of_a_command_that_no_page_prints(beginning: str):
+    assert named(beginning)
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if penstock_words(each)], ids=lambda each: each.name
+)
+def test_the_parser_takes_each_command(command: Command):
+    arguments = make_parser().parse_args(penstock_words(command))
+    config = getattr(arguments, "config", None)
+    if config is None or not str(config).startswith("infra/"):
+        return
+    overrides = list(getattr(arguments, "overrides", []))
+    if any(each.startswith("model.checkpoint=") for each in overrides):
+        return  # what fits is up to the folder's model
+    load_config(ROOT / config, overrides)
+
+
+@pytest.mark.parametrize("command", named("make "), ids=lambda each: each.name)
+def test_make_has_each_target(command: Command):
+    target = command.words[1]
+    assert re.search(rf"^{target}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_every_command_of_penstock_is_in_the_list_of_commands():
+    text = (ROOT / "docs" / "commands.md").read_text()
+    [choices] = [each.choices for each in make_parser()._actions if isinstance(each.choices, dict)]
+    assert not [name for name in choices if not re.search(rf"^penstock {name}\b", text, re.M)]
+
+
+def execute(command: Command | str, **replaced: str) -> None:
+    """Execute a printed command of `penstock` in the current folder."""
+    command = command if isinstance(command, Command) else Command("", 0, command)
+    words = [replaced.get(word, word) for word in penstock_words(command)]
+    assert main(words) == 0, command.name
+
+
+def test_weights_commands_work_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    base = torch.arange(4096, dtype=torch.bfloat16)
+    for number, name in enumerate(("BASE", "NEXT", "LATER")):
+        save_file({"w": base + number}, tmp_path / name)
+    execute("penstock weights diff NEXT LATER -o NEXT_DELTA")
+    for command in named("penstock weights"):
+        for name in {"OUT", "DELTA", "step.psdelta"} & set(command.words[-1:]):
+            Path(name).unlink(missing_ok=True)
+        execute(command)
+    assert Path("changes.svg").exists()
+
+
+def test_other_commands_without_a_run_work_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    monkeypatch.chdir(tmp_path)
+    for command in named("penstock images ls", "penstock deploy render"):
+        shutil.rmtree("deploy", ignore_errors=True)
+        execute(command, IMAGE="registry.example/penstock")
+    for command in named("penstock init"):
+        shutil.rmtree(command.words[2], ignore_errors=True)
+        execute(command)
+        assert Path(command.words[2], "config.toml").exists()
