@@ -95,8 +95,8 @@ def test_weights_commands_work_as_printed(tmp_path: Path, monkeypatch: pytest.Mo
         save_file({"w": base + number}, tmp_path / name)
     execute("penstock weights diff NEXT LATER -o NEXT_DELTA")
     for command in named("penstock weights"):
-        for name in {"OUT", "DELTA", "step.psdelta"} & set(command.words[-1:]):
-            Path(name).unlink(missing_ok=True)
+        if "-o" in command.words:  # pages write files of the same names
+            Path(command.words[command.words.index("-o") + 1]).unlink(missing_ok=True)
         execute(command)
     assert Path("changes.svg").exists()
 
