@@ -34,6 +34,7 @@ _LIST = re.compile(r"^([-*]|\d+\.) ")
 _MENTION = re.compile(
     r"(?<![\w/(\[`])(?:docs/([\w-]+)|(" + "|".join(n[:-3] for n in PAGES) + r"))\.md\b"
 )
+_CODE = re.compile(r"\[([^\]]+)\]\((?:own_parts|[\w/]+\.py)\)")
 _markdown: dict[str, str] = {}
 
 
@@ -91,7 +92,8 @@ def _within_site(line: str) -> str:
     line = re.sub(
         r"\]\((?:\.\./)?LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", line
     )
-    line = re.sub(r"\]\(docs/", "](", line)
+    line = re.sub(r"\]\((?:\.\./)?docs/", "](", line)
+    line = _CODE.sub(r"`\1`", line)
     for name, page in PAGES.items():
         line = re.sub(rf"\]\((?:\.\./)?{re.escape(name)}(?=[#)])", f"]({page}", line)
     parts = re.split(r"(`[^`]*`|\[[^\]]*\]\([^)]*\))", line)  # code and links stay as they are

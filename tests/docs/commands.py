@@ -31,6 +31,7 @@ NOT_RUN = {
     "penstock run": "a whole run, or one of a folder; the configuration and its --set are loaded",
     "penstock serve": "serves without end: tests/e2e/serve; the configuration is loaded",
     "penstock top": "shows without end: tests/e2e/test_monitor_status.py",
+    "penstock label": "needs an episode's id: tests/unit",
     "printf": "feeds the command after it",
     "penstock chat": "a dialog that needs a policy that can work: tests/unit/harness",
     "penstock agent": "needs a policy that can work: tests/e2e/gateway",
