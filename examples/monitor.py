@@ -30,6 +30,11 @@ def subjects(document: dict[str, Any], run_id: str) -> dict[str, str]:
     }
 
 
+def read(data: bytes) -> dict[str, Any]:
+    """Return an event as a dict; some of its tables have numbers as keys."""
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
 def line(document: dict[str, Any], event: dict[str, Any]) -> str:
     """Return an event as a line: its numbers and short texts, by the fields of its schema."""
     fields = document["components"]["schemas"][event["type"]]["properties"]
@@ -51,7 +56,7 @@ async def follow(folder: Path) -> None:
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=1000)
 
     async def receive(message: Any) -> None:
-        await events.put(msgpack.unpackb(message.data))
+        await events.put(read(message.data))
 
     for name in WANTED:
         await client.jetstream().subscribe(

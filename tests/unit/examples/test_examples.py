@@ -5,7 +5,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from penstock.actors.judge.judges import make_judge
@@ -22,7 +21,7 @@ from penstock.messages.training import StepCompleted
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STEP = StepCompleted(
     step=3, policy_version=3, weights_digest="a", optimizer_digest="b",
-    metrics={"pass_rate": 0.25, "loss": 1.0},
+    metrics={"pass_rate": 0.25, "loss": 1.0}, staleness_tokens={0: 9},
 )  # fmt: skip
 
 
@@ -84,7 +83,7 @@ def test_the_monitor_finds_and_reads_what_a_run_publishes(monitor):
     subject = monitor.subjects(document(), "r1")["StepCompleted"]
     assert event_subject("r1", STEP) == subject.replace(">", "3")
     assert set(monitor.WANTED) <= set(monitor.subjects(document(), "r1"))
-    said = monitor.line(document(), msgpack.unpackb(encode(STEP)))
+    said = monitor.line(document(), monitor.read(encode(STEP)))
     assert said.startswith("[monitor] StepCompleted: step=3 policy_version=3")
     assert "pass_rate=0.25 loss=1" in said
 
