@@ -55,8 +55,8 @@ class Comparison:
         """Return what changed since, as `diff -u` shows it; links and `.git` are left out."""
         after = _contents(self._folder)
         changed = {path: data for path, data in after.items() if self._before.get(path) != data}
-        before = {path: data.decode("utf-8", "replace") for path, data in self._before.items()}
-        return unified_diff(before, changed, sorted(self._before.keys() - after.keys()))
+        deleted = sorted(self._before.keys() - after.keys())
+        return unified_diff(self._before, changed, deleted)
 
 
 def _copy(folder: Path, place: Path) -> None:

@@ -22,6 +22,7 @@ import torch
 from nats.aio.client import Client
 
 from penstock.actors.runtime.vault import Vault
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.routes import rollout_routes
 from penstock.actors.trainer.turns import TurnStore
 from penstock.infra.bus.collector import collect
@@ -196,7 +197,7 @@ async def _read(bus: NatsBus, store: DirectoryStore, turns: list[Turn]) -> int:
             case RolloutFinished() as event:
                 kept.add(event.rollout_id, event)
             case BatchManifest() as event:
-                loaded = await kept.load(event, store, last_of(bus))
+                loaded = await kept.load(trained_samples(event), store, last_of(bus))
                 rollout_routes(next(iter(loaded.values())))
                 assert all(found == turns for found in loaded.values())
                 assert kept.num_bytes <= TURNS_BYTES_MAX

@@ -34,7 +34,7 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, help=text)
     text = "finished run that `latency` serves a copy of (default: the newest)"
     parser.add_argument("--run", default="latest", metavar="RUN", help=text)
-    text = "folder of what is finished: started again, the simulation goes on (`latency` anew)"
+    text = "folder of what is finished: started again, the simulation resumes (but for `latency`)"
     parser.add_argument("--results", type=Path, metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
