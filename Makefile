@@ -24,7 +24,7 @@ run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
 	  && $(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
 
 # A monitor follows the first run from a process of its own.
-examples: setup  ## Three small programs, each at most 3 minutes: examples/README.md
+examples: setup  ## Three small programs, a few minutes each: examples/README.md
 	@rm -rf runs/examples && mkdir -p runs/examples
 	$(BIN)/python examples/monitor.py runs/examples/own-parts & \
 	  cd examples/own_parts && ../../$(BIN)/penstock --runs-dir ../../runs/examples run --config config.toml \
