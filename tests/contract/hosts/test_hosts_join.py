@@ -17,7 +17,7 @@ from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.cli import main
 from penstock.infra.run import liveness
-from penstock.infra.run.liveness import answer_as_launcher, check_alone, until_closed, until_open
+from penstock.infra.run.liveness import answer, check_alone, until_closed, until_open
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import FORMAT
 from penstock.messages.control import RunClosed, RunFinished, RunOpened, RunStarted
@@ -214,7 +214,7 @@ async def test_a_run_has_one_launcher(monkeypatch):
         MemoryBus(server, run_id=RUN, name=name, store=MemoryStore()) for name in ("a", "b")
     )
     await check_alone(first)
-    stop = await first.serve(liveness.LAUNCHER, answer_as_launcher)
+    stop = await first.serve(liveness.LAUNCHER, answer)
     with pytest.raises(BusError, match=f"run {RUN}: a launcher is running it on another host"):
         await check_alone(second)
     await stop()

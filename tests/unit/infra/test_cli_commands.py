@@ -21,7 +21,7 @@ def commands(parser: argparse.ArgumentParser) -> dict[str, str]:
     return found
 
 
-COMMANDS = commands(cli._parser())
+COMMANDS = commands(cli.make_parser())
 
 
 def test_the_known_commands_are_found():

@@ -16,6 +16,6 @@ def test_each_next_step_is_a_command(tmp_path, monkeypatch):
     for line in lines:
         program, *words = shlex.split(line.partition("#")[0])
         assert program == "bin/penstock"
-        arguments = cli._parser().parse_args(words)
+        arguments = cli.make_parser().parse_args(words)
         assert arguments.runs_dir.name == "runs"
         assert "r1" in vars(arguments).values()

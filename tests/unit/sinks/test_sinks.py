@@ -170,7 +170,9 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, name) -> None:
 
 def test_nothing_but_the_command_imports_the_libraries() -> None:
     libraries = "{'tensorboard', 'wandb', 'opentelemetry'}"
-    code = f"from penstock.infra import cli; cli._parser(); print({libraries} & set(sys.modules))"
+    code = (
+        f"from penstock.infra import cli; cli.make_parser(); print({libraries} & set(sys.modules))"
+    )
     command = [sys.executable, "-c", f"import sys; {code}"]
     out = subprocess.run(command, check=True, capture_output=True, text=True)
     assert out.stdout.strip() == "set()"
