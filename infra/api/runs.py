@@ -1,6 +1,5 @@
 """Runs from Python: start one, follow its events, read its log as tables, replay it."""
 
-import argparse
 import asyncio
 import importlib
 import os
@@ -12,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import tomli_w
 
+from penstock.infra.cli import make_parser
 from penstock.infra.commands.log_file import log_types
 from penstock.infra.run.command import run as run_command
 from penstock.infra.run.config_file import load_config
@@ -148,20 +148,10 @@ def run(
 
     """
     run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    code = run_command(
-        argparse.Namespace(
-            config=Path(config),
-            overrides=[f"{key}={_toml(value)}" for key, value in settings.items()],
-            runs_dir=Path(runs_dir),
-            run_id=run_id,
-            no_replay=not replay,
-            resume=None,
-            or_resume=False,
-            seed=None,
-            processes=None,
-            images=False,
-        )
-    )
+    words = [f"--runs-dir={runs_dir}", "run", f"--config={config}", f"--run-id={run_id}"]
+    words += [f"--set={key}={_toml(value)}" for key, value in settings.items()]
+    words += [] if replay else ["--no-replay"]
+    code = run_command(make_parser().parse_args(words))
     if code != 0:
         raise RunFailedError(f"run {run_id}: ended with code {code}; see {Path(runs_dir) / run_id}")
     return open_run(run_id, runs_dir)
