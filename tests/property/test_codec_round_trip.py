@@ -16,9 +16,10 @@ _info = msgspec.inspect
 
 
 SCALARS = {
-    _info.NoneType: st.none(),
-    _info.BoolType: st.booleans(),
-    _info.BytesType: st.binary(max_size=8),
+    _info.NoneType: lambda _: st.none(),
+    _info.BoolType: lambda _: st.booleans(),
+    _info.StrType: lambda info: st.text(min_size=info.min_length or 0, max_size=8),
+    _info.BytesType: lambda _: st.binary(max_size=8),
 }
 
 
@@ -29,10 +30,8 @@ def values(info: _info.Type) -> st.SearchStrategy[Any]:
     if isinstance(info, _info.FloatType):
         low, is_open = (info.ge, False) if info.gt is None else (info.gt, True)
         return st.floats(low, info.le, allow_nan=False, exclude_min=is_open)
-    if isinstance(info, _info.StrType):
-        return st.text(min_size=info.min_length or 0, max_size=8)
     if type(info) in SCALARS:
-        return SCALARS[type(info)]
+        return SCALARS[type(info)](info)
     match info:
         case _info.StructType(cls=cls) if cls is Array:
             return st.binary(max_size=8).map(
