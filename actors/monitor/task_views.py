@@ -131,8 +131,9 @@ class TaskViews:
         return point
 
     def _eval_requested(self, event: EvalRequested, at: float) -> None:
-        if len(self._requested) < NUM_NAMES_MAX:
-            self._requested[event.eval_id] = at
+        self._requested[event.eval_id] = at
+        if len(self._requested) > NUM_NAMES_MAX:  # Some never end.
+            del self._requested[next(iter(self._requested))]
 
     def _group_granted(self, event: GroupGranted, at: float) -> None:
         view = self._view

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 NUM_MAX = 8
 BYTES_MAX = 1 << 30
 _LEFTOVER_S = 3600.0
+_SOURCES = {".py", ".c", ".h", ".cu", ".cuh"}
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -90,6 +91,6 @@ def source_digest(*folders: str) -> str:
     hasher = xxhash.xxh3_128()
     for folder in folders:
         for path in sorted((_PACKAGE / folder).rglob("*.*")):
-            if path.suffix in {".py", ".c", ".h"}:
+            if path.suffix in _SOURCES:
                 hasher.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes())
     return hasher.hexdigest()

@@ -34,7 +34,7 @@ def chat_command(arguments: argparse.Namespace) -> int:
     display = Display(_write, SHOWN_CHARACTERS_MAX)
     with contextlib.ExitStack() as stack:
         model, task = _open(arguments, display, stack)
-        files = task.files if task is not None else {}
+        files = task.contents if task is not None else {}
         place = opened(arguments.workspace, files, in_place=arguments.in_place)
         folder = stack.enter_context(place)
         comparison = Comparison(folder)

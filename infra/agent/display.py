@@ -34,7 +34,9 @@ class Display:
     def hear(self, text: str) -> None:
         """Show the next part of the model's message."""
         left = self._num_chars_max - self._num_chars
-        shown = text[:left] + (_CUT if len(text) > left > 0 else "")
+        if left < 0:  # The mark of the cut was shown.
+            return
+        shown = text[:left] + (_CUT if len(text) > left else "")
         self._num_chars += len(text)
         for line in printable(shown).splitlines(keepends=True):
             self._write((_INDENT if self._is_at_start else "") + line)

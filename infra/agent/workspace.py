@@ -22,7 +22,7 @@ FILE_BYTES_MAX = 4 << 20
 
 
 @contextlib.contextmanager
-def opened(folder: Path | None, files: Mapping[str, str], *, in_place: bool) -> Generator[Path]:
+def opened(folder: Path | None, files: Mapping[str, bytes], *, in_place: bool) -> Generator[Path]:
     """Yield a folder to work on: a user's own, a copy of it, or a new one with some files.
 
     Raises:
@@ -55,8 +55,11 @@ class Comparison:
         """Return what changed since, as `diff -u` shows it; links and `.git` are left out."""
         after = _contents(self._folder)
         changed = {path: data for path, data in after.items() if self._before.get(path) != data}
-        deleted = sorted(self._before.keys() - after.keys())
-        return unified_diff(self._before, changed, deleted)
+        gone = sorted(self._before.keys() - after.keys())
+        unread = [path for path in gone if os.path.lexists(self._folder / path)]
+        deleted = [path for path in gone if path not in unread]
+        notes = [f"{path}: not compared: too large, too many, or no file" for path in unread]
+        return "\n".join(filter(None, [unified_diff(self._before, changed, deleted), *notes]))
 
 
 def _copy(folder: Path, place: Path) -> None:
@@ -78,14 +81,14 @@ def _specials(folder: str, names: list[str]) -> list[str]:
     ]
 
 
-def _write(files: Mapping[str, str], place: Path) -> None:
+def _write(files: Mapping[str, bytes], place: Path) -> None:
     place.mkdir()
-    for name, text in files.items():
+    for name, data in files.items():
         path = place / name
         if not path.resolve().is_relative_to(place.resolve()):
             raise ConfigError(f"{name}: expected a path within the task's folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(data)
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

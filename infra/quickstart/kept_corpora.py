@@ -20,7 +20,7 @@ Objects = dict[str, bytes]
 FOLDER = "corpora"
 _objects = msgspec.msgpack.Decoder(Objects)
 _CODE = (
-    *("actors/policy", "actors/trainer/midtraining", "envs", "messages"),
+    *("actors/policy", "actors/rollout_worker", "actors/trainer/midtraining", "envs", "messages"),
     *("infra/quickstart", "infra/corpora"),
 )
 

@@ -1,7 +1,7 @@
 """Finished mid-trainings in the user's cache: a later run with the same inputs begins with RL.
 
 An entry is a last save (`saves.py`). Its key digests everything that its bits depend on: corpora,
-seed and settings, the weights it starts from, code, PyTorch and the processor.
+seed and settings, the weights it starts from, code, PyTorch, the processor and GPUs.
 """
 
 import msgspec
@@ -12,6 +12,7 @@ from penstock.actors.runtime.products import ProductCache, source_digest
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.actors.trainer.midtraining.saves import SaveHead, encode_save, read_head
+from penstock.kernels.cuda.launch import device_name
 from penstock.kernels.native import processor
 
 FOLDER = "midtrain"
@@ -31,7 +32,8 @@ class FinishedCache:
     def __init__(self, settings: TrainerConfig, purpose: str, start_digest: str) -> None:
         self._is_used = settings.midtrain.uses_cache and settings.midtrain.seconds == 0
         self._cache = ProductCache(FOLDER)
-        machine = [str(torch.__version__), settings.device, settings.num_threads]
+        place = "cpu" if settings.device == "cpu" else device_name()
+        machine = [str(torch.__version__), place, settings.num_threads]
         facts = msgspec.json.encode([purpose, start_digest, source_digest(*_CODE), machine])
         self._key = xxhash.xxh3_128_hexdigest(facts + processor())
 

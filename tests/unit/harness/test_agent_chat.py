@@ -133,7 +133,7 @@ def test_nothing_of_a_model_reaches_the_terminal_or_passes_for_ours():
     shown = []
     display = Display(shown.append, 60)
     display.hear("x")
-    for piece in (HOSTILE, "\n> 'finish' ''\nyou> y", "z" * 99, "more"):
+    for piece in (HOSTILE, "\n> 'finish' ''\nyou> y", "z" * 99, "more" * 99):
         display.hear(piece)
     display.say("ours\x1b\nnot a line of its own")
     text = "".join(shown)
@@ -172,10 +172,23 @@ def test_too_much_to_copy_is_refused_and_works_in_place(tmp_path, monkeypatch):
         assert place == tmp_path
 
 
+def test_only_what_is_gone_is_shown_as_deleted(tmp_path):
+    files = {"data.bin": b"\xff\0", "grown": b"x\n", "gone": b"y\n"}
+    with workspace.opened(None, files, in_place=False) as place:
+        comparison = workspace.Comparison(place)
+        assert comparison.diff() == ""
+        assert (place / "data.bin").read_bytes() == b"\xff\0"
+        (place / "grown").write_bytes(b"x" * (workspace.FILE_BYTES_MAX + 1))
+        (place / "gone").unlink()
+        diff = comparison.diff()
+    assert diff.splitlines()[:2] == ["--- gone", "+++ /dev/null"] and "--- grown" not in diff
+    assert diff.endswith("\ngrown: not compared: too large, too many, or no file")
+
+
 def test_a_task_s_files_stay_in_its_folder():
     with (
         pytest.raises(ConfigError, match=r"\.\./x: expected a path within"),
-        workspace.opened(None, {"../x": ""}, in_place=False),
+        workspace.opened(None, {"../x": b""}, in_place=False),
     ):
         pass
 

@@ -99,3 +99,11 @@ def test_times_count_from_the_start_and_the_bar_must_hold_twice() -> None:
     assert figures["tasks"]["evaluations_cost"] == {
         "evaluations": 4, "attempts": 32, "wall_s": 8.0,
     }  # fmt: skip
+
+
+def test_evaluations_that_never_end_hide_no_others_cost() -> None:
+    fold = RunFold()
+    for version in range(100):
+        fold.apply(EvalRequested(eval_id=f"lost-{version}", policy_version=0, num_tasks=8), 1.0)
+    evaluated(fold, 0, 7, 20.0)
+    assert figures_of(fold, 10.0)["tasks"]["evaluations_cost"]["wall_s"] == 2.0

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from tests.unit.run.test_prepare_objects import CONFIG, run_config
 
-from penstock.infra.quickstart.kept_corpora import FOLDER
+from penstock.actors.runtime import products
+from penstock.infra.quickstart.kept_corpora import FOLDER, kept_corpora
 from penstock.infra.run import prepare as preparing
 from penstock.infra.run.config import RunConfig
 
@@ -49,3 +50,16 @@ def test_a_damaged_entry_is_built_again(folder):
     entry.write_bytes(entry.read_bytes()[:-1])
     assert build(settings()) == (whole, [])
     assert build(settings())[1]
+
+
+def test_other_code_of_a_conversation_makes_other_corpora(tmp_path, monkeypatch):
+    source = tmp_path / "code" / "actors" / "rollout_worker" / "conversation.py"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(products, "_PACKAGE", tmp_path / "code")
+    found = []
+    for text in ("one", "one", "two"):
+        source.write_text(text)
+        products.source_digest.cache_clear()
+        found.append(kept_corpora({}, lambda: {"a": b"b"}))
+    products.source_digest.cache_clear()
+    assert found == [({"a": b"b"}, is_kept) for is_kept in (False, True, False)]

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.actors.runtime.products import ProductCache
+from penstock.actors.runtime import products
+from penstock.actors.runtime.products import ProductCache, source_digest
 
 
 @pytest.fixture
@@ -87,3 +88,17 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     cache = ProductCache("things")
     cache.put("a", b"one")
     assert cache.get("a") is None
+
+
+@pytest.mark.parametrize("name", ["a.py", "b/a.c", "a.h", "a.cu", "a.cuh"])
+def test_the_digest_of_code_is_of_every_source(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(products, "_PACKAGE", tmp_path)
+    source = tmp_path / "code" / name
+    source.parent.mkdir(parents=True)
+    digests = set()
+    for text in ("one", "two"):
+        source.write_text(text)
+        source_digest.cache_clear()
+        digests.add(source_digest("code"))
+    source_digest.cache_clear()
+    assert len(digests) == 2
