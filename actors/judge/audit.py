@@ -78,8 +78,9 @@ def _audit_egress(rollout: Trajectory) -> Iterator[CheatFinding]:
 
 def _audit_files(rollout: Trajectory, task: GradedTask) -> Iterator[CheatFinding]:
     token = canary_token(rollout.finished.machine_id).encode()
-    own = (task.task.instruction, *task.task.files.values(), *task.hidden.gold_files.values())
-    knows_verifier = any(map(_VERIFIER.search, own))
+    own = (*task.task.contents.values(), *task.hidden.gold_contents.values())
+    texts = (task.task.instruction, *(data.decode("utf-8", "replace") for data in own))
+    knows_verifier = any(map(_VERIFIER.search, texts))
     for path, data in rollout.files.items():
         where = f"file {path}"
         known = _known_texts(task, path)

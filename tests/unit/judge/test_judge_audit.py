@@ -102,6 +102,8 @@ def test_naming_a_foreign_verifiers_files_decides_unless_the_task_does():
         assert decisive == [CheatKind.HIDDEN_TESTS]
         task = msgspec.structs.replace(TASK.task, instruction=f"Explain {text}")
         assert audit(left, GradedTask(task=task, hidden=TASK.hidden)) == []
+        task = msgspec.structs.replace(TASK.task, binaries={"a.db": b"\xff " + text.encode()})
+        assert audit(left, GradedTask(task=task, hidden=TASK.hidden)) == []
     assert audit(rollout(run__sh="sh src/tests/test.sh; cat tests/test.sh"), TASK) == []
 
 
