@@ -72,7 +72,7 @@ def draw(training: list[Point], evaluations: list[Point], seed: int) -> str:
         parts.append(line([before, after], "v"))
     for point in evaluations:
         x, y = place(point)
-        at = f'x="{min(x, WIDTH - 30)}" y="{y - 10}" text-anchor="middle"'
+        at = f'x="{min(max(x, LEFT + 18), WIDTH - 30)}" y="{y - 10}" text-anchor="middle"'
         parts.append(f'<circle class="e" cx="{x}" cy="{y}" r="5"/><text {at}>{point[1]:.0%}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -7,13 +7,13 @@ function drawTasks() {
   fill("sources", note(words), rows.length ? table(["source", "groups", "rollouts", "pass rate"], rows, [1, 2, 3]) : empty("No group has been granted yet."));
   const newest = Object.entries(sets).filter(([, points]) => points.length).map(([name, points]) => [name || "held out", points[0], points[points.length - 1]]);
   const evals = newest.map(([name, first, last]) => [
-    name, String(last.policy_version), `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
-    Object.entries(last.pass_at_k).map(([k, value]) => `@${k} ${percent(value)}`).join(" "),
+    name, `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
+    Object.entries(last.pass_at_k).filter(([k]) => k !== "1").map(([k, value]) => `@${k} ${percent(value)}`).join(" "),
   ]);
   const [main] = newest.filter(([, first]) => Object.keys(first.by_category).length);
   const categories = main && Object.keys(main[2].by_category).map((name) => [name, ...main.slice(1).map((point) => (name in point.by_category ? percent(point.by_category[name]) : "–"))]);
   fill("sets", ...(evals.length ? [
-    table(["set", "version", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3, 4], { optional: [2] }),
+    table(["set", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3], { optional: [1] }),
     categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
     note(`Cost of all evaluations: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}, beside training.`),
   ] : [empty("Nothing has been evaluated yet.")]));

@@ -149,7 +149,7 @@ def _eval_figures(point: EvalPoint) -> dict[str, Any]:
 
 
 def _times(state: MonitorState, started_at: float) -> dict[str, float | None]:
-    """Return when the first step, and the first of two evaluations at the bar, ended; in seconds."""
+    """Return when the first step and the first of two evaluations at the bar ended, in seconds."""
     if state.run.started_at:
         started_at = min(started_at, state.run.started_at)
     good = [point.pass_rate >= PASS_BAR for point in state.evals]
