@@ -119,12 +119,17 @@ async def read_events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         AgentError: The stream ends without its marker, or is too long.
 
     """
-    rest, num_bytes = b"", 0
+    unended: list[bytes] = []
+    num_bytes = 0
     async for piece in content.iter_any():
         num_bytes += len(piece)
         if num_bytes > REPLY_BYTES_MAX:
             raise AgentError(f"expected a reply of at most {REPLY_BYTES_MAX} bytes")
-        *lines, rest = (rest + piece).split(b"\n")
+        unended.append(piece)
+        if b"\n" not in piece:
+            continue
+        *lines, rest = b"".join(unended).split(b"\n")
+        unended = [rest]
         for line in lines:
             data = line.removeprefix(_PREFIX).strip()
             if data == _END:

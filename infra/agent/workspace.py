@@ -70,14 +70,16 @@ def _copy(folder: Path, place: Path) -> None:
             limits = f"{NUM_FILES_MAX} files of {BYTES_MAX >> 20} MiB"
             text = f"{folder}: expected at most {limits} to copy; --in-place works on it itself"
             raise ConfigError(f"--workspace: {text}")
-    shutil.copytree(folder, place, symlinks=True, ignore=_specials)
+    shutil.copytree(folder, place, symlinks=True, ignore=_left_out)
 
 
-def _specials(folder: str, names: list[str]) -> list[str]:
-    """Return what is neither a file nor a folder nor a link: sockets, pipes, devices."""
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    """Return what is not copied: `.git`, which has no bound, sockets, pipes and devices."""
     kinds = {name: stat.S_IFMT(os.lstat(Path(folder) / name).st_mode) for name in names}
     return [
-        n for n, kind in kinds.items() if kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
+        n
+        for n, kind in kinds.items()
+        if n == ".git" or kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
     ]
 
 

@@ -172,6 +172,14 @@ def test_too_much_to_copy_is_refused_and_works_in_place(tmp_path, monkeypatch):
         assert place == tmp_path
 
 
+def test_the_history_of_a_repository_is_not_copied(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "pack").write_bytes(b"history")
+    (tmp_path / "a").write_text("text")
+    with workspace.opened(tmp_path, {}, in_place=False) as place:
+        assert [path.name for path in place.iterdir()] == ["a"]
+
+
 def test_only_what_is_gone_is_shown_as_deleted(tmp_path):
     files = {"data.bin": b"\xff\0", "grown": b"x\n", "gone": b"y\n"}
     with workspace.opened(None, files, in_place=False) as place:

@@ -101,6 +101,7 @@ async def test_a_label_is_of_a_finished_episode_and_within_its_bounds():
         ("ann", 2.0, ""),
         ("ann", float("nan"), ""),
         ("", 1.0, ""),
+        ("a\x1b[2J", 1.0, ""),
         ("a", 1.0, "x" * 2001),
     ]:
         with pytest.raises(ConfigError, match="label: "):
