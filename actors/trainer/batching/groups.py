@@ -31,7 +31,9 @@ class Attempt:
     member: int = -1
     """-1 until it is finished."""
     turns: dict[int, list[VersionSpan]] = field(default_factory=dict)
-    """Its own: of a branch, those after its trunk."""
+    """Its own: of a branch, those after its trunk; `add_turn` adds to them."""
+    spans: list[VersionSpan] = field(default_factory=list)
+    """All sampled tokens, one span per version, oldest first."""
     trunk: Trunk | None = None
     """Which attempt it branched off, and where."""
     outcome: Outcome | None = None
@@ -39,10 +41,11 @@ class Attempt:
     merit: float = 0.0
     """The reward without its length penalty."""
 
-    @property
-    def spans(self) -> list[VersionSpan]:
-        """All sampled tokens, one span per version, oldest first."""
-        return merge_spans(span for _, spans in sorted(self.turns.items()) for span in spans)
+    def add_turn(self, index: int, spans: list[VersionSpan]) -> None:
+        """Note which versions drew a turn; the same turn again changes nothing."""
+        if self.turns.get(index) != spans:
+            self.turns[index] = spans
+            self.spans = merge_spans(span for each in self.turns.values() for span in each)
 
     def num_tokens(self, num_turns: int) -> int:
         """Count the tokens sampled in the first turns."""
@@ -75,7 +78,8 @@ class PendingGroup:
 
     def add_turn(self, event: TurnSampled) -> None:
         """Note which versions drew a turn."""
-        self._attempt(event.rollout_id).turns[event.turn_index] = event.turn.summary.version_spans
+        attempt = self._attempt(event.rollout_id)
+        attempt.add_turn(event.turn_index, event.turn.summary.version_spans)
 
     def add_rollout(self, event: RolloutFinished, fault: str) -> None:
         """Note a finished rollout; one with a fault cannot be trained, and counts as masked.
@@ -88,7 +92,7 @@ class PendingGroup:
         attempt.member = event.member
         attempt.trunk = event.trunk
         for index, turn in enumerate(event.own_turns):
-            attempt.turns[event.num_trunk_turns + index] = turn.version_spans
+            attempt.add_turn(event.num_trunk_turns + index, turn.version_spans)
         is_faulty = bool(fault) or not self._is_alike(event.sandbox)
         masked = Outcome.INFRASTRUCTURE_ERROR if is_faulty else _ENDS_MASKED.get(event.end)
         attempt.outcome = masked or attempt.outcome
