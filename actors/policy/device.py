@@ -55,6 +55,7 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # A kernel more for each result.
     torch.set_float32_matmul_precision("highest")
     if index >= (num_found := torch.cuda.device_count()):
         expected = f"expected a GPU of its own for each process of a host, at least {index + 1}"
