@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.actors.generator.cuda.graph_decoder import GraphDecoder
-from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.decoders.graph import GraphDecoder
+from penstock.actors.generator.decoders.native import NativeDecoder
+from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.draws import NO_NUMBERS, draw
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache, shared_prefix
-from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import ExactModeError, PolicyConfig

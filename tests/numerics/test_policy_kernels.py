@@ -11,10 +11,10 @@ import torch
 from tests.numerics.engine_rollouts import SPARSE, manifest_of, rollouts
 from tests.simt.shim import COMPILER, SIMT
 
-from penstock.actors.generator.cuda.graph_decoder import GraphDecoder
-from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.decoders.graph import GraphDecoder
+from penstock.actors.generator.decoders.native import NativeDecoder
+from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
-from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy import model, operations
 from penstock.actors.policy.checkpoint import (

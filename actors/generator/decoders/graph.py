@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn import functional as F
 
-from penstock.actors.generator.decoder import Decoder, StepBatch
+from penstock.actors.generator.decoders.packed import Decoder, StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import round_to

@@ -1,1 +1,0 @@
-"""The engine's step on a GPU."""
