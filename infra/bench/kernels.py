@@ -101,7 +101,7 @@ class _Timing(NamedTuple):
 
 def _time(run: Run) -> _Timing:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_PAUSE_CYCLES)
+    torch.cuda._sleep(_PAUSE_CYCLES)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     start.record()
     begun = time.perf_counter()
     for _ in range(_NUM_CALLS):
