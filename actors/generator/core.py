@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.decoders.graph import GraphDecoder
+from penstock.actors.generator.decoders.native import NativeDecoder
+from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.draws import NO_NUMBERS, draw
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache, shared_prefix
-from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
@@ -59,16 +60,10 @@ class EngineCore:
         """Why no request can be computed any more; empty as long as some can."""
         self._num_failures = 0
         """In a row."""
-        native = None
-        if self.device.type == "cpu":
-            native = NativeDecoder.load(config, self.cache, options.num_threads)
-        native = NativeDecoder.load(config, self.cache, options.num_threads)
         self._vocab_size = config.vocab_size
         self._recomputes = config.numerics.is_exact
-        if self._recomputes and native is None:
-            raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")
-        self.decoder: Any = native or Decoder(config, self.cache)
-        """Either kind: `prepare` weights, `step` with them, `sample` from what the step gave."""
+        self.decoder: Any = _decoder(config, self.cache, options.num_threads)
+        """One of three: `prepare` weights, `step` with them, `sample` from what the step gave."""
 
     @property
     def num_running(self) -> int:
@@ -306,3 +301,14 @@ class EngineCore:
                 row.length, row.session_id = 0, ""
             self.cache.release(row)
         return request.flush(self.policy_version, reason, routes, spans, fault=fault)
+
+
+def _decoder(
+    config: PolicyConfig, cache: SlotCache, num_threads: int
+) -> NativeDecoder | Decoder | GraphDecoder:
+    if cache.kv.is_cuda:
+        return GraphDecoder(config, cache)
+    native = NativeDecoder.load(config, cache, num_threads)
+    if config.numerics.is_exact and native is None:
+        raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")
+    return native or Decoder(config, cache)

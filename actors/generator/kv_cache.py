@@ -72,9 +72,10 @@ class SlotCache:
         if device.type == "cpu":
             self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
         else:
-            self.kv = torch.zeros(kv_shape, device=device)
+            self.kv = torch.zeros((layers, num_rows + 1, *kv_shape[2:]), device=device)
         """[L, rows, 2*Hkv, T, D]: keys then values; inside a tile of positions, the decoder's own
-        layout. Routes and tokens are on the host on every device."""
+        layout. Routes and tokens are on the host on every device. A GPU has one row more, for what
+        fills up a step."""
         route_dtype = torch.int16 if has_wide_routes(config) else torch.uint8
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)

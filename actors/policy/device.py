@@ -1,6 +1,7 @@
 """Where a policy computes: the settings `trainer.device` and `generator.device`."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -55,6 +56,9 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
+    # Kernels write all of their results; to fill these beforehand is a start more for each.
+    settings: Any = torch.utils.deterministic
+    settings.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("highest")
     if index >= (num_found := torch.cuda.device_count()):
         expected = f"expected a GPU of its own for each process of a host, at least {index + 1}"

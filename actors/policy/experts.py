@@ -1,6 +1,7 @@
 """The expert layer of training: tokens sorted by expert, one pair of matmuls per expert.
 
-Each expert sees a contiguous block of rows, so the work is that of the chosen experts only. The
+Each expert sees a contiguous block of rows, so the work is that of the chosen experts only; on a
+GPU, where a call costs more than zeros, one product has all blocks, filled up to equal size. The
 slots of a token are summed in slot order and gradients are gathered, never scattered, so forward
 and backward are reproducible bit for bit at a fixed thread count.
 
@@ -12,9 +13,11 @@ float32 scale per token. The rules are in `kernels/reference/formats.py`.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
+from penstock.actors.policy import operations
 from penstock.actors.policy.operations import combine, rounded_mxfp8
 from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
@@ -54,6 +57,57 @@ class Dispatch(NamedTuple):
     """[T*K]: the token of each sorted slot."""
     blocks: list[tuple[int, slice]]
     """(expert, its rows in the sorted order), for every expert that has any."""
+    padding: "Padding | None"
+    """On a GPU: all blocks in one product instead of one each."""
+
+    def times(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Multiply sorted rows [T*K, m] by their experts' weights [E, m, n] -> [T*K, n]."""
+        if self.padding is not None:
+            return self.padding.cut(torch.bmm(self.padding.padded(rows), weights))
+        out = rows.new_empty(rows.shape[0], weights.shape[2])
+        for expert, block in self.blocks:
+            torch.mm(rows[block], weights[expert], out=out[block])
+        return out
+
+    def outer(self, left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Sum left [T*K, m] transposed times right [T*K, n] over each expert's rows -> `like`."""
+        if self.padding is not None:
+            padded = self.padding.padded(left).transpose(1, 2)
+            return torch.bmm(padded, self.padding.padded(right))
+        out = torch.zeros_like(like)
+        for expert, block in self.blocks:
+            torch.mm(left[block].t(), right[block], out=out[expert])
+        return out
+
+
+class Padding(NamedTuple):
+    """Every expert's rows, filled up with zeros to the most that one has, C."""
+
+    places: torch.Tensor
+    """[E, C]: the sorted row, or T*K for a zero."""
+    rows: torch.Tensor
+    """[T*K]: where each sorted row lies in [E * C]."""
+
+    @classmethod
+    def of(cls, counts: list[int], device: torch.device) -> "Padding":
+        """Lay out experts that have `counts` rows each."""
+        sizes = np.array(counts)
+        ends, column = sizes.cumsum(), np.arange(max(counts))
+        is_row = column < sizes[:, None]
+        places = np.where(is_row, (ends - sizes)[:, None] + column, ends[-1])
+        both = np.concatenate([places.ravel(), np.flatnonzero(is_row)])
+        flat, rows = torch.from_numpy(both).to(device).split([places.size, int(ends[-1])])
+        return cls(flat.view(places.shape), rows)
+
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T*K, m] -> [E, C, m]."""
+        zero = rows.new_zeros(1, rows.shape[1])
+        chosen = torch.cat((rows, zero)).index_select(0, self.places.view(-1))
+        return chosen.view(*self.places.shape, -1)
+
+    def cut(self, padded: torch.Tensor) -> torch.Tensor:
+        """[E, C, n] -> [T*K, n]."""
+        return padded.flatten(0, 1).index_select(0, self.rows)
 
 
 class ExpertMlp(torch.autograd.Function):
@@ -87,23 +141,16 @@ class ExpertMlp(torch.autograd.Function):
         """Return gradients of x, expert_weights, gate_up and down."""
         (grad,) = grad_outputs
         x_sorted, hidden, activation, per_slot, weights, gate_up, down = ctx.saved_tensors
-        order, inverse, rows, blocks = ctx.dispatch
+        dispatch: Dispatch = ctx.dispatch
         grad = grad.contiguous()
         grad_weights = torch.bmm(per_slot, grad.unsqueeze(2)).squeeze(2)
-        sorted_weights = weights.reshape(-1).index_select(0, order)
-        grad_sorted = grad.index_select(0, rows).mul_(sorted_weights.unsqueeze(1))
-        grad_down = torch.zeros_like(down)
-        grad_activation = torch.empty_like(activation)
-        for expert, block in blocks:
-            torch.mm(grad_sorted[block], down[expert], out=grad_activation[block])
-            torch.mm(grad_sorted[block].t(), activation[block], out=grad_down[expert])
-        grad_hidden = _gated_silu_backward(grad_activation, hidden)
-        grad_gate_up = torch.zeros_like(gate_up)
-        grad_x_sorted = torch.empty_like(x_sorted)
-        for expert, block in blocks:
-            torch.mm(grad_hidden[block], gate_up[expert], out=grad_x_sorted[block])
-            torch.mm(grad_hidden[block].t(), x_sorted[block], out=grad_gate_up[expert])
-        grad_x = grad_x_sorted.index_select(0, inverse).view_as(per_slot).sum(1)
+        sorted_weights = weights.reshape(-1).index_select(0, dispatch.order)
+        grad_sorted = grad.index_select(0, dispatch.rows).mul_(sorted_weights.unsqueeze(1))
+        grad_down = dispatch.outer(grad_sorted, activation, down)
+        grad_hidden = _gated_silu_backward(dispatch.times(grad_sorted, down), hidden)
+        grad_gate_up = dispatch.outer(grad_hidden, x_sorted, gate_up)
+        grad_x_sorted = dispatch.times(grad_hidden, gate_up)
+        grad_x = grad_x_sorted.index_select(0, dispatch.inverse).view_as(per_slot).sum(1)
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
 
@@ -111,14 +158,16 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
     """Plan the work of [T, K] expert ids."""
     flat_ids = expert_ids.reshape(-1)
     order = torch.argsort(flat_ids, stable=True)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.numel(), device=order.device)
+    inverse = torch.argsort(order)
     blocks, start = [], 0
-    for expert, count in enumerate(torch.bincount(flat_ids, minlength=num_experts).tolist()):
+    counts = torch.bincount(flat_ids, minlength=num_experts).tolist()
+    for expert, count in enumerate(counts):
         if count:
             blocks.append((expert, slice(start, start + count)))
         start += count
-    return Dispatch(order, inverse, order // expert_ids.shape[1], blocks)
+    has_padding = operations.has_kernels(expert_ids)
+    padding = Padding.of(counts, expert_ids.device) if has_padding else None
+    return Dispatch(order, inverse, order // expert_ids.shape[1], blocks, padding)
 
 
 def run_experts(
@@ -136,14 +185,10 @@ def run_experts(
 
     """
     x_sorted = x.index_select(0, dispatch.rows)
-    hidden = x.new_empty(x_sorted.shape[0], gate_up.shape[1])
-    for expert, block in dispatch.blocks:
-        torch.mm(x_sorted[block], gate_up[expert].t(), out=hidden[block])
+    hidden = dispatch.times(x_sorted, gate_up.transpose(1, 2))
     gate, up = hidden.chunk(2, dim=1)
     activation = round_to(F.silu(gate).mul_(up), expert_format)
-    output = torch.empty_like(x_sorted)
-    for expert, block in dispatch.blocks:
-        torch.mm(activation[block], down[expert].t(), out=output[block])
+    output = dispatch.times(activation, down.transpose(1, 2))
     per_slot = output.index_select(0, dispatch.inverse).view(x.shape[0], -1, x.shape[1])
     return x_sorted, hidden, activation, per_slot
 

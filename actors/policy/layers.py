@@ -4,9 +4,11 @@ Projections that share an input are stored as one matrix, cut so that every tens
 checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -72,6 +74,8 @@ class Segments:
     """The earlier pieces that each one continues, first to last; empty for a piece that starts."""
     masks: tuple[torch.Tensor | None, ...]
     """[n, seen + n] of each piece, 0 or -inf; None where plain causality says it all."""
+    whole_mask: torch.Tensor | None
+    """[T, T], 0 or -inf: on a GPU, for one call instead of one for each piece."""
     cos: torch.Tensor
     """[T, 1, D/2] rotary cosines of each token's position in its own sequence."""
     sin: torch.Tensor
@@ -89,6 +93,26 @@ def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tens
         return None
     mask = torch.full((num_new, num_seen + num_new), -torch.inf, device=device)
     return mask.triu_(num_seen + 1)
+
+
+def tree_mask(
+    lengths: Sequence[int], ancestors: Sequence[Sequence[int]], device: torch.device
+) -> torch.Tensor:
+    """Return [T, T], 0 where a token may look, -inf elsewhere.
+
+    Args:
+        lengths: as in `Segments`.
+        ancestors: as in `Segments`; they lie before the pieces that continue them.
+        device: of the mask.
+
+    """
+    related = np.eye(len(lengths), dtype=bool)
+    for piece, before in enumerate(ancestors):
+        related[piece, list(before)] = True
+    pieces = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
+    seen = torch.from_numpy(related).to(device).index_select(0, pieces).index_select(1, pieces)
+    mask = torch.zeros(seen.shape, device=device)
+    return mask.masked_fill_(seen.tril_().logical_not_(), -torch.inf)
 
 
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,6 +166,8 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
     """Causal attention along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
+    if segments.whole_mask is not None:
+        return _attend_at_once(query, key, value, segments.whole_mask)
     if segments.is_uniform:
         rows = (len(segments.lengths), -1)
         query, key, value = (t.unflatten(0, rows).transpose(1, 2) for t in (query, key, value))
@@ -166,6 +192,18 @@ def _attend(
         )
         parts.append(attended)
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
+
+
+def _attend_at_once(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Attend between all tokens at once: torch's fused call is slow in float32 with fixed sums."""
+    num_tokens, heads, width = key.shape
+    grouped = query.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)
+    scores = torch.bmm(grouped * width**-0.5, key.permute(1, 2, 0))
+    chances = (scores.view(heads, -1, num_tokens, num_tokens) + mask).softmax(-1)
+    attended = torch.bmm(chances.flatten(1, 2), value.transpose(0, 1))
+    return attended.view(heads, -1, num_tokens, width).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class Experts(nn.Module):

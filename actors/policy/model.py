@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from penstock.actors.policy import operations
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import (
     RoutedTokens,
@@ -21,8 +22,13 @@ from penstock.actors.policy.layers import (
     TransformerLayer,
     causal_mask,
     rotary_table,
+    tree_mask,
 )
 from penstock.actors.policy.operations import TakeValue, rms_norm
+
+WHOLE_SCORES_MAX = 1 << 28
+"""On a GPU: elements of all heads' attention between all packed tokens, a gigabyte, up to which it
+is computed at once; beyond, piece by piece."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +211,19 @@ class Policy(nn.Module):
                 f"{self.config.max_position_embeddings}"
             )
         spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        device = input_ids.device
+        num_scores = self.config.num_attention_heads * input_ids.numel() ** 2
+        is_one_call = operations.has_kernels(input_ids) and num_scores <= WHOLE_SCORES_MAX
         return Segments(
             lengths=lengths,
             ancestors=ancestors,
-            masks=tuple(
-                causal_mask(length, start, input_ids.device)
+            masks=()
+            if is_one_call
+            else tuple(
+                causal_mask(length, start, device)
                 for length, start in zip(lengths, starts, strict=True)
             ),
+            whole_mask=tree_mask(lengths, ancestors, device) if is_one_call else None,
             cos=torch.cat([self.cos[span] for span in spans]).unsqueeze(1),
             sin=torch.cat([self.sin[span] for span in spans]).unsqueeze(1),
         )

@@ -1,7 +1,8 @@
 """What `penstock bench kernels` runs: each kernel at a shape, and what torch has for the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from penstock.kernels import ops
 from penstock.kernels.ops import Mxfp8
 
 Run = Callable[[], object]
+_NUM_COPIES = 8
+"""Of inputs that the GPU's cache could hold: calls take them in turn, so that memory is read."""
 
 
 class KernelCase(NamedTuple):
@@ -69,6 +72,7 @@ def _routing_cases(logits: torch.Tensor) -> list[tuple[str, KernelCase]]:
     chosen = ops.router_topk(logits, 8)
     routes = chosen.ids[: tokens // 8, None].expand(-1, 60, -1).contiguous()
     packed = ops.routes_pack(routes, 384)
+    unpacked_copies, packed_copies = _copies(routes), _copies(packed)
 
     def topk() -> torch.Tensor:
         return logits.softmax(-1).topk(8, dim=-1).values
@@ -90,10 +94,23 @@ def _routing_cases(logits: torch.Tensor) -> list[tuple[str, KernelCase]]:
                 num_bytes + 2 * chosen.ids.numel(),
             ),
         ),
-        ("routes_pack", KernelCase(shape, lambda: ops.routes_pack(routes, 384), None, moved)),
+        (
+            "routes_pack",
+            KernelCase(
+                shape,
+                _in_turn([partial(ops.routes_pack, ids, 384) for ids in unpacked_copies]),
+                None,
+                moved,
+            ),
+        ),
         (
             "routes_unpack",
-            KernelCase(shape, lambda: ops.routes_unpack(packed, 60, 8, 384), None, moved),
+            KernelCase(
+                shape,
+                _in_turn([partial(ops.routes_unpack, each, 60, 8, 384) for each in packed_copies]),
+                None,
+                moved,
+            ),
         ),
     ]
 
@@ -101,7 +118,7 @@ def _routing_cases(logits: torch.Tensor) -> list[tuple[str, KernelCase]]:
 def _row_cases(rows: int) -> list[tuple[str, KernelCase]]:
     x, weight = _random(rows, 7168).bfloat16(), _random(7168).bfloat16()
     logits = _random(max(1, rows // 16), 163840)
-    targets = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    targets = torch.randint(0, 163840, (len(logits),), device=logits.device)
     slots, weights = _random(rows, 8, 7168).bfloat16(), _random(rows, 8)
 
     def combine() -> torch.Tensor:
@@ -142,14 +159,15 @@ def _product_cases() -> list[tuple[str, KernelCase]]:
     """Few rows, as in decoding; and experts with an eighth of the rows each."""
     depth, columns = 7168, 2048
     weight = _random(columns, depth).bfloat16()
+    weights = _copies(weight)
     cases: list[tuple[str, KernelCase]] = []
     for rows in (1, 16, 64):
         x = _random(rows, depth).bfloat16()
         num_bytes = weight.element_size() * (x.numel() + weight.numel() + rows * columns)
         case = KernelCase(
             f"{rows}x{columns}x{depth}",
-            partial(ops.matmul, x, weight),
-            partial(F.linear, x, weight),
+            _in_turn([partial(ops.matmul, x, each) for each in weights]),
+            _in_turn([partial(F.linear, x, each) for each in weights]),
             num_bytes,
             2 * rows * columns * depth,
         )
@@ -203,3 +221,17 @@ def _delta_cases(base: torch.Tensor) -> list[tuple[str, KernelCase]]:
 
 def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda")
+
+
+def _copies(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.clone() for _ in range(_NUM_COPIES)]
+
+
+def _in_turn(runs: Sequence[Run]) -> Run:
+    """Return what does the next of some runs each time it is called."""
+    turns = cycle(runs)
+
+    def run() -> object:
+        return next(turns)()
+
+    return run

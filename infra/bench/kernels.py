@@ -2,10 +2,11 @@
 
 The roofline is the machine's own: bytes over the speed of a large copy measured here, or for
 matrix products the operations over torch's own large product. Kernel and library alternate and
-medians are compared.
+medians are compared. Calls are queued behind a pause, so that the GPU never waits for the host.
 """
 
 import statistics
+import time
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ import torch
 from penstock.infra.bench.kernel_cases import KernelCase, Run, list_cases
 from penstock.kernels.backend import KernelUnavailableError
 
-_NUM_ROUNDS = 7
+_NUM_ROUNDS, _NUM_CALLS = 7, 10
+_PAUSE_CYCLES = 20_000_000
+"""About 10 ms: longer than the host takes to queue the calls of a round."""
 _COPY_BYTES = 1 << 32
 _PRODUCT_SIZE = 8192
 
@@ -29,8 +32,9 @@ def bench_kernels() -> dict[str, object]:
 
     Returns:
         `device`, `copy_gb_s`, `product_gflop_s`, and `kernels`: by name, then by shape, `time_us`,
-        `gb_s`, `gflop_s` (products), `roofline_fraction`, and `library_ratio`: torch's time over
-        ours, so above 1 we are faster.
+        `spread` (of the rounds' times, largest over smallest), `host_us` (to queue a call), `gb_s`,
+        `gflop_s` (products), `roofline_fraction`, and `library_ratio`: torch's time over ours, so
+        above 1 we are faster.
 
     Raises:
         KernelUnavailableError: There is no GPU.
@@ -46,8 +50,8 @@ def bench_kernels() -> dict[str, object]:
 
 
 def _measure_machine() -> _Machine:
-    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.ones_like(source)
+    source = torch.randint(0, 256, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
     copy_s = _median_s(lambda: target.copy_(source))
     size = _PRODUCT_SIZE
     x, y = (torch.randn(size, size, device="cuda").bfloat16() for _ in range(2))
@@ -56,38 +60,53 @@ def _measure_machine() -> _Machine:
 
 
 def _measure(case: KernelCase, machine: _Machine) -> dict[str, float]:
-    library_s: list[float] = []
-    kernel_s: list[float] = []
+    library: list[_Timing] = []
+    kernel: list[_Timing] = []
     for _ in range(_NUM_ROUNDS):
-        kernel_s.append(_time_s(case.kernel))
+        kernel.append(_time(case.kernel))
         if case.library is not None:
-            library_s.append(_time_s(case.library))
-    seconds = statistics.median(kernel_s[1:])
+            library.append(_time(case.library))
+    rounds = [timing.device_s for timing in kernel[1:]]
+    seconds = statistics.median(rounds)
     least_s = max(
         case.num_bytes / machine.copy_gb_s / 1e9,
         case.num_operations / machine.product_gflop_s / 1e9,
     )
     result = {
         "time_us": seconds * 1e6,
+        "spread": max(rounds) / min(rounds),
+        "host_us": statistics.median(timing.host_s for timing in kernel[1:]) * 1e6,
         "gb_s": case.num_bytes / seconds / 1e9,
         "roofline_fraction": least_s / seconds,
     }
     if case.num_operations:
         result["gflop_s"] = case.num_operations / seconds / 1e9
-    if library_s:
-        result["library_ratio"] = statistics.median(library_s[1:]) / seconds
+    if library:
+        library_s = statistics.median(timing.device_s for timing in library[1:])
+        result["library_ratio"] = library_s / seconds
     return result
 
 
 def _median_s(run: Run) -> float:
-    return statistics.median([_time_s(run) for _ in range(_NUM_ROUNDS)][1:])
+    return statistics.median([_time(run).device_s for _ in range(_NUM_ROUNDS)][1:])
 
 
-def _time_s(run: Run) -> float:
-    """Time one call between two events of the GPU."""
+class _Timing(NamedTuple):
+    """Of one call, on average over a round."""
+
+    device_s: float
+    """Between two events of the GPU."""
+    host_s: float
+
+
+def _time(run: Run) -> _Timing:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_PAUSE_CYCLES)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     start.record()
-    run()
+    begun = time.perf_counter()
+    for _ in range(_NUM_CALLS):
+        run()
+    host_s = time.perf_counter() - begun
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return _Timing(start.elapsed_time(end) / 1e3 / _NUM_CALLS, host_s / _NUM_CALLS)

@@ -8,7 +8,7 @@ import torch
 from tests.simt.shim import SIMT
 
 from penstock.actors.generator.core import EngineCore
-from penstock.actors.generator.decoder import Decoder
+from penstock.actors.generator.decoders.packed import Decoder
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample

@@ -11,9 +11,12 @@ import torch
 from tests.numerics.engine_rollouts import SPARSE, manifest_of, rollouts
 from tests.simt.shim import COMPILER, SIMT
 
-from penstock.actors.generator.native_decoder import NativeDecoder
+from penstock.actors.generator.decoders.graph import GraphDecoder
+from penstock.actors.generator.decoders.native import NativeDecoder
+from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.torch_engine import TorchEngine
-from penstock.actors.policy import operations
+from penstock.actors.policy import model, operations
 from penstock.actors.policy.checkpoint import (
     as_numpy,
     hf_views,
@@ -91,6 +94,43 @@ def test_kernels_give_the_policy_that_torch_gives_and_its_gradient(config, kerne
     for name, gradient in expected[3].items():
         assert gradient.abs().max() > 0, name
         assert (found[3][name] - gradient).norm() < 1e-4 * gradient.norm(), name
+
+
+def test_a_tree_of_pieces_is_attended_at_once_as_piece_by_piece(kernels, monkeypatch):
+    policy, ids = sharp_policy(SPARSE), torch.arange(NUM_TOKENS + 6)
+    tree = ([*LENGTHS, 6], None, [-1, 0, 0, 1])
+    kernels()
+    at_once = policy(ids, *tree)
+    monkeypatch.setattr(model, "WHOLE_SCORES_MAX", 0)
+    by_piece = policy(ids, *tree)
+    torch.testing.assert_close(at_once.hidden, by_piece.hidden, rtol=0, atol=1e-4)
+    assert torch.equal(at_once.routed_experts, by_piece.routed_experts)
+
+
+@pytest.mark.parametrize("config", [SPARSE, DENSE, MXFP8], ids="sdm")
+def test_the_step_that_a_gpu_records_computes_what_the_cpus_does(config):
+    policy = sharp_policy(config).requires_grad_(False)
+    caches = [SlotCache(config, 4, 256, torch.device("cpu")) for _ in range(2)]
+    plain = Decoder(config, caches[0])
+    recorded = object.__new__(GraphDecoder)  # Without its stream and its graphs.
+    recorded._config, recorded._cache = config, caches[1]
+    recorded._columns = torch.arange(256)
+    batches = [
+        StepBatch(list(range(20)), [], [PrefillChunk(0, 0, 20)], [19]),
+        StepBatch(
+            [7, *range(50, 62)], [20], [PrefillChunk(1, 0, 5), PrefillChunk(2, 0, 7)], [0, 5]
+        ),
+        StepBatch([3, 4, 5], [21, 5], [PrefillChunk(2, 7, 1)], [0, 1, 2]),
+    ]
+    for batch in batches:
+        rows, positions = batch.places()
+        expected = plain.step(plain.prepare(policy), batch)
+        wanted = batch.output_rows + [0] * (len(rows) - len(batch.output_rows))
+        inputs = torch.tensor([batch.token_ids, rows, positions, wanted])
+        logits, routes = recorded._compute(plain.prepare(policy), inputs, 128)
+        torch.testing.assert_close(logits[: len(expected)], expected, rtol=0, atol=2e-5)
+        assert torch.equal(routes, caches[0].routes[rows, positions])
+        torch.testing.assert_close(caches[1].kv, caches[0].kv, rtol=0, atol=2e-5)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no g++ or clang++")

@@ -33,6 +33,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("infra/bench/*.py", "bench_*", "found by its name (infra/bench/command.py)"),
     ("actors/runtime/event_dispatcher.py", "__call__", "the Protocol of a handler"),
     ("messages/reading/trajectories.py", "__call__", "the Protocol of a reader"),
+    ("actors/policy/device.py", "fill_uninitialized_memory", "a setting of torch's"),
     ("actors/policy/tokenizer.py", "encode_special_tokens", "an attribute of the library's"),
     ("actors/policy/tokenizer.py", "pre_tokenizer", "an attribute of the library's"),
     ("actors/policy/chat/markup.py", "*_token_id", "the package renderers reads it"),

@@ -4,8 +4,12 @@ Source: BM25 (Robertson and Zaragoza, 2009) by the library bm25s; reciprocal ran
 al., SIGIR 2009): score = sum over rankings of 1 / (k + rank), k = 60.
 """
 
+import os
 import re
 from collections.abc import Sequence
+
+# bm25s imports JAX where it finds it, which would take three quarters of a GPU's memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import bm25s
 import numpy as np

@@ -2,7 +2,7 @@
 //
 // Weights are dequantized to bfloat16 on their way to shared memory, which is exact for scales
 // 3..246, while the tensor cores multiply the step before. An output adds its K in one order, 16 at a
-// time, whatever the number of rows. This source has compiled but not run on a GPU.
+// time, whatever the number of rows.
 
 #include "formats.cuh"
 #include "panels.cuh"

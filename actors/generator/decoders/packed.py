@@ -69,22 +69,15 @@ class _Places:
 
 
 class Decoder:
-    """Runs steps of a policy over a slot cache, on the device of the cache.
+    """Runs steps of a policy over a slot cache on a CPU, where nothing can be compiled."""
 
-    On a CPU it is torch alone: where nothing can be compiled. Logits come to the host, where tokens
-    are shaped and drawn, whatever the device.
-    """
+    name = "torch"
+    """Of the step in `EngineCapabilities.arithmetic`."""
 
     def __init__(self, config: PolicyConfig, cache: SlotCache) -> None:
         self.config = config
         self.cache = cache
-        self._device = cache.kv.device
-        self._columns = torch.arange(cache.num_tokens_max, device=self._device)
-
-    @property
-    def name(self) -> str:
-        """Name of the step in `EngineCapabilities.arithmetic`."""
-        return "torch" if self._device.type == "cpu" else self._device.type
+        self._columns = torch.arange(cache.num_tokens_max)
 
     @staticmethod
     def prepare(policy: Policy) -> Policy:
@@ -108,11 +101,11 @@ class Decoder:
         """Extend the cache by the batch's tokens.
 
         Returns:
-            Logits [len(output_rows), V], on the host.
+            Logits [len(output_rows), V].
 
         """
         places = self._places(policy, batch)
-        x = F.embedding(self._tensor(batch.token_ids), policy.embedding)
+        x = F.embedding(torch.tensor(batch.token_ids), policy.embedding)
         routes = []
         for index, layer in enumerate(policy.layers):
             assert isinstance(layer, TransformerLayer)
@@ -127,15 +120,12 @@ class Decoder:
             per_slot = outputs[3]
             x = x + combine(per_slot, routing.weights)
             routes.append(routing.recorded)
-        recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype).cpu()
+        recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
         self.cache.routes[batch.places()] = recorded
         if len(batch.output_rows) < x.shape[0]:
             x = x[batch.output_rows]
         hidden = rms_norm(x, policy.final_norm, self.config.rms_norm_eps)
-        return policy.logits(hidden).cpu()
-
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device)
+        return policy.logits(hidden)
 
     def _places(self, policy: Policy, batch: StepBatch) -> _Places:
         rows, positions = batch.places()
@@ -144,13 +134,13 @@ class Decoder:
             end = chunk.start + chunk.num_tokens
             last_visible = self._columns[chunk.start : end].unsqueeze(1)
             masks.append(_additive(self._columns[:end] > last_visible))
-        at = self._tensor(positions)
+        at = torch.tensor(positions)
         num_decode = len(batch.decode_positions)
         longest = max(batch.decode_positions, default=0) + 1
         span = min(-(-longest // _SPAN_STEP) * _SPAN_STEP, self.cache.num_tokens_max)
         hidden = self._columns[:span] > at[:num_decode].unsqueeze(1)
         return _Places(
-            rows=self._tensor(rows),
+            rows=torch.tensor(rows),
             positions=at,
             cos=policy.cos[at].unsqueeze(1),
             sin=policy.sin[at].unsqueeze(1),
@@ -198,5 +188,4 @@ class Decoder:
 
 
 def _additive(is_hidden: torch.Tensor) -> torch.Tensor:
-    zeros = torch.zeros(is_hidden.shape, device=is_hidden.device)
-    return zeros.masked_fill_(is_hidden, -torch.inf)
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)

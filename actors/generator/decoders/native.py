@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from penstock.actors.generator.decoder import StepBatch
+from penstock.actors.generator.decoders.packed import StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
