@@ -89,7 +89,10 @@ def _nats_server() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    packages = (("torch", True, "make setup"),)
+    packages = (
+        ("torch", True, "make setup"),
+        ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
+    )
     return [
         Finding(
             name=name,
@@ -116,7 +119,7 @@ def check_gpu() -> Finding:
         is_available=found,
         is_required=False,
         detail=detail,
-        how_to_get="a Hopper GPU, torch built for CUDA, and nvcc",
+        how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install 'penstock[cuda]'",
     )
 
 

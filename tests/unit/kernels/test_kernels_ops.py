@@ -1,5 +1,6 @@
 """What kernels refuse, and what is needed to import and to build them."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -128,15 +129,14 @@ def test_views_that_begin_anywhere_are_taken():
 
 
 @pytest.mark.timeout(180)
-def test_importing_loads_no_driver():
-    check = "import penstock.kernels.ops, pathlib, sys; "
-    check += "sys.exit('libcuda.so' in pathlib.Path('/proc/self/maps').read_text())"
+def test_importing_needs_neither_cuda_nor_cupy():
+    check = "import sys, penstock.kernels.ops; sys.exit('cupy' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=170)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_driver_is_said_clearly():
-    with pytest.raises(KernelUnavailableError, match=r"need libcuda\.so\.1"):
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
+def test_no_cupy_is_said_clearly():
+    with pytest.raises(KernelUnavailableError, match="cupy"):
         launch_cuda("rows.rms_norm_f32", (1, 1), 32, torch.zeros(1))
 
 
