@@ -48,10 +48,12 @@ def steps_hidden(**changes: object) -> HiddenTests:
     return msgspec.structs.replace(first, steps=[second, third], **changes)
 
 
-async def start(world: World, hidden: HiddenTests | None = None, **limits: float) -> Task:
+async def start(
+    world: World, hidden: HiddenTests | None = None, checkpoints: str = "", **limits: float
+) -> Task:
     world.policy.scripts = lambda _session: CALLS
     world.host(world.policy)
-    world.host_machines()
+    world.host_machines(checkpoints=checkpoints)
     task = steps_task(**limits)
     await world.put_split([task], [hidden or steps_hidden()])
     return task
@@ -119,12 +121,17 @@ def test_a_killed_worker_resumes_in_its_step(simulate, tmp_path, saves, num_turn
     simulate(scenario)
 
 
+@pytest.mark.parametrize("is_forgetful", [False, True])
 @pytest.mark.parametrize("trunk_turns", range(1, 6))
-def test_branches_share_the_steps_of_their_trunk(simulate, tmp_path, trunk_turns) -> None:
+def test_branches_share_the_steps_of_their_trunk(
+    simulate, tmp_path, trunk_turns, is_forgetful
+) -> None:
+    """Where saved machines hold nothing, each branch runs its trunk's calls again."""
+
     async def scenario(world: World) -> None:
-        await start(world)
         world.backend = SavingBackend()
-        world.host_machines(checkpoints=str(tmp_path / "saved"), name="host-1")
+        world.backend.is_forgetful = is_forgetful
+        await start(world, checkpoints=str(tmp_path / "saved"))
         command = msgspec.structs.replace(
             tree_command(branches=3, trunk_turns=trunk_turns), task=steps_task()
         )
