@@ -144,7 +144,7 @@ $(VENV)/.base: $(VENV)/.light
 	@touch $@
 
 docs: $(DOCS_VENV)/.installed  ## The documentation as a site, in .cache/site; a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml
 	@echo "[docs] .cache/site/index.html"
 
 $(DOCS_VENV)/.installed: pyproject.toml

@@ -129,7 +129,7 @@ def _add_replay(commands: Commands) -> None:
     )
     text = "train with this instead, e.g. trainer.estimator=rloo or judge.length_penalty.scale=0"
     replay.add_argument("--what-if", action="append", default=[], metavar="KEY=VALUE", help=text)
-    text = "of a what-if: a new folder for its report and weights (default: RUN-what-if)"
+    text = "of a what-if: new folder for report and weights (default: what-if/TIME of the run's)"
     replay.add_argument("-o", "--output", type=Path, metavar="FOLDER", help=text)
     text = "of a what-if: do not evaluate its weights on held-out tasks"
     replay.add_argument("--no-evaluation", action="store_true", help=text)

@@ -16,6 +16,7 @@ from penstock.messages.control import (
     RunOpened,
     RunStarted,
 )
+from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     ErasurePrepared,
@@ -58,7 +59,7 @@ from penstock.messages.requests.ranks import (
 )
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
-from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
 from penstock.messages.sandbox import (
     AcquireGroup,
@@ -113,7 +114,8 @@ from penstock.messages.weights import (
 )
 
 EVENTS = (
-    StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict, EpisodeLabeled,
+    StartRollout, TurnSampled, EpisodeSaved, EpisodeStepEnded, RolloutFinished, Verdict,
+    EpisodeLabeled,
     WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,

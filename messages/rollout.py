@@ -187,42 +187,6 @@ class TurnSampled(Event, frozen=True, kw_only=True):
         return f"{self.rollout_id}.{self.turn_index}"
 
 
-class EpisodeSaved(Event, frozen=True, kw_only=True):
-    """Rollout worker -> the worker that resumes or branches the episode: what a turn left.
-
-    The machine is a checkpoint of its host. Should that be gone, the stored turns' calls are run
-    again in a fresh machine.
-    """
-
-    stream: ClassVar[Stream] = Stream.TRAJECTORIES
-    rollout_id: str
-    group_id: str
-    num_turns: NonNegativeInt
-    """Played in the machine."""
-    checkpoint_id: str
-    host: str
-    observation_ids: Array
-    """int32 [P]: the next turn's context."""
-    num_calls: int
-    num_invalid_calls: int
-    tool_s: float
-    elapsed_s: float
-    """Seconds since the episode began."""
-    own_s: float = 0.0
-    """Of these, how long the policy's programs ran."""
-    egress: list[EgressAttempt] = []
-    """What its programs had tried to reach by then: a copy of the machine begins a new record."""
-    call_s: list[list[NonNegativeFloat]] = []
-    """As `RolloutFinished.call_s`, of the turns so far."""
-    starts_segment: bool = False
-    """Of the next turn, like the one below: as `Turn` says."""
-    is_summary: bool = False
-
-    def key(self) -> str:
-        """One per rollout and number of turns: the first that was saved."""
-        return f"{self.rollout_id}.{self.num_turns}"
-
-
 class Trunk(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout left another one."""
 
@@ -267,6 +231,8 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """What its programs tried to reach, in all its machines; of a branch, in its trunk's too."""
     trunk: Trunk | None = None
     """Where a branch left its trunk."""
+    step_ends: list[NonNegativeInt] = []
+    """Of a task of several steps: the turns that ended each but the one it ended in."""
     tool_names: list[list[str]] = []
     """Per turn the tools that it called, in order, as far as calls are carried out."""
     call_s: list[list[NonNegativeFloat]] = []

@@ -62,6 +62,22 @@ class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """The least `IsolationClass` (`envs/sandbox.py`)."""
 
 
+class TaskStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked next, in the same machine, once the agent has ended the step before."""
+
+    instruction: str
+    files: dict[str, str] = {}
+    """Written into the working directory before it is asked."""
+    binaries: dict[str, bytes] = {}
+    has_setup: bool = False
+    """Whether `setup.sh` of the working directory then runs there."""
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Texts and binaries, by path."""
+        return _encoded(self.files) | self.binaries
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the agent may see of a task."""
 
@@ -78,8 +94,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Path -> text that `read_file` shows once and no machine holds (`envs/harness/pages.py`)."""
     limits: Limits = Limits()
     egress: list[str] = []
-    """Hosts that the episode's programs may reach through the audited proxy, each `name:port`,
-    `*.name:port` or `name:port@address`; by default none."""
+    """Hosts that its programs may reach, each `name:port`, `*.name:port` or `name:port@address`."""
     image: str = ""
     """Digest of the image layer that its machines have above the base image; by default none. A
     name that meant nothing where the task was read in stays a name: no host has an image of it."""
@@ -88,8 +103,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
     """Name of the source that a run has it from (`[[prepare.sources]]`)."""
     call_sleep_s: tuple[SleepS, SleepS] = (0.0, 0.0)
-    """Before each call of a tool its machine sleeps for a time between these: a slow environment
-    that takes no processor, for measurements."""
+    """Its machine sleeps between these before each call: a slow environment, for measurements."""
+    has_setup: bool = False
+    """Whether `setup.sh` of the working directory runs there before the agent starts."""
+    steps: list[TaskStep] = []
+    """What follows the instruction, one after the other; limits are of the whole episode."""
 
     @property
     def contents(self) -> dict[str, bytes]:
@@ -122,6 +140,12 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     alone can read `files`, the agent's user runs this, and a socket joins the two."""
     unseparated: bool = False
     """Its verifier shares process and user with the code under test, which can forge a reward."""
+    steps: list["HiddenTests"] = []
+    """Of a task's later steps, one each; all else here is of the first."""
+    is_last_step_all: bool = False
+    """Whether the reward is that of the last step that counts, not the mean over them."""
+    min_reward: Finite | None = None
+    """Later steps count only if this one's reward is not less."""
 
     @property
     def contents(self) -> dict[str, bytes]:

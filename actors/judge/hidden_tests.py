@@ -251,7 +251,7 @@ class SameFilesJudge:
 
         One that waits for another's grading waits as long as that may take, which is bounded.
         """
-        key = result_digest(rollout)
+        key = result_digest(rollout, task.step)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._found:
                 first_id, findings = self._found[key]
@@ -269,11 +269,12 @@ class SameFilesJudge:
             self._found.popitem(last=False)
 
 
-def result_digest(rollout: Trajectory) -> bytes:
-    """Digest a task and what the episode did to its files: 16 bytes."""
+def result_digest(rollout: Trajectory, step: int) -> bytes:
+    """Digest a step of a task and what the episode did to its files: 16 bytes."""
     result = (
         rollout.finished.purpose,
         rollout.finished.task_id,
+        step,
         sorted(rollout.files.items()),
         sorted(rollout.finished.deleted),
     )

@@ -6,11 +6,12 @@ from typing import Protocol, cast
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge, SameFilesJudge
 from penstock.actors.judge.reward import Findings
+from penstock.actors.judge.task_steps import StepsJudge
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.references import is_reference, load_reference
 from penstock.messages.reading.trajectories import Trajectory
-from penstock.messages.references import is_reference, load_reference
 
 
 class Judge(Protocol):
@@ -32,7 +33,7 @@ class Judge(Protocol):
 
 
 JUDGES: dict[str, Callable[[JudgeConfig], Judge]] = {
-    HiddenTestsJudge.name: lambda config: SameFilesJudge(HiddenTestsJudge(config)),
+    HiddenTestsJudge.name: lambda config: StepsJudge(SameFilesJudge(HiddenTestsJudge(config))),
 }
 
 

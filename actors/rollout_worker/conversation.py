@@ -7,7 +7,8 @@
 ```
 What was sampled is never tokenized again: the context of a turn is the concatenation of its
 segment. Where the task's limits allow several, a segment is closed once its context fills the
-window up to the trigger; turns and tokens are bounded over all of them.
+window up to the trigger; turns and tokens are bounded over all of them. Where the task has several
+steps, the end of one is a user's message that asks for the next.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from penstock.actors.policy.sampling import SampledTokens, make_turn
 from penstock.actors.policy.summaries import SummaryConfig, SummaryMode, restarted
 from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.kernels.arrays import from_array
-from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, StopReason, Turn
+from penstock.messages.episode import EpisodeSaved
+from penstock.messages.rollout import EpisodeEnd, StopReason, Turn
 from penstock.messages.task import Sampling, Task
 
 
@@ -48,6 +50,8 @@ class Conversation:
         """Render the prompt."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
+        self.step_ends: list[int] = []
+        """The turns that ended a step of the task; another one follows each."""
         self._chat = chat
         self._tools = tools
         self._task = task
@@ -105,6 +109,15 @@ class Conversation:
 
         A stored turn proves that the episode continued, whatever a tool returns when it runs again.
         """
+        self._take(turn)
+        if turn.is_summary:
+            return
+        if turn.parse_error and self._ends_on_parse_error:
+            self.end = EpisodeEnd.POLICY_ERROR
+        elif not turn.parse_error and not turn.calls:
+            self._finish([])
+
+    def _take(self, turn: Turn) -> None:
         self.end = None
         self.turns.append(turn)
         if turn.starts_segment:
@@ -117,37 +130,52 @@ class Conversation:
         self.starts_segment = self.is_summary = False
         if turn.is_summary:
             self._take_summary(turn)
-        elif turn.parse_error and self._ends_on_parse_error:
-            self.end = EpisodeEnd.POLICY_ERROR
-        elif not turn.parse_error and not turn.calls:
-            self.end = EpisodeEnd.FINISHED
 
     def resume(self, turns: Sequence[Turn], saved: EpisodeSaved) -> None:
         """Take stored turns whose calls have run, and what the last of them left."""
         for turn in turns:
-            self.append(turn)
+            self._take(turn)
         self.end = None
         self._context = from_array(saved.observation_ids).tolist()
         self.starts_segment, self.is_summary = saved.starts_segment, saved.is_summary
+        self.step_ends = list(saved.step_ends)
         if self.starts_segment:
             self._past = []
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
         """Take what the last turn's calls returned, or why it does not parse."""
-        observation = self._observation(results)
-        self._context = observation or []
         if is_finished:
+            self._finish(results)
+        else:
+            self._go_on(results)
+
+    def _finish(self, results: Sequence[str]) -> None:
+        """Ask for the next step; after the last one the episode is over."""
+        if len(self.step_ends) == len(self._task.steps):
             self.end = EpisodeEnd.FINISHED
-        elif observation is None:  # Nothing can follow what the policy wrote.
+            return
+        self.step_ends.append(len(self.turns) - 1)
+        self._go_on(results, self._instruction)
+
+    def _go_on(self, results: Sequence[str], request: str = "") -> None:
+        observation = self._observation(results, request)
+        self._context = observation or []
+        if observation is None:  # Nothing can follow what the policy wrote.
             self.end = EpisodeEnd.POLICY_ERROR
         elif self._has_turn_left():
             if self._is_closing():
                 self._close(results)
             self._end_without_room()
 
+    @property
+    def _instruction(self) -> str:
+        """That of the current step."""
+        step = len(self.step_ends)
+        return self._task.steps[step - 1].instruction if step else self._task.instruction
+
     def _observation(self, results: Sequence[str], request: str = "") -> list[int] | None:
         turn = self.turns[-1]
-        names = [call.name for call in turn.calls] or [""]
+        names = [call.name for call in turn.calls] or [""] * len(results)
         token_ids = from_array(turn.token_ids).tolist()
         return self._chat.render_observation(
             self._past[: -len(token_ids)],
@@ -189,7 +217,7 @@ class Conversation:
         self.starts_segment = True
 
     def _prompt(self, summary: str) -> list[int]:
-        text = restarted(self._task.instruction, summary, self._num_summaries)
+        text = restarted(self._instruction, summary, self._num_summaries)
         message = ChatMessage(role=Role.USER, content=text)
         return self._chat.render_prompt([message], self._tools)
 

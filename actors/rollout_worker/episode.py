@@ -13,17 +13,19 @@ it, and no call before it runs again; else the stored turns' calls run in a fres
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
-from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
+from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
 from penstock.actors.rollout_worker.machine_deaths import KILLS_MAX, MachineDeaths
+from penstock.actors.rollout_worker.steps import open_next_step, read_left
 from penstock.actors.rollout_worker.turns import (
     ContextFullError,
     GenerationError,
@@ -40,18 +42,12 @@ from penstock.envs.sandbox import ImageAbsent, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
-from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
+from penstock.envs.tasks.workspace import SetupError, open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
+from penstock.messages.episode import EpisodeSaved
 from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.generation import Generate
-from penstock.messages.rollout import (
-    EpisodeEnd,
-    EpisodeFiles,
-    EpisodeSaved,
-    RolloutFinished,
-    Trunk,
-    Turn,
-)
+from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished, Trunk, Turn
 from penstock.messages.task import StartRollout
 
 
@@ -140,7 +136,7 @@ class Episode:
             try:
                 async with lease_sandbox(self._ctx, lease_id, spec) as sandbox:
                     return await self._run_or_lose(sandbox, saved)
-            except TurnChargedError as failure:
+            except (TurnChargedError, ChangesError, SetupError) as failure:
                 return self._finished(EpisodeEnd.POLICY_ERROR, Changes(), str(failure))
             except (GenerationError, ImageAbsent) as failure:
                 error = str(failure)
@@ -186,16 +182,20 @@ class Episode:
             num_played = len(conversation.turns)
             if num_played == len(self._turns):
                 if self._stats.own_s > self._command.task.limits.wall_s_max:
-                    return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
+                    return await self._leave(runner, EpisodeEnd.TIME_LIMIT)
                 try:
                     turn = await self._sample(conversation, num_played)
                 except ContextFullError:
-                    return await self._leave(sandbox, EpisodeEnd.TOKEN_LIMIT)
+                    return await self._leave(runner, EpisodeEnd.TOKEN_LIMIT)
                 self._turns += await self._journal.add(num_played, turn)
             self._deaths.turn = num_played
+            num_ended = len(conversation.step_ends)
             await runner.play(self._turns[num_played])
+            if len(conversation.step_ends) > num_ended:
+                task, config = self._command.task, self._config
+                await open_next_step(runner, task, config, self._journal, self._layer_files)
             await self._save_if_due(runner)
-        return await self._leave(sandbox, conversation.end)
+        return await self._leave(runner, conversation.end)
 
     async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> EpisodeRunner:
         """Give a fresh machine its files; of a copy take up the conversation."""
@@ -270,24 +270,16 @@ class Episode:
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
         await self._ctx.publish(event)
 
-    async def _leave(self, sandbox: RemoteSandbox, end: EpisodeEnd) -> RolloutFinished:
+    async def _leave(self, runner: EpisodeRunner, end: EpisodeEnd) -> RolloutFinished:
         """Read what the episode changed, and return its end."""
-        config, task = self._config, self._command.task
-        self._stats.add_egress(await read_egress(sandbox, task))
-        try:
-            changes = await read_changes(
-                sandbox,
-                task.contents,
-                num_files_max=config.num_files_max,
-                num_bytes_max=config.files_bytes_max,
-                has_layer=bool(task.image),
-                layer_files=self._layer_files,
-            )
-        except ChangesError as error:
-            return self._finished(EpisodeEnd.POLICY_ERROR, Changes(), str(error))
-        return self._finished(end, changes)
+        task, step = self._command.task, len(runner.conversation.step_ends)
+        self._stats.add_egress(await read_egress(runner.sandbox, task))
+        left = await read_left(runner.sandbox, task, step, self._config, self._layer_files)
+        return self._finished(end, left, step_ends=runner.conversation.step_ends)
 
-    def _finished(self, end: EpisodeEnd, changes: Changes, error: str = "") -> RolloutFinished:
+    def _finished(
+        self, end: EpisodeEnd, changes: Changes, error: str = "", *, step_ends: Sequence[int] = ()
+    ) -> RolloutFinished:
         command, stats = self._command, self._stats
         return RolloutFinished(
             rollout_id=command.rollout_id,
@@ -313,6 +305,7 @@ class Episode:
             trunk=self._trunk,
             tool_names=[tools_called(turn.calls) for turn in self._turns],
             call_s=stats.call_s,
+            step_ends=list(step_ends),
         )
 
     def _set_forked(self, *, continued: bool) -> None:

@@ -12,7 +12,8 @@ from penstock.envs.harness.session import CALLS_MAX, Session
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.kernels.arrays import to_array
-from penstock.messages.rollout import EgressAttempt, EpisodeSaved, SandboxRecord, Turn
+from penstock.messages.episode import EpisodeSaved
+from penstock.messages.rollout import EgressAttempt, SandboxRecord, Turn
 from penstock.messages.task import StartRollout
 
 
@@ -77,6 +78,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             egress=self.egress,
             starts_segment=conversation.starts_segment,
             is_summary=conversation.is_summary,
+            step_ends=list(conversation.step_ends),
         )
 
 
@@ -124,6 +126,8 @@ class EpisodeRunner:
             return
         if turn.parse_error:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
+            return
+        if not turn.calls:
             return
         results = await self._call_tools(turn)
         stats.call_s[-1] = self._session.elapsed_s[:CALLS_MAX]

@@ -23,9 +23,11 @@ import msgspec
 from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens
+from penstock.actors.rollout_worker.changes import Changes
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.in_progress import generate_item
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
+from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded
 from penstock.messages.errors import (
     BusError,
     CodecError,
@@ -35,7 +37,7 @@ from penstock.messages.errors import (
 )
 from penstock.messages.generation import NEWEST, Generate, TokensSampled, pinned
 from penstock.messages.reading.trajectories import load_turn
-from penstock.messages.rollout import EpisodeSaved, StopReason, Trunk, Turn, TurnSampled
+from penstock.messages.rollout import EpisodeFiles, StopReason, Trunk, Turn, TurnSampled
 from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
 from penstock.messages.task import Purpose, Sampling, StartRollout
 
@@ -205,6 +207,23 @@ class Journal:
             if saved is not None:
                 return saved
         return None
+
+    async def has_step_end(self, turn_index: int) -> bool:
+        """Return whether it is stored what the step left that a turn ended."""
+        key = f"{self._owner(turn_index)}.{turn_index}"
+        return await self._ctx.last(EpisodeStepEnded, key) is not None
+
+    async def end_step(self, step: int, turn_index: int, left: Changes) -> None:
+        """Store that; the first to do so counts."""
+        ended = EpisodeStepEnded(
+            rollout_id=self._owner(turn_index),
+            group_id=self._command.group_id,
+            step=step,
+            turn_index=turn_index,
+            files=EpisodeFiles(changed=left.files),
+            deleted=left.deleted,
+        )
+        await self._ctx.publish(ended)
 
     def _owner(self, index: int) -> str:
         """Return the rollout whose turn this is."""

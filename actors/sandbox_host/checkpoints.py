@@ -17,7 +17,7 @@ from penstock.envs.sandbox import (
     SavingMachine,
     require,
 )
-from penstock.messages.rollout import EpisodeSaved
+from penstock.messages.episode import EpisodeSaved
 from penstock.messages.sandbox import AcquireSandbox
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")

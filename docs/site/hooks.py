@@ -17,7 +17,6 @@ PAGES = {  # of the root's files, the page's name
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "SPECIFICATION.md": "specification.md",
-    "THREATS.md": "threats.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",

@@ -13,7 +13,7 @@ from penstock.envs.harness.toolbox import ToolSpec
 from penstock.envs.harness.tools_v1 import TOOLS_1
 from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.messages.errors import ConfigError, NotFoundError
-from penstock.messages.references import is_reference, load_reference
+from penstock.messages.reading.references import is_reference, load_reference
 
 _TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}
 _ALL = [(name, tool) for tools in _TOOLS.values() for name, tool in tools.items()]

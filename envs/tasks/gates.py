@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Task
 
@@ -53,7 +54,7 @@ class Grader(Protocol):
 
 
 async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int = REPEATS) -> None:
-    """Demand that the null patch fails and the known solution passes, each time.
+    """Demand that the null patch fails and the known solution passes, each time, in all its steps.
 
     Each run is a fresh machine with a hash seed and a clock of its own.
 
@@ -61,14 +62,30 @@ async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int
         TaskRejectedError: A gate is closed; the detail says which.
 
     """
-    task, hidden = candidate.task, candidate.hidden
+    task = GradedTask(task=candidate.task, hidden=candidate.hidden)
     null: list[SuiteReport] = []
     gold: list[SuiteReport] = []
     for _ in range(repeats):
-        null.append(await grader.grade(task, hidden, {}))
-        check_reports(task.task_id, null, gold)
-        gold.append(await grader.grade(task, hidden, hidden.gold_contents))
-        check_reports(task.task_id, null, gold)
+        null.append(await _grade(task, grader, is_gold=False))
+        check_reports(task.task.task_id, null, gold)
+        gold.append(await _grade(task, grader, is_gold=True))
+        check_reports(task.task.task_id, null, gold)
+
+
+async def _grade(task: GradedTask, grader: Grader, *, is_gold: bool) -> SuiteReport:
+    """Grade each step; of several, those are counted that decide a whole reward."""
+    steps = [task.at_step(step) for step in range(len(task.task.steps) + 1)]
+    reports = [
+        await grader.grade(each.task, each.hidden, each.hidden.gold_contents if is_gold else {})
+        for each in steps
+    ]
+    if len(reports) == 1:
+        return reports[0]
+    if task.hidden.is_last_step_all and not is_gold:
+        reports = reports[-1:]
+    num_passed = sum(report.is_solved for report in reports)
+    is_solved = num_passed == len(reports)
+    return SuiteReport(num_passed=num_passed, num_tests=len(reports), is_solved=is_solved)
 
 
 def check_reports(task_id: str, null: Sequence[SuiteReport], gold: Sequence[SuiteReport]) -> None:

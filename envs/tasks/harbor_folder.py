@@ -58,6 +58,14 @@ def read_text(folder: Path, name: str, bytes_max: int = BYTES_MAX) -> str:
         raise MalformedTaskError(f"{folder / name}: expected UTF-8 text: {error}") from error
 
 
+def read_instruction(folder: Path, name: str) -> str:
+    """Return an instruction, which must not be blank; raises as `read_tree` does."""
+    text = read_text(folder, name)
+    if not text.strip():
+        raise MalformedTaskError(f"{folder / name}: expected an instruction, it is empty")
+    return text.removesuffix("\n")
+
+
 def split_texts(files: Mapping[str, bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
     """Return the files that are UTF-8 texts, and those that are not."""
     texts: dict[str, str] = {}

@@ -29,6 +29,8 @@ from penstock.messages.task import HiddenTests
 TESTS_FOLDER = "/tests/"
 SOLUTION_SCRIPTS = "/tmp/solution/"  # noqa: S108 - the guest's
 """Where the known solution lies in the machine that tries it, and in no other."""
+SOLVE_FILE = "solve.sh"
+_SOLVE = SOLUTION_SCRIPTS + SOLVE_FILE
 _REWARD = """\
 import json
 try:
@@ -43,7 +45,7 @@ print(1 if reward == 1 else reward)
 """
 _VERIFY = f"""\
 mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
-if [ -f {SOLUTION_SCRIPTS}solve.sh ]; then bash {SOLUTION_SCRIPTS}solve.sh; fi > /dev/null 2>&1
+if [ -f {_SOLVE} ]; then bash {_SOLVE}; fi > /dev/null 2>&1
 bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1
 tail -c 2000 /logs/verifier/test-stdout.txt >&2
 python3 -I -S -c "$0"

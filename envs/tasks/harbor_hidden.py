@@ -16,7 +16,6 @@ from penstock.envs.tasks.harbor import (
     TASK_FILE,
     TestsFile,
 )
-from penstock.envs.tasks.harbor_fields import HarborFields
 from penstock.envs.tasks.harbor_folder import (
     MalformedTaskError,
     read_text,
@@ -24,6 +23,8 @@ from penstock.envs.tasks.harbor_folder import (
     split_texts,
 )
 from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
+from penstock.envs.tasks.harbor_schema import HarborFields
+from penstock.envs.tasks.harbor_steps import read_step_tests
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import HiddenTests
@@ -33,9 +34,9 @@ VARIABLES_MAX = 64
 RESULTS_MAX = 10_000
 
 
-def is_foreign(folder: Path) -> bool:
+def is_foreign(folder: Path, fields: HarborFields) -> bool:
     """Return whether a task's folder is none that Penstock wrote."""
-    return not (folder / "tests" / EXPECTED_FILE).is_file()
+    return bool(fields.steps) or not (folder / "tests" / EXPECTED_FILE).is_file()
 
 
 def read_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
@@ -45,9 +46,10 @@ def read_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests
         MalformedTaskError: A part is missing or wrong, or a test is no Python.
 
     """
-    read = _foreign_hidden if is_foreign(folder) else _hidden
+    read = _foreign_hidden if is_foreign(folder, fields) else _hidden
     hidden = read(folder, task_id, fields)
-    _check_tests(folder, hidden)
+    for one in (hidden, *hidden.steps):
+        _check_tests(folder, one)
     return hidden
 
 
@@ -75,24 +77,26 @@ def _check_tests(folder: Path, hidden: HiddenTests) -> None:
 
 
 def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
-    read_text(folder, "tests/test.sh")
-    tests = read_tree(folder, "tests")
-    solution = read_tree(folder, "solution") if (folder / "solution").is_dir() else {}
     own = fields.metadata.get("penstock", {})
     is_separated: bool = converted(
         folder, own.get("separated", False), bool, "metadata.penstock.separated"
     )
     verifier = Verifier(
-        env=_verifier_env(folder, fields),
+        env=_variables(folder, "verifier.env", fields.verifier.env),
         timeout_s=fields.verifier_s,
         is_separated=is_separated,
     )
+    if fields.steps:
+        for number, step in enumerate(fields.steps):
+            _variables(folder, f"steps[{number}].verifier.env", step.verifier.env)
+        return read_step_tests(folder, task_id, fields, verifier)
+    read_text(folder, "tests/test.sh")
+    tests = read_tree(folder, "tests")
+    solution = read_tree(folder, "solution") if (folder / "solution").is_dir() else {}
     return foreign_hidden(task_id, tests, solution, verifier)
 
 
-def _verifier_env(folder: Path, fields: HarborFields) -> dict[str, str]:
-    field = "verifier.env"
-    variables: dict[str, str] = converted(folder, fields.verifier.env, dict[str, str], field)
+def _variables(folder: Path, field: str, variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > VARIABLES_MAX:
         words = f"expected at most {VARIABLES_MAX} variables"
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")

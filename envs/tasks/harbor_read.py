@@ -18,8 +18,8 @@ from penstock.envs.microvm.images.layers import pinned
 from penstock.envs.needs import check_numbers
 from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
-from penstock.envs.tasks.harbor import INSTRUCTION_FILE, START_FOLDER, TASK_FILE
-from penstock.envs.tasks.harbor_fields import HarborFieldError, HarborFields, parse_fields
+from penstock.envs.tasks.harbor import START_FOLDER, TASK_FILE
+from penstock.envs.tasks.harbor_fields import parse_fields
 from penstock.envs.tasks.harbor_folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
@@ -28,6 +28,8 @@ from penstock.envs.tasks.harbor_folder import (
     split_texts,
 )
 from penstock.envs.tasks.harbor_hidden import converted, is_foreign, read_hidden
+from penstock.envs.tasks.harbor_schema import HarborFieldError, HarborFields
+from penstock.envs.tasks.harbor_steps import read_steps
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_toml
@@ -70,11 +72,6 @@ def read_harbor(
 
 def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandidate:
     settings = _settings(folder)
-    instruction = read_text(folder, INSTRUCTION_FILE)
-    if not instruction.strip():
-        raise MalformedTaskError(
-            f"{folder / INSTRUCTION_FILE}: expected an instruction, it is empty"
-        )
     own = settings.get("metadata", {}).get("penstock", {})
     if not isinstance(own, dict):
         raise MalformedTaskError(f"{folder / TASK_FILE}: metadata.penstock: expected a table")
@@ -84,18 +81,22 @@ def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandi
     category = converted(folder, own.get("category", "harbor"), _Name, "metadata.penstock.category")
     fields = _fields(folder, settings)
     image = _image(folder, fields, own)
-    files, binaries = split_texts(_start(folder, has_image=bool(image)))
+    first, *later = read_steps(folder, fields)
+    start = _start(folder, has_image=bool(image)) | first.contents
+    files, binaries = split_texts(start)
     task = Task(
         task_id=task_id,
         category=category,
         split=converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
-        instruction=instruction.removesuffix("\n"),
+        instruction=first.instruction,
         files=files,
         binaries=binaries,
         limits=_limits(folder, fields, own),
         egress=_egress(folder, fields, own, allows_addresses=egress_addresses),
         image=image,
-        machine=_machine(folder, fields, own, isolation_min if is_foreign(folder) else ""),
+        machine=_machine(folder, fields, own, isolation_min if is_foreign(folder, fields) else ""),
+        has_setup=first.has_setup,
+        steps=later,
     )
     hidden = read_hidden(folder, task_id, fields)
     repository = fields.task.name if fields.task else fields.source or folder.name
@@ -153,11 +154,13 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _fields(folder: Path, settings: dict[str, Any]) -> HarborFields:
-    for name in REFUSED_FILES:
+    fields = parse_fields(settings)
+    steps = [f"steps/{step.name}/trajectory.json" for step in fields.steps or []]
+    for name in (*REFUSED_FILES, *steps):
         if (folder / name).exists():
-            text = "expected none: a task is one image, one machine and one instruction"
+            text = "expected none: a task is one image and one machine, and begins with no context"
             raise MalformedTaskError(f"{folder / name}: {text}")
-    return parse_fields(settings)
+    return fields
 
 
 def _egress(
@@ -204,7 +207,12 @@ def _machine(
 def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     if "limits" in own:
         return converted(folder, own["limits"], Limits, "metadata.penstock.limits")
-    return Limits(wall_s_max=fields.agent_s)
+    num_steps, one = len(fields.steps or [0]), Limits()
+    return Limits(
+        wall_s_max=fields.agent_s,
+        num_turns_max=num_steps * one.num_turns_max,
+        num_tokens_max=num_steps * one.num_tokens_max,
+    )
 
 
 def _start(folder: Path, *, has_image: bool) -> dict[str, bytes]:

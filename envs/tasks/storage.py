@@ -12,7 +12,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.envs.tasks.harbor_folder import split_texts
 from penstock.envs.tasks.source import TaskCandidate
+from penstock.envs.tasks.workspace import contents_at
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.reading.parsing import parse_with
@@ -75,6 +77,17 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
 
     task: Task
     hidden: HiddenTests
+    step: int = 0
+    """Which of the task's steps, from 0."""
+
+    def at_step(self, step: int) -> "GradedTask":
+        """Return one of its steps as a task, with all that was written into the machine by then."""
+        if not self.task.steps:
+            return self
+        files, binaries = split_texts(contents_at(self.task, step))
+        task = msgspec.structs.replace(self.task, files=files, binaries=binaries, steps=[])
+        hidden = self.hidden.steps[step - 1] if step else self.hidden
+        return GradedTask(task=task, hidden=hidden, step=step)
 
 
 class TaskBook:

@@ -25,7 +25,7 @@ from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 from penstock.messages.reading.parsing import parse_toml
-from penstock.messages.references import is_reference
+from penstock.messages.reading.references import is_reference
 from penstock.messages.task import Purpose
 
 

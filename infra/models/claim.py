@@ -74,20 +74,30 @@ def open_model(section: ModelSection, policy: PolicyConfig) -> ChatFormat:
 
     """
     _weight_files(section, policy)
-    path = Path(section.checkpoint) / TOKENIZER_KEY
+    tokenizer = read_tokenizer(Path(section.checkpoint))
+    if tokenizer.vocab_size > policy.vocab_size:
+        raise ConfigError(
+            f"model.checkpoint: {Path(section.checkpoint) / TOKENIZER_KEY}: its ids go up to "
+            f"{tokenizer.vocab_size - 1}, but the model's vocab_size is {policy.vocab_size}"
+        )
+    return open_chat(section.chat, tokenizer)
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a checkpoint's folder.
+
+    Raises:
+        ConfigError: It is missing, or is not one of bytes.
+
+    """
+    path = folder / TOKENIZER_KEY
     if not path.is_file() or path.stat().st_size > _TOKENIZER_BYTES_MAX:
         text = f"expected a file of at most {_TOKENIZER_BYTES_MAX} bytes"
         raise ConfigError(f"model.checkpoint: {path}: {text}")
     try:
-        tokenizer = Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
     except ValueError as error:
         raise ConfigError(f"model.checkpoint: {error}") from error
-    if tokenizer.vocab_size > policy.vocab_size:
-        raise ConfigError(
-            f"model.checkpoint: {path}: its ids go up to {tokenizer.vocab_size - 1}, "
-            f"but the model's vocab_size is {policy.vocab_size}"
-        )
-    return open_chat(section.chat, tokenizer)
 
 
 async def claim_model(

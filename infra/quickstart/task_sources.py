@@ -20,7 +20,7 @@ from penstock.envs.trail.tasks import draw_trails, to_candidate
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.sources import SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
-from penstock.messages.references import load_reference
+from penstock.messages.reading.references import load_reference
 from penstock.messages.task import Split
 
 OWN_TASKS_MAX = 1_000_000

@@ -29,6 +29,7 @@ from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import TYPES, Progress, forget_gateways
 from penstock.infra.run.replay import run_started
 from penstock.infra.run.runs import RunDir, check_log, find_run
+from penstock.infra.serve.fitting import fit
 from penstock.infra.serve.settings import service_config, service_tables
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
@@ -66,7 +67,10 @@ def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         return run_dir, parse_config(data, str(run_dir.config))
     file = arguments.config or CHECKPOINT_CONFIG
     overrides = [*arguments.overrides, f'model.checkpoint="{folder.resolve()}"']
-    data: dict[str, Any] = apply_overrides(read_toml(file), overrides)
+    data: dict[str, Any] = read_toml(file)
+    if arguments.config is None:
+        fit(data, folder)
+    data = apply_overrides(data, overrides)
     config = parse_new(data, str(file))
     service_config(config, learns=arguments.learn)
     return new_folder(data, config, arguments), config

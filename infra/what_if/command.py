@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ async def what_if_command(arguments: argparse.Namespace) -> int:
 
     """
     run = await reached_run(arguments)
-    folder: Path = (arguments.output or Path(f"{run.run_id}-what-if")).resolve()
+    own = run.path / "what-if" / time.strftime("%Y%m%d-%H%M%S")
+    folder: Path = (arguments.output or own).resolve()
     check_target(folder)
     answer = await ask(run, list(arguments.what_if), folder, with_progress=not arguments.json)
     if not arguments.no_evaluation:

@@ -3,6 +3,7 @@
 import ast
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 from tests.docs.commands import ROOT
@@ -47,3 +48,26 @@ def test_the_code_says_each_message(message: str):
 
 def test_there_are_messages():
     assert len(messages()) > 40
+
+
+NOT_PROVOKED = {
+    "the ledger does not balance": "only a fault of the product gives it",
+    "the replay differs": "as above",
+    "no replay": "needs a run with expert parallelism: tests/engines/ranks",
+    "invalid_api_key": "of a gateway that runs: tests/e2e/test_run_faults.py",
+}
+"""Message -> why no fast test provokes it."""
+
+
+@cache
+def all_tests() -> str:
+    """Return the source of all tests but this one."""
+    here = Path(__file__)
+    return "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != here)
+
+
+@pytest.mark.parametrize("message", messages())
+def test_a_test_provokes_each_message(message: str):
+    fragments = [part.strip(" ()%.") for part in message.split("...")]
+    is_tested = all(each in all_tests() for each in fragments)
+    assert is_tested or message in NOT_PROVOKED, "neither provoked nor in NOT_PROVOKED"

@@ -50,13 +50,13 @@ def test_pairs_and_labels_of_files_are_trained_before_rl(runs, tmp_path):
     assert "bad.jsonl:2: Expected `array | null`, got `str` - at `$.chosen`" in refused.output
 
 
-def test_a_what_if_is_evaluated_beside_the_run_which_stays_as_it_is(runs, tmp_path):
+def test_a_what_if_is_evaluated_beside_the_run_which_stays_as_it_is(runs):
     before = (runs / "r1/summary.json").read_bytes()
-    folder = tmp_path / "answer"
     asked = ("replay", "r1", "--what-if", "trainer.estimator=grpo", "--what-if",
-             "judge.length_penalty.scale=0", "-o", str(folder), "--json")  # fmt: skip
+             "judge.length_penalty.scale=0", "--json")  # fmt: skip
     told = penstock(runs, *asked, wait_s=WAIT_S)
     assert told.returncode == 0, told.stderr
+    (folder,) = (runs / "r1/what-if").iterdir()
     answer = json.loads(told.stdout.splitlines()[-1])
     assert answer == json.loads((folder / "what-if.json").read_text())
     assert [step["step"] for step in answer["steps"]["what_if"]] == [1, 2, 3, 4]
@@ -67,7 +67,7 @@ def test_a_what_if_is_evaluated_beside_the_run_which_stays_as_it_is(runs, tmp_pa
     assert "r1" in (folder / "what-if.html").read_text()
     assert (folder / "model/config.json").exists()
     assert (runs / "r1/summary.json").read_bytes() == before
-    again = penstock(runs, *asked)
+    again = penstock(runs, *asked, "-o", str(folder))
     assert again.returncode == 2 and "is not empty" in again.stderr
     told = penstock(runs, "replay", "r1", "--json")
     assert told.returncode == 0 and json.loads(told.stdout.splitlines()[-1])["identical"]

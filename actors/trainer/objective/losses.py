@@ -22,7 +22,7 @@ from penstock.actors.trainer.objective.ratios import (
     sequence_means,
 )
 from penstock.messages.errors import ConfigError
-from penstock.messages.references import load_reference
+from penstock.messages.reading.references import load_reference
 
 
 @dataclass(frozen=True, kw_only=True)

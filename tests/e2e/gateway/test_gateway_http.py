@@ -57,12 +57,15 @@ async def test_bad_requests_name_their_field(site, http):
         (GOOD | {"tools": [{"type": "function"}]}, "tools[0].function"),
         (GOOD | {"messages": [call_with("not json")]}, CALL_PARAM),
     ]
+    codes = {}
     for body, param in cases:
         reply = await chat(http, body)
         error = (await reply.json())["error"]
         assert reply.status in {400, 404}, (body, error)
         assert error["param"] == param, (body, error)
         assert error["message"]
+        codes[param] = error["code"]
+    assert (codes["model"], codes["messages"]) == ("model_not_found", "context_length_exceeded")
     assert not site.generator.asked
 
 

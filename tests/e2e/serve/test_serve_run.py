@@ -58,14 +58,7 @@ def test_it_learns_from_users_alone_and_its_versions_continue(runs):
     assert (runs / "hf" / "config.json").exists()
 
     # The folder that it wrote is one that a service starts from.
-    chat = ("--set", "model.chat=penstock", "--set", "gateway.port=0")
-    context = (
-        "--set",
-        "generator.num_tokens_max=1024",
-        "--set",
-        "prepare.limits.num_tokens_max=512",
-    )
-    arguments = (str(runs / "hf"), "--run-id", "r2", *chat, *context)
+    arguments = (str(runs / "hf"), "--run-id", "r2", "--set", "gateway.port=0")
     service = Service(runs, *arguments, run_id="r2")
     try:
         assert service.ask()[0] == 0

@@ -10,13 +10,8 @@ from tests.sim.rollout.saving import SavingBackend
 from penstock.actors.pacer.actor import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.envs.egress.rules import parse_rules
-from penstock.messages.rollout import (
-    EgressAttempt,
-    EpisodeEnd,
-    EpisodeSaved,
-    RolloutFinished,
-    TurnSampled,
-)
+from penstock.messages.episode import EpisodeSaved
+from penstock.messages.rollout import EgressAttempt, EpisodeEnd, RolloutFinished, TurnSampled
 
 GREP = ("grep", {"pattern": "double"})
 REFUSED = EgressAttempt(

@@ -7,7 +7,8 @@ from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, Hosted, World, 
 from tests.sim.rollout.saving import SavingBackend
 
 from penstock.messages.base import Array
-from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.episode import EpisodeSaved
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 
 DELETE = ("delete_file", {"path": "other.py"})
 SCRIPT = [[LOOK], [FIX], [DELETE], [LOOK], [FINISH]]

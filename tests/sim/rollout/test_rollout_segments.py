@@ -17,9 +17,10 @@ from tests.sim.rollout.test_rollout_tree import tree_command
 
 from penstock.actors.policy.summaries import SummaryConfig, SummaryMode
 from penstock.kernels.route_segments import open_routes
+from penstock.messages.episode import EpisodeSaved
 from penstock.messages.generation import Generate
 from penstock.messages.reading.trajectories import segments
-from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 
 KEPT = "I looked.\nSummary: double is wrong"
 REQUEST = "Sum up."

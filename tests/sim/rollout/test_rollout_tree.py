@@ -23,7 +23,8 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
-from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, Trunk, TurnSampled
+from penstock.messages.episode import EpisodeSaved
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
 GREP = ("grep", {"pattern": "double"})

@@ -111,7 +111,8 @@ async def test_it_ends_before_the_step_whose_tokens_say_too_little(world):
     first = next(i for i, value in enumerate(values) if value < bound)
     report, steps = await asked(world, WhatIf(change=same, ess_min=bound))
     assert len(steps) == first
-    assert report.ended.startswith(f"before step {first + 1}: the effective sample size")
+    told = f"before step {first + 1}: the effective sample size of its tokens is"
+    assert report.ended.startswith(told)
     digests = ["", *(step.weights_digest for step in all_steps)]
     if first:
         assert report.weights_digest == digests[first]

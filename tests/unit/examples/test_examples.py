@@ -12,7 +12,7 @@ from penstock.envs.harness.versions import tools_of
 from penstock.infra.run.config_file import load_config
 from penstock.messages.codec import encode
 from penstock.messages.reading.asyncapi import document
-from penstock.messages.references import load_reference
+from penstock.messages.reading.references import load_reference
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.streams import event_subject

@@ -23,7 +23,7 @@ from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run.config_file import load_config
 from penstock.infra.scaffold.command import init_command
 from penstock.messages.errors import ConfigError
-from penstock.messages.references import load_reference
+from penstock.messages.reading.references import load_reference
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits, Split
 

@@ -203,7 +203,8 @@ def test_a_task_that_does_not_fit_is_refused_with_both_numbers(model):
     limits = "prepare.limits={num_turns_max=4, num_tokens_max=300, turn_tokens_max=24}"
     config = configured(model, limits)
     chat = open_model(config.model, config.policy)
-    with pytest.raises(ConfigError, match=r"task .*: its prompt has \d{4} tokens .* is 300"):
+    words = r"its prompt has \d{4} .*, and its longest context is 300"
+    with pytest.raises(ConfigError, match=words):
         preparing.build_outside(config, chat, threading.Event())
 
 

@@ -5,13 +5,18 @@ import contextlib
 import msgspec
 import pytest
 import tomli_w
+from tests.outside_model import write_tokenizer
 
 from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import config_json
+from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.infra import cli
 from penstock.infra.run.config import RegionSection
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.infra.serve import command
 from penstock.infra.serve.command import CHECKPOINT_CONFIG
+from penstock.infra.serve.fitting import fit
 from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tables
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
@@ -189,3 +194,21 @@ def test_without_gates_is_a_word_and_a_setting(tmp_path, monkeypatch):
         with contextlib.suppress(TypeError):  # There is no run to serve.
             cli.main(["--runs-dir", str(tmp_path), "serve", "r1", *words])
     assert asked == [[], ["serve.epoch_samples=4", "serve.gated=false"]]
+
+
+@pytest.mark.parametrize(("positions", "context"), [(1024, 1024), (8192, 4096)])
+def test_a_models_folder_gets_the_context_and_the_format_that_it_can(tmp_path, positions, context):
+    shape = PolicyConfig(vocab_size=400, max_position_embeddings=positions)
+    (tmp_path / "config.json").write_text(config_json(shape, eos_token_id=1, pad_token_id=0))
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer(["x = 1\n"] * 4, 400).to_json())
+    data = read_toml(CHECKPOINT_CONFIG)
+    fit(data, tmp_path)
+    assert data["generator"]["num_tokens_max"] == context
+    assert data["model"]["chat"] == "penstock"
+    data["policy"] = {"max_position_embeddings": positions}
+    data["model"]["checkpoint"] = str(tmp_path)
+    parse_config(data, "serve.toml")  # Nothing else in it asks for more.
+    write_tokenizer(tmp_path)
+    data = read_toml(CHECKPOINT_CONFIG)
+    fit(data, tmp_path)
+    assert data["model"]["chat"] == "renderers:qwen3"

@@ -29,7 +29,6 @@ WHOLE = {
 }  # fmt: skip
 SERVER = {"name": "s", "transport": "stdio", "command": "c"}
 REFUSED = {
-    "steps": [{"name": "one"}],
     "multi_step_reward_strategy": "final",
     "artifacts": ["/app/out"],
     "more": 1,
@@ -66,6 +65,39 @@ REFUSED = {
 }
 
 
+STEP = {
+    "name": "one", "min_reward": 0.5, "agent": {"timeout_sec": 60}, "artifacts": [],
+    "verifier": {"timeout_sec": 60, "env": {"A": "b"}, "environment_mode": "shared"},
+}  # fmt: skip
+WHOLE_STEPS = WHOLE | {
+    "multi_step_reward_strategy": "final", "steps": [STEP, {"name": "two"}],
+}  # fmt: skip
+REFUSED_STEP = {
+    "name": "../out",
+    "name ": "TWO",
+    "more": 1,
+    "min_reward": {"tests": 1.0},
+    "min_reward ": True,
+    "healthcheck": {"command": "true"},
+    "artifacts": ["/app/out"],
+    "agent.user": "root",
+    "agent.timeout_sec": 0,
+    "agent.network_mode": "no-network",
+    "agent.allowed_hosts": ["a.test"],
+    "agent.more": 1,
+    "verifier.user": 0,
+    "verifier.timeout_sec": 3_601,
+    "verifier.env": {"A": "${SECRET}"},
+    "verifier.environment_mode": "separate",
+    "verifier.environment": {"cpus": 1},
+    "verifier.collect": [{"command": "c"}],
+    "verifier.network_mode": "public",
+    "verifier.allowed_hosts": ["a.test"],
+    "verifier.more": 1,
+}
+"""A blank at the end of a field: a second wrong value of it."""
+
+
 def folder(tmp_path, settings, dockerfile=""):
     root = tmp_path / "t"
     files = {
@@ -74,6 +106,13 @@ def folder(tmp_path, settings, dockerfile=""):
         "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
         "environment/a.py": "a = 1\n",
         "environment/src/b.py": "b = 1\n",
+        "steps/one/instruction.md": "Do one\n",
+        "steps/one/workdir/c.py": "c = 1\n",
+        "steps/one/solution/solve.sh": "true\n",
+        "steps/two/instruction.md": "Do two\n",
+        "steps/two/workdir/setup.sh": "true\n",
+        "steps/two/tests/test.sh": "true\n",
+        "solution/solve.sh": "false\n",
     } | ({"environment/Dockerfile": dockerfile} if dockerfile else {})
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +144,58 @@ def test_harbors_own_defaults(tmp_path):
 def test_what_no_machine_gives_is_refused_by_its_name(tmp_path, field):
     with pytest.raises(MalformedTaskError, match=rf"task\.toml: {field.replace('.', '[.]')}\b"):
         read_harbor(folder(tmp_path, changed(field, REFUSED[field])))
+
+
+def test_the_fields_of_steps_act(tmp_path):
+    settings = WHOLE_STEPS | {"agent": {"timeout_sec": 7200}}
+    candidate = read_harbor(folder(tmp_path, settings))
+    task, hidden = candidate.task, candidate.hidden
+    assert (task.instruction, task.has_setup) == ("Do one", False)
+    assert task.files == {"a.py": "a = 1\n", "src/b.py": "b = 1\n", "c.py": "c = 1\n"}
+    [two] = task.steps
+    assert (two.instruction, two.has_setup, two.files) == ("Do two", True, {"setup.sh": "true\n"})
+    assert task.limits.wall_s_max == 7260 and task.limits.num_turns_max == 16
+    assert hidden.is_last_step_all and hidden.min_reward == 0.5
+    [later] = hidden.steps
+    assert (hidden.timeout_s, later.timeout_s, later.min_reward) == (60, 900, None)
+    assert (hidden.argv[1], later.argv[1]) == ("A=b", "A=b")
+    assert hidden.files["/tests/test.sh"].startswith("echo 1")
+    assert later.files["/tests/test.sh"] == "true\n"
+    script = later.gold_files["/tmp/solution/solve.sh"]
+    assert later.gold_files["/tmp/solution/0/solution/solve.sh"] == "true\n"
+    assert later.gold_files["/tmp/solution/1/solution/solve.sh"] == "false\n"  # The task's own.
+    assert script.index("0/workdir") < script.index("0/solution") < script.index("bash setup.sh")
+
+
+@pytest.mark.parametrize("field", REFUSED_STEP)
+def test_what_a_step_cannot_have_is_refused_by_its_name(tmp_path, field):
+    table, _, name = field.strip().rpartition(".")
+    value = REFUSED_STEP[field]
+    changed = STEP | {table or name: STEP[table] | {name: value} if table else value}
+    settings = WHOLE_STEPS | {"steps": [{"name": "two"}, changed]}
+    named = rf"task\.toml: steps\[1\]\.{field.strip().replace('.', '[.]')}\b"
+    with pytest.raises(MalformedTaskError, match=named):
+        read_harbor(folder(tmp_path, settings))
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ("steps/two/instruction.md", "steps/two/instruction.md: expected a file"),
+        ("tests/test.sh", "steps/one/tests/test.sh: expected it, or tests/test.sh"),
+    ],
+)
+def test_what_a_step_lacks_is_named(tmp_path, absent, words):
+    root = folder(tmp_path, WHOLE_STEPS)
+    (root / absent).unlink()
+    with pytest.raises(MalformedTaskError, match=words):
+        read_harbor(root)
+    (root / absent).write_text("exit 0\n")
+    (root / "instruction.md").unlink()  # Of no use where there are steps.
+    read_harbor(root)
+    (root / "steps/one/trajectory.json").write_text("{}")
+    with pytest.raises(MalformedTaskError, match=r"one/trajectory\.json"):
+        read_harbor(root)
 
 
 def test_an_allow_list_becomes_rules(tmp_path):

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.tasks.test_harbor_fields import REFUSED, WHOLE
+from tests.unit.tasks.test_harbor_fields import REFUSED, REFUSED_STEP, STEP, WHOLE, WHOLE_STEPS
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
-from penstock.envs.tasks.harbor_fields import HarborFieldError, parse_fields
+from penstock.envs.tasks.harbor_fields import parse_fields
+from penstock.envs.tasks.harbor_schema import HarborFieldError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PYTHON = Path(__file__).parents[3] / ".venv-harbor" / "bin" / "python"
@@ -48,17 +49,50 @@ FIELDS = sorted(
 )  # fmt: skip
 
 
-@st.composite
-def task_settings(draw):
-    """A whole task's settings, some of whose fields are odd or absent."""
-    made = json.loads(json.dumps(WHOLE))
-    for field in draw(st.lists(st.sampled_from(FIELDS), max_size=4, unique=True)):
+STEP_FIELDS = sorted(
+    {f"{table}.{name}" for table in ("agent", "verifier") for name in STEP[table]}
+    | {field.strip() for field in REFUSED_STEP}
+)
+NAMES = st.sampled_from(
+    [
+        "two",
+        "TWO",
+        "Ａ",
+        "A",
+        "a.",
+        "con.x",
+        "aux",
+        "a/b",
+        "a:b",
+        " ",
+        "é",
+        "e\u0301",
+        "x" * 256,
+        "\t",
+    ]
+)
+
+
+def change(draw, made, fields, refused):
+    """Make some fields odd, or leave them out."""
+    for field in draw(st.lists(st.sampled_from(fields), max_size=4, unique=True)):
         table, _, name = field.rpartition(".")
         holder = made[table] if table else made
         if draw(st.booleans()):
             holder.pop(name, None)
         else:
-            holder[name] = draw(st.one_of(ODD, st.just(REFUSED.get(field, False))))
+            holder[name] = draw(st.one_of(ODD, st.just(refused.get(field, False))))
+
+
+@st.composite
+def task_settings(draw):
+    """A whole task's settings, some of whose fields are odd or absent."""
+    made = json.loads(json.dumps(draw(st.sampled_from([WHOLE, WHOLE_STEPS]))))
+    if made.get("steps"):
+        change(draw, made["steps"][0], STEP_FIELDS, REFUSED_STEP)
+        if draw(st.booleans()):
+            made["steps"][0]["name"] = draw(NAMES)
+    change(draw, made, FIELDS, REFUSED)
     return made
 
 
@@ -92,11 +126,13 @@ def test_nothing_is_accepted_that_harbor_refuses(harbor):
             fields = parse_fields(task)
             parse_rules(fields.egress)
             assert fields.agent_s > 0 and fields.verifier_s > 0 and fields.machine
+            for number in range(len(fields.steps or [])):
+                assert fields.step_verifier_s(number) > 0 and fields.min_reward(number) != 9e9
             assert not refused, (task, refused)
             counts["both"] += 1
         except (HarborFieldError, EgressRuleError) as error:
             named = str(error).partition(":")[0].rpartition(".")[2].partition("[")[0]
-            known = {field.rpartition(".")[2] for field in FIELDS} | WHOLE.keys()
+            known = {field.rpartition(".")[2] for field in FIELDS + STEP_FIELDS} | WHOLE.keys()
             assert named in known or "egress rule" in str(error), str(error)
             counts["neither" if refused else "harbor alone"] += 1
 

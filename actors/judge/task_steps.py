@@ -1,0 +1,107 @@
+"""Grades a task of several steps: each step by its own hidden tests, on what it left.
+
+```
+ EpisodeStepEnded 0, 1, .. ─▶ grade ─▶ 1, 0.5, ..  ─▶ mean, or the last one ─▶ one verdict
+ RolloutFinished           ─▶ grade ─▶ 0           ─┘
+```
+Later steps count only where a step reaches its least reward, as if they had not been asked for.
+What the episode did not reach by its own limits has the reward 0.
+
+Source: `MultiStepTrial` of Harbor 0.25.0.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.actors.judge.hidden_tests import SameFilesJudge
+from penstock.actors.judge.reward import Findings
+from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.storage import GradedTask
+from penstock.messages.episode import EpisodeStepEnded
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.trajectories import Trajectory, load_files
+from penstock.messages.reward import Outcome
+from penstock.messages.task import HiddenTests
+
+_GRADED = frozenset({Outcome.SOLVED, Outcome.FAILED})
+
+
+class StepsJudge:
+    """Asks another judge about each step; of a task of one step, once."""
+
+    def __init__(self, judge: SameFilesJudge) -> None:
+        """Take the judge to ask."""
+        self.name, self.version = judge.name, judge.version
+        self._judge = judge
+
+    async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
+        """Grade one rollout."""
+        if not task.task.steps:
+            return await self._judge.judge(rollout, task, ctx)
+        ends = rollout.finished.step_ends
+        if len(ends) > len(task.task.steps):
+            text = f"{len(ends)} steps ended, the task has {len(task.task.steps) + 1}"
+            return Findings(outcome=Outcome.JUDGE_ERROR, detail=text)
+        found: list[Findings] = []
+        for step in range(len(ends) + 1):
+            try:
+                left = await _left_by(rollout, step, ctx)
+            except CodecError as error:
+                return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
+            graded = task.at_step(step)
+            one = await self._judge.judge(left, graded, ctx)
+            if one.outcome not in _GRADED:
+                return msgspec.structs.replace(one, detail=f"step {step + 1}: {one.detail}")
+            found.append(one)
+            least = graded.hidden.min_reward
+            if least is not None and _reward(one) < least:
+                return _joined(found, task.hidden, len(found))
+        return _joined(found, task.hidden, len(task.task.steps) + 1)
+
+
+async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
+    """Return the rollout as it was at the end of a step.
+
+    Raises:
+        CodecError: The log has no such end, or its files are none.
+        StoreUnreachableError: The store did not answer.
+
+    """
+    finished = rollout.finished
+    if step == len(finished.step_ends):
+        return rollout
+    key = finished.turn_key(finished.step_ends[step])
+    ended = await ctx.last(EpisodeStepEnded, key)
+    if ended is None or ended.step != step:
+        raise CodecError(f"step end {key}: is named, but the log does not have it")
+    files = await load_files(ctx.store, ended.files)
+    finished = msgspec.structs.replace(finished, deleted=ended.deleted)
+    return msgspec.structs.replace(rollout, finished=finished, files=files)
+
+
+def _reward(found: Findings) -> float:
+    return 1.0 if found.outcome is Outcome.SOLVED else found.score or 0.0
+
+
+def _joined(found: Sequence[Findings], hidden: HiddenTests, num_steps: int) -> Findings:
+    """Return one finding from those of the steps.
+
+    Args:
+        found: Of the steps that were reached and count.
+        hidden: Says how their rewards make one.
+        num_steps: That count, reached or not.
+
+    """
+    rewards = [*map(_reward, found), *[0.0] * (num_steps - len(found))]
+    value = rewards[-1] if hidden.is_last_step_all else sum(rewards) / num_steps
+    shown = "; ".join(f"step {n}: {one.detail}" for n, one in enumerate(found, 1) if one.detail)
+    return Findings(
+        outcome=Outcome.SOLVED if value == 1.0 else Outcome.FAILED,
+        score=value if 0.0 < value < 1.0 else None,
+        num_tests_passed=sum(one.outcome is Outcome.SOLVED for one in found),
+        num_tests=num_steps,
+        sandbox=found[-1].sandbox,
+        detail=shown,
+        cheats=found[-1].cheats,
+    )
