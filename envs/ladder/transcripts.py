@@ -8,7 +8,7 @@ has seen what RL then has to find.
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -25,6 +25,8 @@ from penstock.envs.ladder.repository import (
 )
 from penstock.messages.rollout import ToolCall
 from penstock.messages.settings import UnitInterval
+
+_EDIT = "edit_file"
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +68,15 @@ class Transcript:
     turns: tuple[DemonstratedTurn, ...]
     harness: str = HARNESS_VERSION
     """Version of the tools that were used."""
+
+    def until_edited(self) -> "Transcript":
+        """Return it up to its first edits, refused ones included; whole where it makes none."""
+        is_edit = [turn.calls[0].name == _EDIT for turn in self.turns]
+        if not any(is_edit):
+            return self
+        first = is_edit.index(True)
+        num_edits = next((n for n, one in enumerate(is_edit[first:]) if not one), len(is_edit))
+        return replace(self, turns=self.turns[: first + num_edits])
 
 
 async def demonstrate(
@@ -159,7 +170,7 @@ class _Attempt:
         if slips:
             path, old = self._rng.choice(slips)
             arguments = {"path": path, "old": old, "new": edit.new}
-            await self._turn(ToolCall(name="edit_file", arguments=arguments), is_slip=True)
+            await self._turn(ToolCall(name=_EDIT, arguments=arguments), is_slip=True)
 
     async def _check(self) -> bool:
         [result] = await self._turn(
@@ -186,4 +197,4 @@ class _Attempt:
 
 def _edit(fault: Fault, edit: ShortEdit) -> ToolCall:
     arguments = {"path": fault.path, "old": edit.old, "new": edit.new}
-    return ToolCall(name="edit_file", arguments=arguments)
+    return ToolCall(name=_EDIT, arguments=arguments)
