@@ -70,13 +70,9 @@ class Transcript:
     """Version of the tools that were used."""
 
     def until_edited(self) -> "Transcript":
-        """Return it up to its first edits, refused ones included; whole where it makes none."""
-        is_edit = [turn.calls[0].name == _EDIT for turn in self.turns]
-        if not any(is_edit):
-            return self
-        first = is_edit.index(True)
-        num_edits = next((n for n, one in enumerate(is_edit[first:]) if not one), len(is_edit))
-        return replace(self, turns=self.turns[: first + num_edits])
+        """Return it up to its last edit; whole where it makes none."""
+        edits = [index for index, turn in enumerate(self.turns) if turn.calls[0].name == _EDIT]
+        return replace(self, turns=self.turns[: edits[-1] + 1]) if edits else self
 
 
 async def demonstrate(

@@ -40,7 +40,7 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     context_weight: NonNegativeFloat = 0.1
     """Weight of a token that the demonstrating actor reads."""
     endings: UnitInterval = 1.0
-    """Share of the demonstrations that are read to their ends. Others are cut after their first
+    """Share of the demonstrations that are read to their ends. Others are cut after their last
     edits: what follows takes a third of the tokens, and little of it is hard to learn."""
     drill_tokens: NonNegativeInt = 160_000
     """Tokens of repeated rows, from which copying is learned."""

@@ -169,10 +169,10 @@ def test_the_tokens_of_a_slip_weigh_nothing(tokenizer):
     assert (weights["with"] == 0.0).sum() > 5
 
 
-def test_without_endings_demonstrations_are_cut_after_their_first_edits():
+def test_without_endings_demonstrations_are_cut_after_their_last_edits():
     habits = Habits(looks=0.8, edits=0.8, edits_rightly=0.3, slips=0.4, checks=0.8, repairs=1.0)
     repositories = list(draw_repositories(Split.TRAIN, 40, Selection(), random.Random(2), "t"))
-    seen = set()
+    num_cut = 0
     for whole in attempts(repositories, habits, random.Random(2), "1"):
         cut = whole.until_edited()
         names, kept = ([turn.calls[0].name for turn in one.turns] for one in (whole, cut))
@@ -180,9 +180,9 @@ def test_without_endings_demonstrations_are_cut_after_their_first_edits():
             assert cut is whole
             continue
         assert kept == names[: len(kept)] and kept[-1] == "edit_file"
-        assert not cut.turns[-1].is_slip and names[len(kept)] != "edit_file"
-        seen.add((kept.count("edit_file"), names.count("edit_file")))
-    assert {(1, 1), (2, 2)} <= seen and any(kept < number for kept, number in seen)
+        assert not cut.turns[-1].is_slip and "edit_file" not in names[len(kept) :]
+        num_cut += 1
+    assert num_cut > 10
 
 
 @pytest.mark.parametrize("endings", [0.0, 1.0])
