@@ -17,11 +17,11 @@ STARTED := $(shell date +%s)
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-# The machines' kernel is compiled while torch is fetched; the run waits for what is left of it.
+# Tasks and corpora are made, and the machines' kernel is compiled, while torch is fetched; the run waits
+# for what is left of each.
 run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
-	@$(BIN)/penstock images base & trap "kill $$! 2>/dev/null" EXIT; \
-	$(MAKE) --no-print-directory $(VENV)/.base \
-	  && $(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --since $(STARTED)
+	@$(MAKE) --no-print-directory $(VENV)/.base & packages=$$!; trap "kill $$packages 2>/dev/null" EXIT; \
+	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --after $$packages --since $(STARTED)
 
 # A monitor follows the first run from a process of its own.
 examples: setup  ## Three small programs, a few minutes each: examples/README.md
@@ -140,7 +140,6 @@ $(VENV)/.light: pyproject.toml | .cache/apt.done
 
 $(VENV)/.base: $(VENV)/.light
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 docs: $(DOCS_VENV)/.installed  ## The documentation as a site, in .cache/site; a broken link is an error

@@ -111,6 +111,7 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--images", action="store_true", help="build what machines boot meanwhile")
+    run.add_argument("--after", type=int, metavar="PID", help="process that still installs torch")
     run.add_argument("--since", type=float, metavar="S", help="unix time that times count from")
     run.add_argument("--fresh", action="store_true", help="mid-train again, whatever is cached")
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")

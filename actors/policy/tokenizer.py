@@ -21,6 +21,7 @@ TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
 _PIECES = (
     r"\r?\n[ \t]*"  # a line break with the indentation after it
+    r'|"""'
     r"| ?(?:\*\*=|//=|>>=|<<=|\.\.\.|==|!=|<=|>=|->|:=|\+=|-=|\*=|/=|%=|&=|\|=|\^=|//|\*\*|<<|>>)"
     r"| ?\d"
     r"| ?[^\W\d]+"

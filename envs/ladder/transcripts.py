@@ -8,7 +8,7 @@ has seen what RL then has to find.
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -25,6 +25,8 @@ from penstock.envs.ladder.repository import (
 )
 from penstock.messages.rollout import ToolCall
 from penstock.messages.settings import UnitInterval
+
+_EDIT = "edit_file"
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +68,11 @@ class Transcript:
     turns: tuple[DemonstratedTurn, ...]
     harness: str = HARNESS_VERSION
     """Version of the tools that were used."""
+
+    def until_edited(self) -> "Transcript":
+        """Return it up to its last edit; whole where it makes none."""
+        edits = [index for index, turn in enumerate(self.turns) if turn.calls[0].name == _EDIT]
+        return replace(self, turns=self.turns[: edits[-1] + 1]) if edits else self
 
 
 async def demonstrate(
@@ -159,7 +166,7 @@ class _Attempt:
         if slips:
             path, old = self._rng.choice(slips)
             arguments = {"path": path, "old": old, "new": edit.new}
-            await self._turn(ToolCall(name="edit_file", arguments=arguments), is_slip=True)
+            await self._turn(ToolCall(name=_EDIT, arguments=arguments), is_slip=True)
 
     async def _check(self) -> bool:
         [result] = await self._turn(
@@ -186,4 +193,4 @@ class _Attempt:
 
 def _edit(fault: Fault, edit: ShortEdit) -> ToolCall:
     arguments = {"path": fault.path, "old": edit.old, "new": edit.new}
-    return ToolCall(name="edit_file", arguments=arguments)
+    return ToolCall(name=_EDIT, arguments=arguments)

@@ -10,7 +10,7 @@ from penstock.envs.trail.config import TrailConfig
 from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +39,9 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Weight of a code token as a target; a token of the demonstrating actor has 1."""
     context_weight: NonNegativeFloat = 0.1
     """Weight of a token that the demonstrating actor reads."""
+    endings: UnitInterval = 1.0
+    """Share of the demonstrations that are read to their ends. Others are cut after their last
+    edits: what follows takes a third of the tokens, and little of it is hard to learn."""
     drill_tokens: NonNegativeInt = 160_000
     """Tokens of repeated rows, from which copying is learned."""
     drill_half_tokens: PositiveInt = 20

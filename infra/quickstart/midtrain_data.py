@@ -38,6 +38,9 @@ _FILE_BYTES_MAX = 200_000
 _HELDOUT_EVERY = 20
 _NUM_TOKENIZED = 200
 """Documents of each own corpus that the tokenizer learns from."""
+_NUM_CODE_FILES = 4
+"""Files of the standard library that it learns from: with more of them, names that demonstrations
+are made of would be broken into pieces, each of which has to be copied right."""
 
 
 def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
@@ -69,7 +72,7 @@ def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
         code, heldout_code = [], []
     tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
     transcripts = attempts(until(stopped, tasks), config.habits, rng, config.harness)
-    words = [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]]
+    words = [*(transcript_text(one) for one in transcripts[:2000]), *code[:_NUM_CODE_FILES]]
     words += sample_texts(corpora, _NUM_TOKENIZED)
     tokenizer = train_tokenizer(words, policy.vocab_size)
     train, heldout, chat = CorpusBuilder(), CorpusBuilder(), PenstockChat(tokenizer)
@@ -82,7 +85,9 @@ def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
     drills = np.random.default_rng([seed, config.drill_tokens])
     add_drills(train, tokenizer, drills, config.drill_tokens, config.drill_half_tokens)
     for transcript in until(stopped, transcripts):
-        add_transcript(train, chat, transcript, config.context_weight)
+        is_whole = rng.random() < config.endings
+        read = transcript if is_whole else transcript.until_edited()
+        add_transcript(train, chat, read, config.context_weight)
     for text in until(stopped, heldout_code):
         heldout.add_pieces(tokenizer.encode(text), 1.0, config.piece_tokens)
     tools = OfferedTools(words=tools_prompt(config.harness))
@@ -143,12 +148,14 @@ def add_transcript(
     weights = [context_weight] * len(ids)
     for turn in transcript.turns:
         sampled = chat.render_turn("", turn.calls)
-        seen = chat.render_observation((), (), [("", result.text) for result in turn.results])
-        ids += sampled + seen
-        weights += [0.0 if turn.is_slip else 1.0] * len(sampled) + [context_weight] * len(seen)
-    unseen = len(chat.render_observation((), (), [("", "done")]))
-    builder.add(ids[:-unseen], weights[:-unseen])
-    return len(ids) - unseen
+        ids += sampled
+        weights += [0.0 if turn.is_slip else 1.0] * len(sampled)
+        if turn is not transcript.turns[-1]:  # Nothing follows what it returned.
+            seen = chat.render_observation((), (), [("", result.text) for result in turn.results])
+            ids += seen
+            weights += [context_weight] * len(seen)
+    builder.add(ids, weights)
+    return len(ids)
 
 
 def add_drills(

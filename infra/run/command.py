@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from penstock.infra.run.hosts import (
 )
 from penstock.infra.run.interruption import INTERRUPTED, before, interruption
 from penstock.infra.run.launcher import Processes, event_server
-from penstock.infra.run.liveness import until_silent
+from penstock.infra.run.liveness import until_installed, until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
 from penstock.infra.run.replay import run_started
@@ -64,9 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = _names(config, arguments.processes)
         with run_dir.lock():
             check_space(run_dir.path)
-            started = _start(arguments.since)
-            replays = not arguments.no_replay
-            return asyncio.run(_run(run_dir, config, names, started, with_replay=replays))
+            arguments.since = _start(arguments.since)
+            return asyncio.run(_run(run_dir, config, names, arguments))
 
 
 def _start(since: float | None) -> float:
@@ -209,7 +209,7 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
         ("generator", "generator.device", config.generator.device),
     ):
         is_vllm = role == "generator" and config.generator.engine == "vllm"  # Checks it itself.
-        if role in roles and device != "cpu" and not is_vllm:
+        if role in roles and device != "cpu" and not is_vllm and find_spec("torch"):
             from penstock.actors.policy.device import check_device  # Imports torch.
 
             check_device(device, setting)
@@ -217,7 +217,7 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
 
 
 async def _run(
-    run_dir: RunDir, config: RunConfig, names: Sequence[str], started: float, *, with_replay: bool
+    run_dir: RunDir, config: RunConfig, names: Sequence[str], arguments: argparse.Namespace
 ) -> int:
     progress = Progress([each.name for each in config.evaluator.all_sets])
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
@@ -225,12 +225,15 @@ async def _run(
     forget_gateways(run_dir)
     with interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
-            complete = await _work(run_dir, config, names, bus, progress, interrupted)
+            work = (run_dir, config, names, bus, progress, interrupted, arguments.after)
+            complete = await _work(*work)
             if complete:
                 remove_needless(run_dir, config.sandbox.checkpoints)
                 await collect_if_possible(bus, run_dir.store(), grace_s=PUBLISH_S_MAX)
                 is_sound = await close_run(
-                    run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
+                    *(run_dir, config, bus, progress.say),
+                    started_at=arguments.since,
+                    with_replay=not arguments.no_replay,
                 )
                 for line in next_steps(run_dir):
                     progress.say(line)
@@ -246,12 +249,15 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     bus: NatsBus,
     progress: Progress,
     interrupted: asyncio.Event,
+    installer: int | None,
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
     await check_log(bus)
     cached: list[str] = []
     preparing = prepare(config, run_dir.store(), progress.say, cached.append)
     if not await before(interrupted, preparing):
+        return False
+    if installer and not await before(interrupted, until_installed(installer, "torch")):
         return False
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
     started = await run_started(run_dir, config, cached)

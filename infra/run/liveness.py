@@ -1,8 +1,11 @@
-"""Who is up: launchers and actors of a run, by the log and by their answers."""
+"""Who is up: launchers and actors of a run, by the log and by their answers; and an installer."""
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
 
 from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
@@ -10,7 +13,7 @@ from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunClosed, RunOpened
-from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.rpc import Ack
 from penstock.messages.telemetry import ActorReported
 
@@ -22,6 +25,8 @@ POLL_S = 1.0
 SILENT_S = 4.0
 """Actors report once a second: after this time none runs."""
 STOP_S_MAX = 60.0
+INSTALL_S_MAX = 3600.0
+INSTALL_POLL_S = 0.2
 TRAINER_S_MAX = 60.0
 """How long a trainer waits for the end of another one, which may save while it stops."""
 
@@ -40,6 +45,33 @@ async def check_alone(bus: Bus) -> None:
     """
     if await _answers(bus, LAUNCHER):
         raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
+
+
+async def until_installed(pid: int, name: str) -> None:
+    """Return once a process that installs a module has ended, and the module is there.
+
+    Raises:
+        ConfigError: It is not there.
+        DeadlineError: The process did not end.
+
+    """
+    give_up_at = asyncio.get_running_loop().time() + INSTALL_S_MAX
+    while _runs(pid):
+        if asyncio.get_running_loop().time() >= give_up_at:
+            raise DeadlineError(f"--after {pid}: still runs after {INSTALL_S_MAX:g} s")
+        await asyncio.sleep(INSTALL_POLL_S)
+    importlib.invalidate_caches()
+    if find_spec(name) is None:
+        raise ConfigError(f"--after {pid}: expected it to install {name}, which is not there")
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody waited for yet has."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return status.rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
 
 
 async def become_trainer(bus: Bus) -> None:

@@ -101,6 +101,7 @@ class Midtrainer:
             lr=config.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=0.0,
+            fused=True,
         )
         self.num_tokens = 0
         self.losses: list[float] = []

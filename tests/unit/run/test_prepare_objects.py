@@ -169,6 +169,33 @@ def test_the_tokens_of_a_slip_weigh_nothing(tokenizer):
     assert (weights["with"] == 0.0).sum() > 5
 
 
+def test_without_endings_demonstrations_are_cut_after_their_last_edits():
+    habits = Habits(looks=0.8, edits=0.8, edits_rightly=0.3, slips=0.4, checks=0.8, repairs=1.0)
+    repositories = list(draw_repositories(Split.TRAIN, 40, Selection(), random.Random(2), "t"))
+    num_cut = 0
+    for whole in attempts(repositories, habits, random.Random(2), "1"):
+        cut = whole.until_edited()
+        names, kept = ([turn.calls[0].name for turn in one.turns] for one in (whole, cut))
+        if "edit_file" not in names:
+            assert cut is whole
+            continue
+        assert kept == names[: len(kept)] and kept[-1] == "edit_file"
+        assert not cut.turns[-1].is_slip and "edit_file" not in names[len(kept) :]
+        num_cut += 1
+    assert num_cut > 10
+
+
+@pytest.mark.parametrize("endings", [0.0, 1.0])
+def test_the_corpus_has_the_endings_that_the_settings_want(endings):
+    habits = Habits(looks=1.0, edits=1.0, checks=1.0)
+    config = msgspec.structs.replace(CONFIG, endings=endings, habits=habits)
+    made = preparing.build(run_config(config), threading.Event())
+    tokenizer = Tokenizer.from_json(made[TOKENIZER_KEY].decode(), TOKENIZER_KEY)
+    texts = [tokenizer.decode(ids.tolist()) for ids, _ in documents(made)[-NUM_DEMONSTRATIONS:]]
+    assert all("edit_file" in text for text in texts)
+    assert {"finish" in text for text in texts} == {endings == 1.0}
+
+
 NUM_DRILLS = 10
 
 
