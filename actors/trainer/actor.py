@@ -151,6 +151,8 @@ class Trainer(Actor):
 
     async def _prefer(self, event: PreferencePair | Label, ctx: Context) -> Effects:
         self._phase.ledger.preferences.add(event)
+        if not self._batcher.preferences.is_on:
+            return ()  # The next batch is what it was.
         self._batcher.preferences.add(event)
         if self._waiting_since is None and len(self._batcher.preferences):
             self._waiting_since = ctx.stored_at

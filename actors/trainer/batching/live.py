@@ -27,12 +27,19 @@ NUM_RETRACTED_MAX = 100_000
 """Retractions that are remembered; the join's revision without them comes within seconds."""
 
 
+class _Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample in its newest revision, its entry made once: every event asks for the next batch."""
+
+    entry: SampleEntry
+    feedback_ids: list[str]
+
+
 class LiveSamples:
     """Joined samples in the order they came, each in its newest revision."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._waiting: dict[str, LiveSampleJoined] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._masks: dict[str, Outcome] = {}
         """Sample -> why it cannot be trained."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
@@ -49,8 +56,8 @@ class LiveSamples:
         name = event.sample_id
         if self._credit.is_settled(name, event.revision):
             return
-        if name not in self._waiting or self._waiting[name].revision < event.revision:
-            self._waiting[name] = event
+        if name not in self._waiting or self._waiting[name].entry.revision < event.revision:
+            self._waiting[name] = _Waiting(entry=entry_of(event), feedback_ids=event.feedback_ids)
         if (event.tenant, event.user) in self._erasing:
             self._masks[name] = Outcome.ERASED
 
@@ -63,8 +70,8 @@ class LiveSamples:
     def erase(self, tenant: str, user: str) -> None:
         """Leave out a user's samples, also those that still come."""
         self._erasing.add((tenant, user))
-        for name, event in self._waiting.items():
-            if (event.tenant, event.user) == (tenant, user):
+        for name, waiting in self._waiting.items():
+            if user_of(waiting.entry) == (tenant, user):
                 self._masks[name] = Outcome.ERASED
 
     def readmit(self, tenant: str, user: str) -> None:
@@ -80,11 +87,11 @@ class LiveSamples:
         """Return the live part of the next batch, the untrainable included."""
         left_out: list[SampleEntry] = []
         waiting: dict[User, list[SampleEntry]] = {}
-        for event in self._waiting.values():
-            is_held = not self._retracted.keys().isdisjoint(event.feedback_ids)
-            if is_held and event.sample_id not in self._masks:
+        for name, sample in self._waiting.items():
+            is_held = not self._retracted.keys().isdisjoint(sample.feedback_ids)
+            if is_held and name not in self._masks:
                 continue
-            entry = entry_of(event)
+            entry = sample.entry
             if fate := self._fate(entry):
                 left_out.append(msgspec.structs.replace(entry, outcome=fate))
             else:
@@ -107,7 +114,7 @@ class LiveSamples:
         """Take out what a stored manifest lists, and move the baseline by what it trains."""
         for entry in manifest.live:
             name = entry.rollout_id
-            if name in self._waiting and self._waiting[name].revision <= entry.revision:
+            if name in self._waiting and self._waiting[name].entry.revision <= entry.revision:
                 del self._waiting[name]
                 self._masks.pop(name, None)
         self._credit.commit(manifest.live, self._config.of_step(manifest.settings).live)

@@ -185,11 +185,13 @@ class MemoryBus:
     def _next(
         self, stream: Stream, last: dict[Stream, int], prefixes: tuple[str, ...]
     ) -> tuple[Stream, Stored] | None:
+        """Return the next message of a stream; what is passed over is not looked at again."""
         log = self._server.logs[stream]
         for sequence in range(last[stream] + 1, log.last_sequence + 1):
             message = log.get(sequence)
             if message is not None and message.subject.startswith(prefixes):
                 return stream, message
+            last[stream] = sequence
         return None
 
     async def last(self, event_type: type[Event], key: str | None = None) -> Delivery | None:

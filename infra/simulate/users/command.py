@@ -1,6 +1,7 @@
 """`penstock simulate users`: the command line."""
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from penstock.infra.commands.output import print_result
 from penstock.infra.run.runs import find_run
 from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.settings import UsersScenario
+from penstock.messages.errors import ConfigError
 
 Part = Callable[[UsersScenario], dict[str, Any]]
 PARTS = ("learning", "attack", "aa", "latency")
@@ -40,7 +42,14 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the parts; print the figures."""
+    """Run the parts; print the figures.
+
+    Raises:
+        ConfigError: Users ask by the `openai` client, and it is not installed.
+
+    """
+    if importlib.util.find_spec("openai") is None:
+        raise ConfigError("simulate users: install the extra: pip install 'penstock[users]'")
     scenario = UsersScenario(seed=arguments.seed)
     parts: dict[str, Any] = {}
     for name, simulate in _parts(arguments, Results(scenario, arguments.results)).items():

@@ -20,14 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
+import openai
 
 from penstock.infra.run.runs import RunDir, open_log
+from penstock.infra.simulate.users.client import connect, post_feedback
 from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.messages.errors import DeadlineError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined, feedback_key
@@ -36,7 +36,6 @@ from penstock.messages.training import BatchManifest
 
 START_S_MAX = 120.0
 STOP_S_MAX = 60.0
-REQUEST_S_MAX = 60.0
 RETRY_S = 0.25
 SHOWN_EVERY_S = 15.0
 TENANT = "local"
@@ -117,12 +116,9 @@ async def _measure(scenario: UsersScenario, run: RunDir) -> dict[str, Any]:
     began = time.monotonic()
     async with _serving(scenario, run) as url:
         up_s = time.monotonic() - began
-        token = run.gateway_key.read_text().strip()
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
-        headers = {"Authorization": f"Bearer {token}"}
-        async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as session:
-            first_s = await _until_answered(session, began)
-            await _use(scenario, session, times)
+        async with connect(url, run.gateway_key.read_text().strip()) as client:
+            first_s = await _until_answered(client, began)
+            await _use(scenario, client, times)
     told = await _read_log(run)
     candidate = times.waits_s(told.trained, told.served[Arm.CANDIDATE])
     stable = times.waits_s(told.trained, told.served[Arm.STABLE])
@@ -172,24 +168,24 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
                     await process.wait()
 
 
-async def _until_answered(session: aiohttp.ClientSession, began: float) -> float:
+async def _until_answered(client: openai.AsyncOpenAI, began: float) -> float:
     """Wait for the first reply; return the seconds since the command."""
     async with asyncio.timeout(START_S_MAX):
         found = None
         while found is None:
-            found = await _ask(session, PROMPTS[0], "first")
+            found = await _ask(client, PROMPTS[0], "first")
             await asyncio.sleep(RETRY_S)
     return time.monotonic() - began
 
 
-async def _use(scenario: UsersScenario, session: aiohttp.ClientSession, times: _Times) -> None:
+async def _use(scenario: UsersScenario, client: openai.AsyncOpenAI, times: _Times) -> None:
     """Have users ask and rate; ratings at the end are for the last decisions, and not measured."""
     began = time.monotonic()
     shown_at = began
     number = 0
     while (now := time.monotonic()) < began + scenario.latency_s + scenario.latency_tail_s:
         is_measured = now < began + scenario.latency_s
-        await _ask_and_rate(session, times, number, is_measured=is_measured)
+        await _ask_and_rate(client, times, number, is_measured=is_measured)
         number += 1
         if now - shown_at >= SHOWN_EVERY_S:
             shown_at = now
@@ -199,53 +195,42 @@ async def _use(scenario: UsersScenario, session: aiohttp.ClientSession, times: _
 
 
 async def _ask_and_rate(
-    session: aiohttp.ClientSession, times: _Times, number: int, *, is_measured: bool
+    client: openai.AsyncOpenAI, times: _Times, number: int, *, is_measured: bool
 ) -> None:
     name = f"{times.name}-{number}"
-    found = await _ask(session, PROMPTS[number % len(PROMPTS)], name)
+    found = await _ask(client, PROMPTS[number % len(PROMPTS)], name)
     if found is None:
         times.num_failed += 1
         return
     request_id, version, at = found
     times.first_token[request_id] = at
     times.newest = max(times.newest, version)
-    body = {
-        "request_id": request_id,
-        "feedback_id": name,
-        "name": "accept" if version == times.newest else "reject",
-        "value": 1.0,
-    }
     try:
-        async with session.post("/v1/feedback", json=body) as reply:
-            if reply.status != HTTPStatus.OK:
-                times.num_failed += 1
-            elif is_measured:
-                times.rated[feedback_key(TENANT, name)] = time.monotonic()
-    except (aiohttp.ClientError, TimeoutError):
+        await post_feedback(client, request_id, name, is_accepted=version == times.newest)
+    except openai.OpenAIError:
         times.num_failed += 1
+    else:
+        if is_measured:
+            times.rated[feedback_key(TENANT, name)] = time.monotonic()
 
 
-async def _ask(
-    session: aiohttp.ClientSession, text: str, user: str
-) -> tuple[str, int, float] | None:
+async def _ask(client: openai.AsyncOpenAI, text: str, user: str) -> tuple[str, int, float] | None:
     """Return the request's id, its version and the time of its first token; None without reply."""
-    body = {
-        "model": "policy",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": REPLY_TOKENS_MAX,
-        "temperature": 1.0,
-        "stream": True,
-        "user": user,
-    }
     try:
-        async with session.post("/v1/chat/completions", json=body) as reply:
-            if reply.status != HTTPStatus.OK:
-                return None
-            at = time.monotonic()  # Headers go out with the first token.
-            await reply.read()
-            return reply.headers["x-request-id"], int(reply.headers["x-policy-version"]), at
-    except (aiohttp.ClientError, TimeoutError):
+        answer = await client.chat.completions.with_raw_response.create(
+            model="policy",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=REPLY_TOKENS_MAX,
+            temperature=1.0,
+            stream=True,
+            user=user,
+        )
+        at = time.monotonic()  # Headers go out with the first token.
+        async for _ in answer.parse():
+            pass
+    except openai.OpenAIError:
         return None
+    return answer.headers["x-request-id"], int(answer.headers["x-policy-version"]), at
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ tenant's users like it.
 import random
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +28,6 @@ TOOL = "run_terminal"
 COMMAND = "run"
 TOPICS = ("sort", "join", "parse", "test")
 REPLY_TOKENS_MAX = 24
-TOOL_SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL,
-        "description": "Run a command.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
 LIKED = 0.4
 """Share of each tenant's own taste in what the policy is mid-trained on."""
 _TASTES = ("tabs", "spaces")
@@ -139,12 +130,10 @@ class TinyPolicy:
         policy = Policy(self.config)
         load_published(policy, {name: _as_torch(bits) for name, bits in snapshot.items()})
         found: dict[str, np.ndarray] = {}
+        replies = [self.reply_ids(traits) for traits in ALL_TRAITS]
         for tenant in self.tenants:
-            cases = [
-                (self.prompt_ids(tenant, topic), self.reply_ids(traits))
-                for topic in TOPICS
-                for traits in ALL_TRAITS
-            ]
+            contexts = [self.prompt_ids(tenant, topic) for topic in TOPICS]
+            cases = [(context, reply) for context in contexts for reply in replies]
             table = _probabilities(policy, cases).reshape(len(TOPICS), len(ALL_TRAITS))
             found[tenant] = table.mean(axis=0)
         return found
@@ -158,14 +147,18 @@ def _tokenizer() -> Tokenizer:
 
 def _probabilities(policy: Policy, cases: Sequence[tuple[list[int], list[int]]]) -> np.ndarray:
     """Return [N] the probability of each reply after its context."""
-    inputs = [[*context, *reply][:-1] for context, reply in cases]
-    lengths = [len(ids) for ids in inputs]
-    hidden = policy(torch.tensor([each for ids in inputs for each in ids]), lengths).hidden
-    found: list[float] = []
-    for (_, reply), rows in zip(cases, hidden.split(lengths), strict=True):
-        logits = policy.logits(rows[-len(reply) :])
-        found.append(float(token_logprobs(logits, torch.tensor(reply)).double().sum().exp()))
-    return np.asarray(found)
+    tokens = [[*context, *reply] for context, reply in cases]
+    width = max(map(len, tokens))  # Padded to one length, since that is one attention for all.
+    padded = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in tokens])
+    hidden = policy(padded[:, :-1].flatten(), [width - 1] * len(cases)).hidden
+    places = torch.arange(1, width)
+    begins = torch.tensor([len(context) for context, _ in cases])[:, None]
+    ends = torch.tensor([len(ids) for ids in tokens])[:, None]
+    is_reply = (places >= begins) & (places < ends)
+    logits = policy.logits(hidden[is_reply.flatten()])
+    found = torch.zeros(is_reply.shape, dtype=torch.float64)
+    found[is_reply] = token_logprobs(logits, padded[:, 1:][is_reply]).double()
+    return found.sum(1).exp().numpy()
 
 
 def _as_torch(bits: np.ndarray) -> torch.Tensor:

@@ -3,14 +3,16 @@
 import asyncio
 
 import pytest
+from tests.contract.bus.bus_world import saved, step
 from tests.contract.bus.check_bus import CHECKS
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.log import Stored
+from penstock.infra.bus.memory.log import MemoryLog, Stored
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Stream
+from penstock.messages.training import CheckpointSaved
 
 SLOW = Faults(latency_s_max=0.002)
 
@@ -50,3 +52,28 @@ def test_conforms(check, faults):
             await check(MemoryWorld(seed, faults))
 
         run_virtual(main())
+
+
+def test_a_follower_looks_once_at_what_is_not_for_it(monkeypatch):
+    looked: list[int] = []
+    get = MemoryLog.get
+
+    def noted(log: MemoryLog, sequence: int) -> Stored | None:
+        looked.append(sequence)
+        return get(log, sequence)
+
+    async def main() -> None:
+        world = MemoryWorld(0, Faults())
+        bus = await world.bus()
+        found = bus.follow([CheckpointSaved])
+        waiting = asyncio.ensure_future(anext(found))
+        for number in range(100):
+            await bus.publish([step(number)])
+            await asyncio.sleep(0)
+        await bus.publish([saved(1)])
+        assert (await waiting).event == saved(1)
+        await found.aclose()
+
+    monkeypatch.setattr(MemoryLog, "get", noted)
+    run_virtual(main())
+    assert max(looked) == 101 and len(looked) < 300, "not all of them again at each new one"

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from ..launched import WAIT_S, penstock
-from .service import Service
+from ..launched import penstock
+from .service import WAIT_S, Service
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
 GUARDS = ", ".join(
     f"{name} = {{ bound = {bound}, num_min = 5 }}"
@@ -28,7 +28,7 @@ OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
 def told(runs, kind: str) -> list[dict]:
-    found = penstock(runs, "log", "cat", "r1", "--type", kind)
+    found = penstock(runs, "log", "cat", "r1", "--type", kind, wait_s=WAIT_S)
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 

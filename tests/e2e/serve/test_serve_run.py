@@ -6,9 +6,9 @@ import json
 import pytest
 
 from ..launched import penstock
-from .service import Service
+from .service import WAIT_S, Service
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
 WAITS = ("--set", "feedback_join.reward_wait_s=0.2")
 EPOCH = ("--set", "serve.epoch_samples=4")
@@ -25,7 +25,7 @@ def serving(runs, *arguments):
 
 
 def replayed(runs):
-    done = penstock(runs, "replay", "r1", "--json")
+    done = penstock(runs, "replay", "r1", "--json", wait_s=WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

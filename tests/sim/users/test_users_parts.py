@@ -1,14 +1,19 @@
 """The parts of `penstock simulate users`: replies, likings, virtual time with sockets, figures."""
 
 import asyncio
+import importlib.util
 import json
 import math
 import random
 import time
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.model import Policy
 from penstock.infra.cli import main
 from penstock.infra.simulate.users import attack, latency
 from penstock.infra.simulate.users.attack import shift_of, with_hostile
@@ -18,7 +23,7 @@ from penstock.infra.simulate.users.learning import simulate_learning
 from penstock.infra.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
 from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
-from penstock.infra.simulate.users.tiny_policy import TinyPolicy, reply_text, traits_of
+from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy, reply_text, traits_of
 from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
 from penstock.messages.errors import CodecError, ConfigError
 
@@ -30,6 +35,22 @@ def test_every_reply_is_told_from_every_other():
         assert traits_of(parsed.text, bool(parsed.calls)) == traits
     assert len({reply_text(traits) for traits in ALL_TRAITS}) == len(ALL_TRAITS) / 2
     assert traits_of("anything else", has_call=False) is None
+
+
+def test_a_reply_has_the_probability_of_its_tokens_one_after_the_other():
+    tiny = TinyPolicy(["A", "B"])
+    model = Policy(tiny.config, seed=1)
+    snapshot = {name: as_numpy(each) for name, each in publishable_state(model).items()}
+    found = tiny.reply_probabilities(snapshot)
+    for place, traits in enumerate(ALL_TRAITS):
+        reply, total = tiny.reply_ids(traits), 0.0
+        for topic in TOPICS:
+            ids = [*tiny.prompt_ids("B", topic), *reply]
+            with torch.no_grad():
+                logits = model.logits(model(torch.tensor(ids[:-1]), [len(ids) - 1]).hidden)
+            chances = logits.double().softmax(-1)[-len(reply) :]
+            total += float(chances[range(len(reply)), reply].prod())
+        assert np.log(found["B"][place]) == pytest.approx(math.log(total / len(TOPICS)), abs=1e-2)
 
 
 def test_honest_users_like_what_they_want_and_hostile_ones_the_opposite():
@@ -157,6 +178,14 @@ def test_a_whole_simulation_goes_on_where_it_was_stopped(tmp_path, monkeypatch, 
 def test_a_run_that_does_not_exist_is_missed_before_anything_is_simulated(tmp_path, capsys):
     assert main(["--runs-dir", str(tmp_path), "simulate", "users", "--run", "none"]) != 0
     assert "simulating" not in capsys.readouterr().err
+
+
+def test_without_the_client_of_users_the_command_says_how_to_get_it(monkeypatch, capsys):
+    there = importlib.util.find_spec
+    without = lambda name: None if name == "openai" else there(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    assert main(["simulate", "users", "--part", "aa"]) != 0
+    assert "pip install 'penstock[users]'" in capsys.readouterr().err
 
 
 def test_days_pass_at_once_and_sockets_are_served():
