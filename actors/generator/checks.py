@@ -1,11 +1,38 @@
 """What every engine refuses."""
 
+from collections.abc import Collection
+
 import numpy as np
 
-from penstock.actors.generator.engine import ContextLengthError, InvalidRequestError
+from penstock.actors.generator.engine import (
+    ContextLengthError,
+    EngineHealth,
+    EngineNotReadyError,
+    InvalidRequestError,
+)
 from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
 from penstock.actors.policy.settings import fault_of
+from penstock.messages.errors import QueueFullError
 from penstock.messages.task import Sampling
+
+
+def check_ready(
+    health: EngineHealth, request_id: str, in_flight: Collection[str], num_requests_max: int
+) -> None:
+    """Check that an engine can take one more request.
+
+    Raises:
+        EngineNotReadyError: No weights, or not running.
+        InvalidRequestError: It is in flight already.
+        QueueFullError: As many are in flight as may be.
+
+    """
+    if not health.ready:
+        raise EngineNotReadyError(f"no weights, or not running {health.error}".rstrip())
+    if request_id in in_flight:
+        raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
+    if len(in_flight) >= num_requests_max:
+        raise QueueFullError(f"{len(in_flight)} requests are in flight, the most allowed")
 
 
 def check_request(  # noqa: PLR0913 - a request, and what bounds it

@@ -112,6 +112,8 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     """Time spent in steps."""
     last_pause_ms: float = 0.0
     """How long the last commit kept steps from running."""
+    processes_s: float = 0.0
+    """Processor seconds of processes that the engine started and that run."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import numpy as np
 
-from penstock.actors.generator.checks import check_request, open_grammar
+from penstock.actors.generator.checks import check_ready, check_request, open_grammar
 from penstock.actors.generator.core import EngineCore, Output
 from penstock.actors.generator.engine import (
     EngineCapabilities,
@@ -29,7 +29,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import check_probe
 from penstock.kernels.decode.layout import DecodeWeights
-from penstock.messages.errors import CorruptDataError, DeadlineError, QueueFullError
+from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.task import Sampling
 
 _REQUEST_S = 600.0
@@ -96,7 +96,8 @@ class TorchEngine(StagedUpdates[StagedWeights]):
         num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
-        self._check_ready(request_id)
+        num_max = self._options.num_running_max + self._options.num_waiting_max
+        check_ready(self.health(), request_id, self._streams, num_max)
         check_request(
             *(token_ids, sampling, routes_from, num_resumed),
             vocab_size=self._config.vocab_size,
@@ -186,14 +187,6 @@ class TorchEngine(StagedUpdates[StagedWeights]):
             arithmetic=f"{self._core.decoder.name}/{self._config.numerics.expert_format}",
             num_experts=self._config.num_experts,
         )
-
-    def _check_ready(self, request_id: str) -> None:
-        if not self.health().ready:
-            raise EngineNotReadyError(f"no weights, or not running {self._worker.error}".rstrip())
-        if request_id in self._streams:
-            raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
-        if len(self._streams) >= self._options.num_running_max + self._options.num_waiting_max:
-            raise QueueFullError(f"{len(self._streams)} requests are in flight, the most allowed")
 
     def _deliver(self, outputs: list[Output]) -> None:
         for request, chunk in outputs:

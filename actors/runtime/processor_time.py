@@ -5,10 +5,14 @@ process share it by how long each was busy, what nobody accounts for (the connec
 included, so that the actors' times add up to the process's.
 """
 
+import os
 import resource
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.actors.runtime.meter import Meter
+
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def process_s(*, with_children: bool = True) -> float:
@@ -16,6 +20,15 @@ def process_s(*, with_children: bool = True) -> float:
     whose = (resource.RUSAGE_SELF, *((resource.RUSAGE_CHILDREN,) if with_children else ()))
     usages = map(resource.getrusage, whose)
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def processor_s_of(pid: int) -> float:
+    """Return the processor seconds of another process on this host; 0 where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 class ProcessorTime:

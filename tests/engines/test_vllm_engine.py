@@ -14,6 +14,7 @@ from tests.contract.check_engine_settings import CHECKS
 from tests.contract.test_engine_conformance import CONFIG, DENSE, tokenizer, weights_of
 from tests.sim.sync.test_sync_probe import Site, probe_of
 
+from penstock.actors.generator.actor import Generator
 from penstock.actors.generator.engine import EngineNotReadyError
 from penstock.actors.generator.vllm.engine import VllmEngine
 from penstock.actors.generator.vllm.options import VllmOptions
@@ -22,7 +23,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import token_logprobs
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import StopReason
-from penstock.messages.task import Sampling
+from penstock.messages.task import Purpose, Sampling
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,6 +73,15 @@ async def test_engine_conforms(check, started):
     finally:
         await engine.resume()
         await engine.abort()
+
+
+async def test_a_replica_reports_what_vllms_process_uses(started):
+    engine, name = started
+    await load(engine, weights(0, name), 0)
+    generator = Generator(engine, [Purpose.TRAIN], "west", "west.a")
+    before_s = generator.processor_s()["engine"]
+    await collect(engine, prompt(21), Sampling(seed=1, num_tokens_max=100))
+    assert generator.processor_s()["engine"] > before_s > 0
 
 
 async def test_logprobs_and_routes_are_the_trainers_after_every_update(started):

@@ -14,6 +14,7 @@ from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments
 from penstock.actors.generator.vllm.turns import EXTRA, TurnSettings
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json
+from penstock.actors.runtime.processor_time import processor_s_of
 from penstock.messages.errors import ConfigError, DeadlineError
 
 _CALL_S = 120.0
@@ -27,6 +28,7 @@ class VllmClient:
         self._options = options
         self._llm: Any = None
         self._params: Any = None
+        self._pid = 0
 
     async def start(self, config: PolicyConfig, folder: Path, arguments: Sequence[Any]) -> None:
         """Start the processes, whose weights are random; takes some ten seconds.
@@ -58,7 +60,7 @@ class VllmClient:
         make_arguments = of_vllm("engine.arg_utils.AsyncEngineArgs")
         values = make_arguments(**engine_arguments(self._options, folder))
         self._llm = of_vllm("v1.engine.async_llm.AsyncLLM").from_engine_args(values)
-        await self.call("penstock_start", *arguments)
+        self._pid = await self.call("penstock_start", *arguments)
 
     async def stop(self) -> None:
         """End the processes."""
@@ -69,6 +71,11 @@ class VllmClient:
     def error(self) -> str:
         """Why the processes ended; empty while they run."""
         return repr(self._llm.dead_error) if self._llm is not None and self._llm.errored else ""
+
+    @property
+    def processor_s(self) -> float:
+        """What vLLM's process has used; it computes in its first rank's."""
+        return processor_s_of(self._pid)
 
     def generate(self, prompt: list[int], settings: TurnSettings, cache_salt: str) -> Any:
         """Return vLLM's outputs of a turn, as an async generator."""

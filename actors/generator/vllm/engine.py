@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock.actors.generator.checks import check_request, open_grammar
+from penstock.actors.generator.checks import check_ready, check_request, open_grammar
 from penstock.actors.generator.engine import (
     EngineCapabilities,
     EngineHealth,
     EngineMetrics,
     EngineNotReadyError,
-    InvalidRequestError,
     TokenChunk,
 )
 from penstock.actors.generator.masks import GrammarMasks
@@ -33,7 +32,6 @@ from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.probe import check_probe, probe_prompts
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.messages.errors import QueueFullError
 from penstock.messages.rollout import StopReason
 from penstock.messages.task import Sampling
 
@@ -104,7 +102,8 @@ class VllmEngine(StagedUpdates[WeightMirror]):
         num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
-        self._check_ready(request_id)
+        num_max = self._options.num_running_max + self._options.num_waiting_max
+        check_ready(self.health(), request_id, self._streams, num_max)
         check_request(
             *(token_ids, sampling, routes_from, num_resumed),
             vocab_size=self._config.vocab_size,
@@ -151,14 +150,6 @@ class VllmEngine(StagedUpdates[WeightMirror]):
             self._sessions.move_to_end(session_id)
         while len(self._sessions) > _SESSIONS_MAX:
             self._sessions.popitem(last=False)
-
-    def _check_ready(self, request_id: str) -> None:
-        if not self.health().ready:
-            raise EngineNotReadyError(f"no weights, or not running {self.health().error}".rstrip())
-        if request_id in self._streams:
-            raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
-        if len(self._streams) >= self._options.num_running_max + self._options.num_waiting_max:
-            raise QueueFullError(f"{len(self._streams)} requests are in flight, the most allowed")
 
     async def abort(self, request_id: str | None = None) -> None:
         """See `Engine.abort`."""
@@ -238,7 +229,11 @@ class VllmEngine(StagedUpdates[WeightMirror]):
     def metrics(self) -> EngineMetrics:
         """See `Engine.metrics`."""
         running = time.monotonic() - self._busy_since if self._busy_since else 0.0
-        return msgspec.structs.replace(self._metrics, busy_s=self._metrics.busy_s + running)
+        return msgspec.structs.replace(
+            self._metrics,
+            busy_s=self._metrics.busy_s + running,
+            processes_s=self._client.processor_s,
+        )
 
     def capabilities(self) -> EngineCapabilities:
         """See `Engine.capabilities`."""

@@ -1,5 +1,6 @@
 """Runs inside vLLM's worker: loads weights, computes the probe, draws tokens, notes routes."""
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,8 +36,8 @@ class PenstockWorker:
         route_dtype: str,
         tokenizer: str,
         stop_ids: list[int],
-    ) -> None:
-        """Take the place of vLLM's sampler, and follow its routers."""
+    ) -> int:
+        """Take the place of vLLM's sampler, and follow its routers; returns the process id."""
         runner = self.model_runner
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
@@ -55,6 +56,7 @@ class PenstockWorker:
             return result
 
         runner.execute_model = execute_and_note
+        return os.getpid()
 
     def penstock_load(self, rows: Sequence[TensorRow], path: str, policy_version: int) -> None:
         """Load a mapped file of bfloat16 tensors under their Hugging Face names."""

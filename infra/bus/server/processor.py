@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
-from pathlib import Path
 
-from penstock.actors.runtime.processor_time import process_s
+from penstock.actors.runtime.processor_time import process_s, processor_s_of
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import ProcessorUsed
 
 RECORD_S = 10.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def record_processor(bus: Bus, server_pid: Callable[[], int]) -> None:
@@ -27,7 +24,7 @@ async def record_processor(bus: Bus, server_pid: Callable[[], int]) -> None:
     server_s, last_pid, last_s = 0.0, 0, 0.0
     while True:
         pid = server_pid()
-        now_s = _processor_s(pid)
+        now_s = processor_s_of(pid)
         server_s += max(0.0, now_s - (last_s if pid == last_pid else 0.0))
         last_pid, last_s = pid, now_s
         used = {"launcher": process_s(with_children=False), "nats-server": server_s}
@@ -47,11 +44,3 @@ async def _used(bus: Bus, name: str) -> float:
         return 0.0
     assert isinstance(found.event, ProcessorUsed)
     return found.event.processor_s.get("process", 0.0)
-
-
-def _processor_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -12,18 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.e2e.deploy.cluster import Cluster, Objects, Pod
-from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan, serve_nats, serve_s3
+from tests.e2e.hosts.lan import CREDENTIALS, Lan
+from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_lan
 from tests.e2e.launched import TINY
-
-from penstock.infra.regions.links import probe_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(1500)]
 
 STEPS = 10
 RUN = "r1"
-TOKEN = "s3cret-of-the-cluster"
-MASTER_KEY = "5e" * 32
-BUCKETS = ("objects", "west", "east")
 CONFIG = """\
 base = "{base}"
 regions = [
@@ -66,23 +62,19 @@ generator-east-b = ["generator:east/b"]
 """
 
 
-class Site:
-    """Three servers, a store, and the pods of a deployment."""
+class Site(Services):
+    """Servers and store, and the pods of a deployment."""
 
     def __init__(self, root: Path, lan: Lan) -> None:
+        super().__init__(root, lan)
         self.root, self.lan = root, lan
-        self.servers = [Host(lan, f"n{index}", root) for index in range(3)]
-        self.store = Host(lan, "s3", root)
-        serve_nats(self.servers, TOKEN)
-        self.endpoint = serve_s3(self.store)
         self.cluster: Cluster | None = None
 
     def deploy(self, *settings: str) -> Cluster:
         """Render the manifests, as a user does, and start their pods."""
-        servers = ", ".join(f'"nats://{server.address}:4222"' for server in self.servers)
         config = self.root / "run.toml"
         config.write_text(
-            CONFIG.format(base=TINY, endpoint=self.endpoint, servers=servers, steps=STEPS)
+            CONFIG.format(base=TINY, endpoint=self.endpoint, servers=self.urls_toml, steps=STEPS)
         )
         folder = self.root / "manifests"
         overrides = [word for setting in settings for word in ("--set", setting)]
@@ -105,67 +97,21 @@ class Site:
         self.cluster.start()
         return self.cluster
 
-    async def ask(self, pod: Pod, subject: str) -> dict:
-        """Return what the servers answer on a subject of theirs."""
-        script = (
-            "import asyncio, nats, sys\n"
-            "async def main():\n"
-            "    client = await nats.connect(sys.argv[3:], token=sys.argv[1])\n"
-            "    reply = await client.request(sys.argv[2], b'', timeout=9)\n"
-            "    print(reply.data.decode())\n"
-            "asyncio.run(main())\n"
-        )
-        addresses = [f"nats://{server.address}:4222" for server in self.servers]
-        process = await asyncio.create_subprocess_exec(
-            *pod.host.command(sys.executable, "-c", script, TOKEN, subject, *addresses),
-            stdout=subprocess.PIPE,
-        )
-        return json.loads((await process.communicate())[0])
-
-    async def leader(self, pod: Pod) -> Host:
-        """Return the host of the server that leads the stream of steps."""
-        info = await self.ask(pod, "$JS.API.STREAM.INFO.PS_TRAINING")
-        return next(one for one in self.servers if one.name == info["cluster"]["leader"])
-
     async def end(self) -> None:
         if self.cluster is not None:
             await self.cluster.lose()
-        for host in (self.store, *self.servers):
-            await host.lose()
+        await self.lose()
 
 
 @pytest.fixture
 async def site(tmp_path):
-    if obstacle := await probe_namespaces():
-        pytest.skip(f"network namespaces: {obstacle}")
-    pytest.importorskip("moto.server")
-    pytest.importorskip("obstore")
-    lan = Lan(os.getpid() % 256)
-    lan.open()
-    site = Site(tmp_path, lan)
-    try:
-        await make_buckets(site)
-        yield site
-    finally:
-        await site.end()
-        lan.close()
-
-
-async def make_buckets(site: Site) -> None:
-    """Make the buckets, as soon as the store is up."""
-    script = (
-        "import sys, time, urllib.request\n"
-        "for url in sys.argv[1:]:\n"
-        "    for _ in range(600):\n"
-        "        try:\n"
-        "            urllib.request.urlopen(urllib.request.Request(url, method='PUT')); break\n"
-        "        except OSError: time.sleep(0.1)\n"
-    )
-    urls = [f"{site.endpoint}/{name}" for name in BUCKETS]
-    process = await asyncio.create_subprocess_exec(
-        *site.store.command(sys.executable, "-c", script, *urls)
-    )
-    assert await process.wait() == 0
+    async with open_lan() as lan:
+        site = Site(tmp_path, lan)
+        try:
+            await site.make_buckets()
+            yield site
+        finally:
+            await site.end()
 
 
 async def until(pod: Pod, text: str, within_s: float = 600.0) -> None:
@@ -182,7 +128,7 @@ async def test_a_deployed_run_survives_kills_and_evictions(site):
     await cluster.until_ready(120.0)
     await check_lag(site, launcher)
     dice = random.Random(0)
-    leader = await site.leader(launcher)
+    leader = await site.leader(launcher.host)
     leader.kill("nats")
     await asyncio.sleep(dice.uniform(0.5, 2.0))
     cluster.of("generator-west")[0].kill()
@@ -206,7 +152,9 @@ async def check_lag(site: Site, pod: Pod) -> None:
     read = [one["metadata"] for one in triggers if one["type"] == "nats-jetstream"]
     assert {one["consumer"] for one in read} == {f"{RUN}-rollout_worker"}
     for one in read:
-        info = await site.ask(pod, f"$JS.API.CONSUMER.INFO.{one['stream']}.{one['consumer']}")
+        info = await site.ask_servers(
+            pod.host, f"$JS.API.CONSUMER.INFO.{one['stream']}.{one['consumer']}"
+        )
         assert info["num_pending"] + info["num_ack_pending"] >= 0
 
 

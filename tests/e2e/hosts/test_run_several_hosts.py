@@ -5,14 +5,13 @@ import json
 import os
 import random
 import subprocess
-import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan, serve_nats, serve_s3
+from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan
+from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_lan
 from tests.e2e.launched import TINY
-
-from penstock.infra.regions.links import probe_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(900)]
 
@@ -20,8 +19,6 @@ STEPS = 10
 HERE = "trainer,front"
 """Entries of `[processes]` that the launcher starts."""
 RUN = "r1"
-TOKEN = "s3cret-of-the-cluster"
-MASTER_KEY = "5e" * 32
 PROGRAMS = {
     "b": {"control": ["pacer", "evaluator", "feedback_join", "relay:west", "relay:east"],
           "west-a": ["generator:west/a"]},
@@ -60,15 +57,12 @@ master_key_file = "{master_key}"
 """
 
 
-class Site:
-    """Three servers, a store, and four hosts that work."""
+class Site(Services):
+    """Servers and store, and four hosts that work."""
 
-    def __init__(self, root, lan: Lan) -> None:
-        self.servers = [Host(lan, f"n{index}", root) for index in range(3)]
-        self.store = Host(lan, "s3", root)
+    def __init__(self, root: Path, lan: Lan) -> None:
+        super().__init__(root, lan)
         self.hosts = {name: Host(lan, name, root) for name in "abcd"}
-        serve_nats(self.servers, TOKEN)
-        self.endpoint = serve_s3(self.store)
 
     def reach(self, host: Host) -> str:
         """Return how a host reaches servers and store, and put its secret there."""
@@ -76,9 +70,8 @@ class Site:
         secret.write_text(TOKEN)
         master_key = host.folder / "master_key"
         master_key.write_text(MASTER_KEY)
-        addresses = ", ".join(f'"nats://{server.address}:4222"' for server in self.servers)
         return REACH.format(
-            servers=addresses, token=secret, endpoint=self.endpoint, master_key=master_key
+            servers=self.urls_toml, token=secret, endpoint=self.endpoint, master_key=master_key
         )
 
     def start(self) -> None:
@@ -116,68 +109,28 @@ class Site:
             while text not in log.read_text():
                 await asyncio.sleep(0.1)
 
-    async def leader(self) -> Host:
-        """Return the host of the server that leads the stream of steps."""
-        script = (
-            "import asyncio, json, nats, sys\n"
-            "async def main():\n"
-            "    client = await nats.connect(sys.argv[2:], token=sys.argv[1])\n"
-            "    reply = await client.request('$JS.API.STREAM.INFO.PS_TRAINING', b'', timeout=9)\n"
-            "    print(json.loads(reply.data)['cluster']['leader'])\n"
-            "asyncio.run(main())\n"
-        )
-        addresses = [f"nats://{server.address}:4222" for server in self.servers]
-        process = await asyncio.create_subprocess_exec(
-            *self.hosts["b"].command(sys.executable, "-c", script, TOKEN, *addresses),
-            stdout=subprocess.PIPE,
-        )
-        output, _ = await process.communicate()
-        return next(one for one in self.servers if one.name == output.decode().strip())
-
     async def end(self) -> None:
-        for host in (*self.hosts.values(), self.store, *self.servers):
+        for host in self.hosts.values():
             await host.lose()
+        await self.lose()
 
 
 @pytest.fixture
 async def site(tmp_path):
-    if obstacle := await probe_namespaces():
-        pytest.skip(f"network namespaces: {obstacle}")
-    pytest.importorskip("moto.server")
-    pytest.importorskip("obstore")
-    lan = Lan(os.getpid() % 256)
-    lan.open()
-    site = Site(tmp_path, lan)
-    try:
-        await make_buckets(site)
-        yield site
-    finally:
-        await site.end()
-        lan.close()
-
-
-async def make_buckets(site: Site) -> None:
-    """Make the buckets, as soon as the store is up."""
-    script = (
-        "import sys, time, urllib.request\n"
-        "for url in sys.argv[1:]:\n"
-        "    for _ in range(600):\n"
-        "        try:\n"
-        "            urllib.request.urlopen(urllib.request.Request(url, method='PUT')); break\n"
-        "        except OSError: time.sleep(0.1)\n"
-    )
-    urls = [f"{site.endpoint}/{name}" for name in ("objects", "west", "east")]
-    process = await asyncio.create_subprocess_exec(
-        *site.store.command(sys.executable, "-c", script, *urls)
-    )
-    assert await process.wait() == 0
+    async with open_lan() as lan:
+        site = Site(tmp_path, lan)
+        try:
+            await site.make_buckets()
+            yield site
+        finally:
+            await site.end()
 
 
 async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(site):
     site.start()
     await site.until("step 1: ")
     dice = random.Random(0)
-    leader = await site.leader()
+    leader = await site.leader(site.hosts["b"])
     leader.kill("nats")
     await asyncio.sleep(dice.uniform(0.5, 2.0))
     site.hosts["b"].kill("west-a")
