@@ -127,14 +127,18 @@ class _Days:
                 event = joined.get(f"{sample.rollout_id}.{sample.revision}")
                 if sample.outcome.is_trained and event is not None:
                     trained |= set(event.feedback_ids)
+        snapshots, last = self._service.publisher.snapshots, self._service.version
+        wanted = self._service.policy.wanted_traits
         return {
             "trained_share": round(len(trained & self._rated) / max(len(self._rated), 1), 4),
             "num_rated": len(self._rated),
             "num_requests": self._client.num_requests,
-            "num_versions": self._service.version,
+            "num_versions": last,
             "outcomes": outcomes,
             "acceptance_before": round(self._acceptance(0), 4),
-            "acceptance_after": round(self._acceptance(self._service.version), 4),
+            "acceptance_after": round(self._acceptance(last), 4),
+            "wanted_before": wanted(snapshots[0]),
+            "wanted_after": wanted(snapshots[last]),
             "acceptance_by_day": [(version, round(value, 4)) for version, value in self._curve],
             "failed_requests": self._client.num_failed,
         }

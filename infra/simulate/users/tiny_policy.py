@@ -124,6 +124,22 @@ class TinyPolicy:
             total += float(found[tenant] @ np.asarray(liked))
         return total / len(tenants)
 
+    def wanted_traits(self, snapshot: Snapshot) -> dict[str, float]:
+        """Return by trait the chance that a reply has it as users want it, over tenants."""
+        found = self.reply_probabilities(snapshot)
+        totals: dict[str, float] = {}
+        for index, tenant in enumerate(self.tenants):
+            for traits, chance in zip(ALL_TRAITS, found[tenant], strict=True):
+                wanted = {
+                    "short": not traits.is_long,
+                    "uses_tool": traits.uses_tool,
+                    "plain": not traits.is_chatty,
+                    "tenant_taste": traits.taste == index % 2,
+                }
+                for name, is_so in wanted.items():
+                    totals[name] = totals.get(name, 0.0) + is_so * float(chance)
+        return {name: round(total / len(self.tenants), 4) for name, total in totals.items()}
+
     @torch.no_grad()
     def reply_probabilities(self, snapshot: Snapshot) -> dict[str, np.ndarray]:
         """Return by tenant the probability of each of `ALL_TRAITS`, the mean over topics."""

@@ -9,10 +9,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from .. import launched
 from ..launched import PENSTOCK, live_processes
 
 WAIT_S = 300.0
 """On a machine with other work."""
+
+
+def penstock(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return launched.penstock(runs, *arguments, wait_s=WAIT_S)
 
 
 class Service:

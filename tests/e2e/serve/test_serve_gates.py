@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from ..launched import penstock
-from .service import WAIT_S, Service
+from .service import WAIT_S, Service, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
@@ -28,7 +27,7 @@ OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 
 
 def told(runs, kind: str) -> list[dict]:
-    found = penstock(runs, "log", "cat", "r1", "--type", kind, wait_s=WAIT_S)
+    found = penstock(runs, "log", "cat", "r1", "--type", kind)
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from ..launched import penstock
-from .service import WAIT_S, Service
+from .service import Service, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
@@ -25,7 +24,7 @@ def serving(runs, *arguments):
 
 
 def replayed(runs):
-    done = penstock(runs, "replay", "r1", "--json", wait_s=WAIT_S)
+    done = penstock(runs, "replay", "r1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

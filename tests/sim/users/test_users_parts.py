@@ -226,6 +226,7 @@ def test_the_real_actors_answer_take_feedback_and_train():
     found = simulate_learning(scenario)
     assert found["failed_requests"] == 0 and found["num_requests"] == 24
     assert found["trained_share"] > 0.9 and found["num_versions"] >= 2
+    assert set(found["wanted_after"]) == {"short", "uses_tool", "plain", "tenant_taste"}
 
 
 @pytest.mark.slow
@@ -235,6 +236,8 @@ def test_ratings_of_three_days_reach_the_policy():
     assert found["failed_requests"] == 0
     assert found["trained_share"] >= 0.95
     assert found["acceptance_after"] > found["acceptance_before"] + 0.1
+    before, after = found["wanted_before"], found["wanted_after"]
+    assert all(after[name] > before[name] for name in before), "each trait, each tenant's own, too"
     assert set(FIGURES) & set(found)
 
 
