@@ -170,6 +170,16 @@ async def test_a_prompt_that_is_too_long_is_refused_in_openai_s_words_and_charge
             remaining = left
 
 
+@pytest.mark.parametrize("depth", [100, 5000])
+async def test_a_tool_s_schema_that_is_nested_too_deep_is_refused(site, http, depth):
+    schema = '{"a":' * depth + "1" + "}" * depth
+    tool = '{"type":"function","function":{"name":"f","parameters":' + schema + "}}"
+    data = json.dumps(GOOD)[:-1] + ', "tools": [' + tool + "]}"
+    reply = await http.post("/v1/chat/completions", data=data)
+    assert (reply.status, (await reply.json())["error"]["type"]) == (400, "invalid_request_error")
+    assert not site.generator.asked
+
+
 async def test_a_body_in_no_encoding_is_refused(site, http):
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     reply = await http.post("/v1/chat/completions", data=b"no gzip", headers=headers)
