@@ -32,7 +32,7 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     default = UsersScenario()
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
-    text = "run one part only (default: all, about 20 minutes on two quiet cores)"
+    text = "run one part only (default: all, about 15 minutes on two quiet cores)"
     parser.add_argument("--part", choices=PARTS, help=text)
     text = "finished run that `latency` serves a copy of (default: the newest)"
     parser.add_argument("--run", default="latest", metavar="RUN", help=text)

@@ -171,9 +171,7 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
 async def _until_answered(client: openai.AsyncOpenAI, began: float) -> float:
     """Wait for the first reply; return the seconds since the command."""
     async with asyncio.timeout(START_S_MAX):
-        found = None
-        while found is None:
-            found = await _ask(client, PROMPTS[0], "first")
+        while await _ask(client, PROMPTS[0], "first") is None:
             await asyncio.sleep(RETRY_S)
     return time.monotonic() - began
 

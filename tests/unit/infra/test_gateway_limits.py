@@ -77,6 +77,23 @@ def test_keys_come_from_a_file_whose_faults_are_named(tmp_path):
         load_keys(path)
 
 
+@pytest.mark.parametrize(
+    ("withheld", "consents"),
+    [("storage", (False, False)), ("training", (True, False)), ("", (True, True))],
+)
+def test_what_a_tenant_withholds_none_of_its_keys_has(tmp_path, withheld, consents):
+    path = tmp_path / "keys.toml"
+    given = "storage_consent = true\ntraining_consent = true\n"
+    text = '[[tenants]]\ntenant = "acme"\n' + (f"{withheld}_consent = false\n" if withheld else "")
+    for name in ("acme", "other"):
+        text += f'[[keys]]\nkey_id = "{name}-1"\nkey_hash = "{hash_key(name)}"\n'
+        text += f'tenant = "{name}"\n{given}'
+    path.write_text(text)
+    acme, other = load_keys(path)
+    assert (acme.storage_consent, acme.training_consent) == consents
+    assert (other.storage_consent, other.training_consent) == (True, True)
+
+
 def test_a_created_key_is_private_and_kept(tmp_path):
     path = tmp_path / "run" / "gateway_key"
     key = create_key(path, key_id="local", has_consent=True)
