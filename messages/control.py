@@ -89,6 +89,17 @@ class RunClosed(Event, frozen=True, kw_only=True):
         return self.incarnation
 
 
+class RanksTaken(Event, frozen=True, kw_only=True):
+    """Trainer -> other trainers: the run's ranks are its own. The latest wins."""
+
+    stream: ClassVar[Stream] = Stream.CREDITS
+    incarnation: str
+
+    def key(self) -> str:
+        """One per run."""
+        return "ranks"
+
+
 class ActorStarted(Event, frozen=True, kw_only=True):
     """Runtime -> monitor."""
 

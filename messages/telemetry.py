@@ -52,7 +52,7 @@ class ProcessorUsed(Event, frozen=True, kw_only=True):
     role: str
     processor_s: dict[str, NonNegativeFloat]
     """Processor seconds over all of its starts: `process`, its part of its process; `machines`, the
-    host's for the machines that it ended."""
+    host's for the machines that it ended; `engine`, a generator's for its engine's process."""
 
     def key(self) -> str:
         """Name the actor; the latest wins."""

@@ -132,9 +132,6 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     cache_block: int = 1
     """Tokens of a block of the prefix cache: a prefix is reused up to its last whole block, a
     prompt up to the last whole block before its last token."""
-    routes: bool = True
-    """Whether replies have the experts that computed them, without which nothing can replay them.
-    True in a dense model."""
 
 
 class Engine(Protocol):

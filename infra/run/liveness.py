@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib
+import secrets
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Bus, Delivery
-from penstock.messages.control import RunClosed, RunOpened
+from penstock.messages.control import RanksTaken, RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.rpc import Ack
 from penstock.messages.telemetry import ActorReported
@@ -75,19 +76,27 @@ def _runs(pid: int) -> bool:
 
 
 async def become_trainer(bus: Bus) -> None:
-    """Become the trainer of a run's ranks, once one that is stopping is gone.
+    """Become the one trainer of a run's ranks, once another that is stopping is gone.
 
     Raises:
-        BusError: Another trainer still answers after TRAINER_S_MAX.
+        BusError: Another trainer still answers after TRAINER_S_MAX, or came first.
 
     """
     now = asyncio.get_running_loop().time
     give_up_at = now() + TRAINER_S_MAX
-    while await _answers(bus, TRAINER):
+    taken = RanksTaken(incarnation=secrets.token_hex(8))
+    while True:
+        before = await last_stored(bus, RanksTaken)
+        if not await _answers(bus, TRAINER):
+            # Of those that hear nobody at the same time, the log lets one through.
+            stop = await bus.serve(TRAINER, answer)
+            receipt = await bus.swap(taken, before.sequence if before else 0)
+            if not receipt.is_duplicate:
+                return
+            await stop()
         if now() >= give_up_at:
             raise BusError(f"run {bus.run_id}: its ranks belong to another trainer, which is up")
         await asyncio.sleep(POLL_S)
-    await bus.serve(TRAINER, answer)
 
 
 async def _answers(bus: Bus, service: str) -> bool:

@@ -150,6 +150,29 @@ async def test_of_two_trainers_the_second_waits_and_is_refused(tmp_path, monkeyp
             await build_actors("trainer", Assembly(run, config, bus, run.store()))
 
 
+async def test_of_trainers_that_hear_nobody_at_the_same_time_one_gets_the_ranks(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.5)
+    monkeypatch.setattr(liveness, "TRAINER_S_MAX", 0.0)
+    world = World(0, small_config(steps_max=NUM_STEPS, staleness_max=20))
+    run = run_folder(tmp_path, world)
+    async with opened(run, world), contextlib.AsyncExitStack() as later:
+        buses = [
+            await NatsBus.connect(run.read_state().url, run_id="run-1", store=run.store(), name=n)
+            for n in ("first", "second", "third")
+        ]
+        for bus in buses:
+            later.push_async_callback(bus.close)
+        asked = await asyncio.gather(*map(liveness.become_trainer, buses), return_exceptions=True)
+        refused = [error for error in asked if isinstance(error, BusError)]
+        assert asked.count(None) == 1 and len(refused) == 2, asked
+        winner = buses[asked.index(None)]
+        await winner.close()
+        buses.remove(winner)
+        await liveness.become_trainer(buses[0])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
