@@ -10,9 +10,10 @@ BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
+WAITING := tests/contract tests/e2e tests/redteam
 STARTED := $(shell date +%s)
 
-.PHONY: run test examples test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
+.PHONY: run test examples test-slow fuzz lint style types tidy pytest waiting setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,7 +33,7 @@ examples: setup  ## Three small programs, a few minutes each: examples/README.md
 	$(BIN)/python examples/live_users.py
 
 test: setup style  ## All gates and the fast tests
-	@$(MAKE) --no-print-directory -j2 pytest types tidy
+	@$(MAKE) --no-print-directory -j3 pytest waiting types tidy
 
 test-slow: setup  ## The tests that take minutes: kill -9 of every actor, whole runs, long fuzzing
 	$(BIN)/python -m pytest -m slow --timeout 3000
@@ -57,8 +58,14 @@ tidy: $(VENV)/.installed
 	@nice $(BIN)/python -m pytest tests/tidy >.cache/tidy.log 2>&1 \
 	  && echo "tidy: $$(tail -n 1 .cache/tidy.log)" || { cat .cache/tidy.log; exit 1; }
 
+# Tests that mostly wait, for machines, servers and deadlines, beside those that compute.
+waiting: $(VENV)/.installed
+	@mkdir -p .cache
+	@$(BIN)/python -m pytest -p no:cacheprovider $(WAITING) >.cache/waiting.log 2>&1 \
+	  && echo "$(WAITING): $$(tail -n 1 .cache/waiting.log)" || { cat .cache/waiting.log; exit 1; }
+
 pytest: $(VENV)/.installed
-	@$(BIN)/python -m pytest --ignore tests/tidy
+	@$(BIN)/python -m pytest $(addprefix --ignore ,tests/tidy $(WAITING))
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
 	@$(BIN)/penstock images base

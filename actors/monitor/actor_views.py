@@ -21,6 +21,8 @@ class ActorViews:
 
     def __init__(self, actors: dict[str, ActorView]) -> None:
         self._actors = actors
+        self.service_since = 0.0
+        """Start of the service on the run: actors of the run that it has not are not missing."""
         self._last: dict[str, tuple[float, float]] = {}
         """Actor -> time and busy seconds of its last report."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -44,7 +46,7 @@ class ActorViews:
             view.is_reporting = is_reporting(view, now)
         if is_over:
             return StallView(words="the run is finished")
-        known = {name: view for name, view in self._actors.items() if view.at}
+        known = {n: view for n, view in self._actors.items() if view.at > self.service_since}
         return explain(known, now, quiet_s)
 
     def _on_started(self, event: ActorStarted, at: float) -> None:

@@ -154,6 +154,7 @@ class RunFold:
         self._state.run.finished_at = at
 
     def _run_opened(self, event: RunOpened, at: float) -> None:
+        self._actors.service_since = at if event.is_service else 0.0
         if event.is_service:
             self._state.run.phase = "serving"
         elif self._state.run.phase == "serving":

@@ -160,7 +160,7 @@ README = """\
 
 `own.py` holds a tool, a judge, tasks and a loss; `config.toml` names them as `own:NAME`.
 
-    python -m pytest                          # the parts alone, in seconds
+    python -m pytest                          # the parts alone, in seconds (pip install pytest)
     penstock run --config config.toml         # from this folder, so that own.py is found
     penstock status; penstock replay
 """

@@ -24,6 +24,7 @@ SLOW = (
 NOT_RUN = {
     ". .venv/bin/activate": "changes the shell",
     "cd my-project": "changes the folder",
+    "pip install": "changes the environment",
     "make": "whole targets; that they exist is checked",
     "'OPENAI_API_KEY=": "other people's agents: tests/clients",
     "'ANTHROPIC_BASE_URL=": "as above",

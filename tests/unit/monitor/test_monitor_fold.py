@@ -9,6 +9,7 @@ from penstock.actors.monitor.curves import append_thinned
 from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, decode_state, encode_state
+from penstock.messages.control import RunOpened
 from penstock.messages.errors import CodecError
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import Trunk
@@ -160,3 +161,15 @@ def test_the_state_of_a_long_run_fits_one_message():
     for i in range(64):
         fold.apply(report(f"actor-{i}", "rollout_worker", AT, 1.0), AT)
     assert len(encode_state(fold.state(AT))) < 448 << 10
+
+
+def test_a_service_does_not_miss_the_actors_of_its_run():
+    fold = RunFold()
+    for name in ("trainer", "gateway"):
+        fold.apply(report(name, name, AT, 0.0), AT)
+    fold.apply(RunOpened(incarnation="i", is_service=True), AT + 100.0)
+    fold.apply(report("gateway", "gateway", AT + 101.0, 0.0), AT + 101.0)
+    assert fold.state(AT + 102.0).stall.words == "nothing is waiting"
+    assert "gateway no longer reports" in fold.state(AT + 200.0).stall.words
+    fold.apply(RunOpened(incarnation="j"), AT + 201.0)
+    assert "trainer" in fold.state(AT + 202.0).stall.words
