@@ -5,7 +5,7 @@
  RolloutFinished           ─▶ grade ─▶ 0           ─┘
 ```
 Later steps count only where a step reaches its least reward, as if they had not been asked for.
-What the episode did not reach by its own limits has the reward 0.
+What the episode did not reach by its own limits, without a turn in it, has the reward 0.
 
 Source: `MultiStepTrial` of Harbor 0.25.0.
 """
@@ -44,7 +44,8 @@ class StepsJudge:
             text = f"{len(ends)} steps ended, the task has {len(task.task.steps) + 1}"
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=text)
         found: list[Findings] = []
-        for step in range(len(ends) + 1):
+        is_begun = not ends or ends[-1] + 1 < len(rollout.finished.turns)
+        for step in range(len(ends) + is_begun):
             try:
                 left = await _left_by(rollout, step, ctx)
             except CodecError as error:
