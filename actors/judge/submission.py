@@ -105,7 +105,8 @@ def says_something(text: str) -> bool:
 
 
 def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> Submission:
-    """Return what an episode did and said."""
+    """Return what an episode did and said; of a task of several steps, in the last one's files."""
+    task = task.at_step(len(rollout.finished.step_ends))
     files = list(_changed_files(rollout, task))
     return Submission(
         sample_id=rollout.finished.rollout_id,

@@ -19,8 +19,11 @@ from tests.sim.rollout.test_rollout_segments import SummingPolicy
 from tests.sim.rollout.test_rollout_segments import settings as summary_settings
 from tests.sim.rollout.test_rollout_tree import tree_command
 
+from penstock.actors.judge.submission import read_submission
 from penstock.actors.policy.summaries import SummaryMode
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.episode import EpisodeStepEnded
+from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 from penstock.messages.task import HiddenTests, StartRollout, Task, TaskStep
@@ -91,6 +94,11 @@ def test_steps_follow_each_other_in_one_machine_and_conversation(simulate) -> No
         assert (verdict.outcome, verdict.components["tests"]) == (Outcome.SOLVED, 1.0)
         assert (verdict.num_tests_passed, verdict.num_tests) == (3, 3)
         assert len(world.backend.machines) == 4  # The episode's and one for each step.
+        whole = Trajectory(finished=rollout.event, turns=rollout.turns, files=rollout.files)
+        graded = GradedTask(task=steps_task(), hidden=steps_hidden())
+        submission = read_submission(whole, graded, world.chat)
+        assert "-    return x + 1" in submission.diff
+        assert submission.task == "\n\n".join(told)
 
     simulate(scenario)
 
@@ -185,6 +193,21 @@ def test_what_an_episode_did_not_reach_has_no_reward(simulate, is_last_step_all,
         assert (rollout.end, rollout.step_ends) == (EpisodeEnd.TURN_LIMIT, [2])
         assert (verdict.outcome, verdict.num_tests_passed) == (Outcome.FAILED, 2)
         assert verdict.score == (None if score is None else pytest.approx(score))
+
+    simulate(scenario)
+
+
+def test_a_step_without_a_turn_has_no_reward(simulate) -> None:
+    """Its tests would pass on the files as they are laid out."""
+
+    async def scenario(world: World) -> None:
+        hidden = steps_hidden()
+        second = msgspec.structs.replace(hidden.steps[0], expected=["3", "4"])
+        hidden = msgspec.structs.replace(hidden, steps=[second, hidden.steps[1]])
+        verdict = await verdict_of(world, await start(world, hidden, num_turns_max=3))
+        [rollout] = await world.read(RolloutFinished)
+        assert (rollout.end, rollout.step_ends) == (EpisodeEnd.TURN_LIMIT, [2])
+        assert (verdict.num_tests_passed, verdict.score) == (1, pytest.approx(1 / 3))
 
     simulate(scenario)
 
