@@ -147,10 +147,11 @@ def _trace_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> Ch
 def _follows(
     chat: PenstockChat, turn: Turn, open_ids: Sequence[str], index: int
 ) -> list[TraceMessage]:
-    """Return the results of the calls before a turn, and the request for a summary."""
+    """Return the results of the calls before a turn, and a request: a summary's, a next step's."""
     told = chat.read_messages(from_array(turn.context_ids).tolist())
-    roles = [Role.TOOL] * len(open_ids) + [Role.USER] * turn.is_summary
-    if told is None or [message.role for message in told] != roles:
+    returned, asked = [Role.TOOL] * len(open_ids), [Role.USER]
+    expected = [returned + asked] if turn.is_summary else [returned, returned + asked]
+    if told is None or [message.role for message in told] not in expected:
         raise CorruptDataError(f"turn {index}: its context is no row of tool results")
     found = [
         TraceMessage(role="tool", tool_call_id=name, content=message.content)

@@ -341,6 +341,15 @@ def test_a_rollout_with_a_turn_that_does_not_parse_is_no_trace():
         traces_of(OURS, "x", [turn([1], call), turn(ids, call)])
 
 
+@pytest.mark.parametrize("calls", [[], [ToolCall(name="grep", arguments={})]])
+def test_a_next_step_is_a_user_s_message_of_its_trace(calls):
+    said = OURS.render_turn("", calls, TOOLS)
+    asked = OURS.render_observation((), (), [("", "found") for _ in calls], TOOLS, "Next")
+    [trace] = traces_of(OURS, "First", [turn([1], said), turn(asked, said)])
+    told = [(one.role, one.content) for one in trace.messages if one.role != "assistant"]
+    assert told == [("user", "First"), *[("tool", "found") for _ in calls], ("user", "Next")]
+
+
 def test_a_trace_is_plain_chat_completions():
     call = OURS.render_turn("", [ToolCall(name="grep", arguments={"path": "a"})], TOOLS)
     [trace] = traces_of(OURS, "x", [turn([1], call)])
