@@ -10,6 +10,7 @@ import numpy as np
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.envs.tasks.storage import load_tasks
+from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
@@ -84,7 +85,7 @@ class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Empty where the run's tasks do not have it."""
     turns: list[TurnView] = []
     diff: str = ""
-    """Unified, of the task's files against those that the episode left."""
+    """Unified, of the task's files, those of its later steps too, against what the episode left."""
     files_missing: str = ""
     """Why there is no diff."""
     verdict: VerdictView | None = None
@@ -165,7 +166,8 @@ class EpisodeReader:
             changed = await load_files(self._store, event.files)
         except CodecError as error:
             return "", str(error)
-        return unified_diff(task.contents if task else {}, changed, event.deleted), ""
+        before = contents_at(task, len(event.step_ends)) if task else {}
+        return unified_diff(before, changed, event.deleted), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:

@@ -82,6 +82,8 @@ def manifest(*names: str) -> BatchManifest:
     return BatchManifest(step=7, policy_version=6, groups=[group])
 
 
-async def with_objects(store: ObjectStore, tokenizer: Tokenizer = TOKENIZER) -> None:
+async def with_objects(
+    store: ObjectStore, tokenizer: Tokenizer = TOKENIZER, task: Task = TASK
+) -> None:
     await store.put(TOKENIZER_KEY, tokenizer.to_json().encode())
-    await store.put(tasks_key(Split.TRAIN), msgspec.msgpack.encode([TASK]))
+    await store.put(tasks_key(Split.TRAIN), msgspec.msgpack.encode([task]))

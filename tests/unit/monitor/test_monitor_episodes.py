@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.unit.monitor.episode_story import HOSTILE, TOKENIZER, episode, manifest, with_objects
+from tests.unit.monitor.episode_story import (
+    HOSTILE,
+    TASK,
+    TOKENIZER,
+    episode,
+    manifest,
+    with_objects,
+)
 
 from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.episodes.index import EpisodeIndex
@@ -25,6 +32,8 @@ from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.requests.episodes import EpisodeFilter
 from penstock.messages.reward import Outcome
+from penstock.messages.rollout import RolloutFinished
+from penstock.messages.task import TaskStep
 
 
 def memory_bus() -> MemoryBus:
@@ -62,6 +71,19 @@ async def test_an_episode_is_read_whole():
     assert (view.verdict.num_tests_passed, view.verdict.num_tests) == (1, 2)
     assert (view.row.step, view.row.fate, view.row.advantage) == (7, Outcome.SOLVED, 0.5)
     assert [row.rollout_id for row in view.group] == ["g0-m0", "g0-m1"]
+
+
+async def test_a_diff_is_against_all_that_a_task_had_written():
+    store, bus = MemoryStore(), memory_bus()
+    step = TaskStep(instruction="Next", files={"c.bin": "c\n"})
+    await with_objects(store, task=msgspec.structs.replace(TASK, steps=[step]))
+    events = [
+        msgspec.structs.replace(one, step_ends=[0]) if isinstance(one, RolloutFinished) else one
+        for one in episode("g0-m0")
+    ]
+    await bus.publish(events)
+    view = await EpisodeReader(store, last_of(bus)).read("g0-m0", folded(*events))
+    assert "c.bin: 1 bytes that are no text (2 before)" in view.diff
 
 
 async def test_a_turn_that_was_collected_is_shown_as_such():
