@@ -275,15 +275,12 @@ class Trainer(Actor):
         is_settled = self._step_proposed <= self._phase.step == self._batcher.last_step
         if not self._erasures or not is_settled:
             return ()
-        saved = await self._phase.save(ctx)
-        prepared = [
-            ErasurePrepared(tenant=event.tenant, user=event.user, key_id=event.key_id)
-            for event in self._erasures
-        ]
-        for event in self._erasures:
-            self._phase.turns.erase(event.tenant, event.user)
+        effects = [*await self._phase.save(ctx)]
+        for one in self._erasures:
+            self._phase.turns.erase(one.tenant, one.user)
+            effects.append(ErasurePrepared(tenant=one.tenant, user=one.user, key_id=one.key_id))
         self._erasures.clear()
-        return [*saved, *prepared]
+        return effects
 
     async def _propose(self, ctx: Context) -> Effects:
         """Return a new manifest, only when all manifests up to the current step were read.
