@@ -5,7 +5,7 @@
  RolloutFinished           ─▶ grade ─▶ 0           ─┘
 ```
 Later steps count only where a step reaches its least reward, as if they had not been asked for.
-What the episode did not reach by its own limits, without a turn in it, has the reward 0.
+Steps in which the episode's own limits left no turn have the reward 0.
 
 Source: `MultiStepTrial` of Harbor 0.25.0.
 """

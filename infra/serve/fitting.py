@@ -1,4 +1,4 @@
-"""`serve.toml` for one model's folder: its context, and the chat format that it knows."""
+"""`infra/configs/serve.toml` for one model: its longest context, the chat format that it knows."""
 
 from pathlib import Path
 from typing import Any

@@ -43,6 +43,7 @@ FOREIGN = {
     "own.py": "of a project that `penstock init` writes",
     "base.toml": "of such a project",
     "instruction.md": "Harbor's task format",
+    "setup.sh": "Harbor's task format",
     "tests/test.sh": "Harbor's task format",
     "test.sh": "Harbor's task format",
     "solution/solve.sh": "Harbor's task format",

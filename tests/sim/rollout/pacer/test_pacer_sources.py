@@ -13,7 +13,7 @@ from tests.sim.rollout.conftest import (
     make_task,
     reported,
 )
-from tests.sim.rollout.test_pacer_run import midtrained, start_trainer, stepped
+from tests.sim.rollout.pacer.test_pacer_run import midtrained, start_trainer, stepped
 
 from penstock.actors.evaluator.schedule import EvalSetConfig
 from penstock.actors.judge.reward import LengthPenaltyConfig
