@@ -56,9 +56,9 @@ class OwnJudge:
 
     def __init__(self, config: Any) -> None:
         """Take the settings of `[judge]`."""
-        from penstock.actors.judge.hidden_tests import HiddenTestsJudge
+        from penstock.actors.judge.judges import JUDGES
 
-        self._tests = HiddenTestsJudge(config)
+        self._tests = JUDGES["hidden_tests"](config)
 
     async def judge(self, rollout: Any, task: Any, ctx: Any) -> Any:
         """Grade one rollout."""
