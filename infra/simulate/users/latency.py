@@ -171,8 +171,10 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
 async def _until_answered(client: openai.AsyncOpenAI, began: float) -> float:
     """Wait for the first reply; return the seconds since the command."""
     async with asyncio.timeout(START_S_MAX):
-        while await _ask(client, PROMPTS[0], "first") is None:
+        found = await _ask(client, PROMPTS[0], "first")
+        while found is None:
             await asyncio.sleep(RETRY_S)
+            found = await _ask(client, PROMPTS[0], "first")
     return time.monotonic() - began
 
 
