@@ -18,7 +18,8 @@ FAST = (*("penstock init", "penstock images ls", "penstock deploy render", "pens
 SLOW = (
     *("penstock status", "penstock show", "penstock log", "penstock replay", "penstock lineage"),
     *("penstock --runs-dir elsewhere", "penstock export", "penstock experiment"),
-    *("penstock quarantine", "penstock doctor", "penstock fidelity", "penstock erase"),
+    *("penstock quarantine", "penstock doctor", "penstock fidelity", "penstock label"),
+    *("penstock mismatch latest", "penstock chat RUN --workspace", "penstock erase"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
 NOT_RUN = {
@@ -32,21 +33,20 @@ NOT_RUN = {
     "penstock run": "a whole run, or one of a folder; the configuration and its --set are loaded",
     "penstock serve": "serves without end: tests/e2e/serve; the configuration is loaded",
     "penstock top": "shows without end: tests/e2e/test_monitor_status.py",
-    "penstock label": "needs an episode's id: tests/unit",
     "printf": "feeds the command after it",
-    "penstock chat": "a dialog that needs a policy that can work: tests/unit/harness",
-    "penstock agent": "needs a policy that can work: tests/e2e/gateway",
+    "penstock chat": "needs an endpoint or a terminal: tests/unit/harness/test_agent_chat.py",
+    "penstock agent": "needs an endpoint: tests/unit/harness/test_harness_agent.py",
     "PENSTOCK_AGENT_KEY=": "as above",
-    "penstock sink": "needs extras or a receiver: tests/unit/sinks",
+    "penstock sink": "needs extras or a receiver: tests/unit/sinks/test_sinks.py",
     "penstock channel": "needs a run that is up: tests/e2e/serve/test_serve_gates.py",
     "penstock actor": "needs several hosts: tests/e2e/test_run_hosts.py",
     "penstock mismatch": "minutes: tests/unit/infra/test_mismatch_command.py",
     "penstock bench": "minutes to hours of a quiet machine",
-    "penstock simulate": "minutes: tests/sim",
+    "penstock simulate": "minutes: tests/sim/users/test_users_parts.py",
     "penstock judge": "needs an endpoint: tests/e2e/judges",
-    "penstock tasks": "minutes of machines: tests/contract and tests/unit/tasks",
-    "penstock images": "minutes, as root of a package mirror: tests/contract",
-    "python -m pytest": "of the project that `penstock init` wrote: tests/unit/infra",
+    "penstock tasks": "minutes of machines: tests/contract/test_tasks_commits_vm.py",
+    "penstock images": "needs a package mirror: tests/unit/infra/test_images_command.py",
+    "python -m pytest": "of a project by `penstock init`: tests/unit/infra/test_own_parts.py",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
 }

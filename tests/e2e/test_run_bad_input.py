@@ -2,16 +2,22 @@
 
 import pytest
 
+from penstock.infra.cli import main
+
 from .launched import TINY, penstock
 
 
-def refused(runs, *arguments, **environment):
+@pytest.fixture
+def refused(capsys):
     """Return the one line that a command is refused with."""
-    done = penstock(runs, *arguments, **environment)
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+
+    def words(runs, *arguments):
+        assert main(["--runs-dir", str(runs), *arguments]) == 2
+        said = capsys.readouterr()
+        assert len(said.err.splitlines()) == 1, said
+        return said.err.strip()
+
+    return words
 
 
 @pytest.mark.parametrize(
@@ -26,13 +32,13 @@ def refused(runs, *arguments, **environment):
         ("regions.west=1", ["regions"]),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path, setting, words):
+def test_a_wrong_setting_is_named(refused, tmp_path, setting, words):
     line = refused(tmp_path, "run", "--config", str(TINY), "--set", setting)
     assert all(word in line for word in words), line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_or_unreadable_configuration_is_named(tmp_path):
+def test_a_missing_or_unreadable_configuration_is_named(refused, tmp_path):
     path = tmp_path / "run.toml"
     assert f"{path}: no such configuration" in refused(tmp_path, "run", "--config", str(path))
     path.write_text("[run\n")
@@ -40,26 +46,31 @@ def test_a_missing_or_unreadable_configuration_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("run", "--resume"), ("replay",), ("status",), ("log", "cat")])
-def test_an_unknown_run_is_named_with_what_there_is(tmp_path, command):
+def test_an_unknown_run_is_named_with_what_there_is(refused, tmp_path, command):
     line = refused(tmp_path, *command, "nightly")
     assert "'nightly'" in line
     assert str(tmp_path) in line
 
 
-def test_missing_machines_are_told_before_anything_is_started(tmp_path):
+def test_missing_machines_are_told_before_anything_is_started(refused, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     empty = str(tmp_path / "empty")
-    line = refused(runs, "run", "--config", str(TINY), PENSTOCK_CACHE=empty)
+    monkeypatch.setenv("PENSTOCK_CACHE", empty)
+    line = refused(runs, "run", "--config", str(TINY))
     assert empty in line and "make setup" in line
     assert not runs.exists()
 
 
-def test_a_run_id_must_be_one_token(tmp_path):
+def test_a_run_id_must_be_one_token(refused, tmp_path):
     line = refused(tmp_path, "run", "--config", str(TINY), "--run-id", "a.b/c")
     assert "--run-id" in line and "'a.b/c'" in line
 
 
 def test_what_is_no_log_is_not_imported(tmp_path):
+    """By the program itself: its exit code, and nothing beside the line."""
     path = tmp_path / "x.penstock"
     path.write_bytes(b"nothing of ours")
-    assert str(path) in refused(tmp_path / "runs", "log", "import", str(path))
+    done = penstock(tmp_path / "runs", "log", "import", str(path))
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert str(path) in line

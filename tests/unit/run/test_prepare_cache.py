@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from tests.unit.run.test_prepare_objects import CONFIG, run_config
 
+from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime import products
 from penstock.infra.quickstart.kept_corpora import FOLDER, kept_corpora
 from penstock.infra.run import prepare as preparing
@@ -18,8 +19,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / FOLDER
 
 
+SMALL = msgspec.structs.replace(
+    CONFIG, num_train_tasks=1, num_heldout_tasks=1, num_demonstrations=2, code_tokens=200
+)
+
+
 def settings(*, uses_cache: bool = True, seed: int = 3, **changes) -> RunConfig:
-    config = run_config(msgspec.structs.replace(CONFIG, **changes), seed)
+    config = run_config(msgspec.structs.replace(SMALL, **changes), seed)
+    config = msgspec.structs.replace(config, policy=PolicyConfig(vocab_size=400))
     midtrain = msgspec.structs.replace(config.trainer.midtrain, uses_cache=uses_cache)
     trainer = msgspec.structs.replace(config.trainer, midtrain=midtrain, steps_max=7)
     return msgspec.structs.replace(config, trainer=trainer)
