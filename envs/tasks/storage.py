@@ -81,11 +81,14 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the task's steps, from 0."""
 
     def at_step(self, step: int) -> "GradedTask":
-        """Return one of its steps as a task, with all that was written into the machine by then."""
+        """Return one of its steps as a task, with all that was asked and written by then."""
         if not self.task.steps:
             return self
         files, binaries = split_texts(contents_at(self.task, step))
-        task = msgspec.structs.replace(self.task, files=files, binaries=binaries, steps=[])
+        asked = [self.task.instruction, *(each.instruction for each in self.task.steps[:step])]
+        task = msgspec.structs.replace(
+            self.task, instruction="\n\n".join(asked), files=files, binaries=binaries, steps=[]
+        )
         hidden = self.hidden.steps[step - 1] if step else self.hidden
         return GradedTask(task=task, hidden=hidden, step=step)
 
