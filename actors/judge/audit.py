@@ -7,7 +7,7 @@ Python file only new names count: those that it had before the episode are the t
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from penstock.actors.judge.audit_commands import signs_of
@@ -41,7 +41,12 @@ def audit(rollout: Trajectory, task: GradedTask) -> list[CheatFinding]:
     """Return the signs of an episode, decisive ones first, at most `FINDINGS_MAX`."""
     found = [*_audit_calls(rollout), *_audit_egress(rollout), *_audit_files(rollout, task)]
     unique = {(one.kind, one.where): one for one in reversed(found)}
-    ordered = sorted(unique.values(), key=lambda one: (not one.is_decisive, one.where, one.kind))
+    return most_decisive(unique.values())
+
+
+def most_decisive(found: Iterable[CheatFinding]) -> list[CheatFinding]:
+    """Return signs, decisive ones first, at most `FINDINGS_MAX`."""
+    ordered = sorted(found, key=lambda one: (not one.is_decisive, one.where, one.kind))
     return ordered[:FINDINGS_MAX]
 
 

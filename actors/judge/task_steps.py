@@ -14,14 +14,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.actors.judge.hidden_tests import SameFilesJudge
+from penstock.actors.judge.audit import most_decisive
+from penstock.actors.judge.hidden_tests import SameFilesJudge, weigh
 from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.episode import EpisodeStepEnded
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.trajectories import Trajectory, load_files
-from penstock.messages.reward import Outcome
+from penstock.messages.reward import CheatFinding, Outcome
 from penstock.messages.task import HiddenTests
 
 _GRADED = frozenset({Outcome.SOLVED, Outcome.FAILED})
@@ -40,9 +41,8 @@ class StepsJudge:
         if not task.task.steps:
             return await self._judge.judge(rollout, task, ctx)
         ends = rollout.finished.step_ends
-        if len(ends) > len(task.task.steps):
-            text = f"{len(ends)} steps ended, the task has {len(task.task.steps) + 1}"
-            return Findings(outcome=Outcome.JUDGE_ERROR, detail=text)
+        if fault := _fault(len(ends), task):
+            return Findings(outcome=Outcome.JUDGE_ERROR, detail=fault)
         found: list[Findings] = []
         is_begun = not ends or ends[-1] + 1 < len(rollout.finished.turns)
         for step in range(len(ends) + is_begun):
@@ -53,12 +53,24 @@ class StepsJudge:
             graded = task.at_step(step)
             one = await self._judge.judge(left, graded, ctx)
             if one.outcome not in _GRADED:
-                return msgspec.structs.replace(one, detail=f"step {step + 1}: {one.detail}")
+                text, cheats = f"step {step + 1}: {one.detail}", _cheats([*found, one])
+                return msgspec.structs.replace(one, detail=text, cheats=cheats)
             found.append(one)
             least = graded.hidden.min_reward
             if least is not None and _reward(one) < least:
                 return _joined(found, task.hidden, len(found))
         return _joined(found, task.hidden, len(task.task.steps) + 1)
+
+
+def _fault(num_ended: int, task: GradedTask) -> str:
+    """Return what is wrong with the steps of a task or of its rollout, or an empty string."""
+    num_later, task_id = len(task.task.steps), task.task.task_id
+    if len(task.hidden.steps) != num_later:
+        graded = len(task.hidden.steps) + 1
+        return f"task {task_id}: expected hidden tests of {num_later + 1} steps, got {graded}"
+    if num_ended > num_later:
+        return f"{num_ended} steps ended, the task has {num_later + 1}"
+    return ""
 
 
 async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
@@ -97,12 +109,18 @@ def _joined(found: Sequence[Findings], hidden: HiddenTests, num_steps: int) -> F
     rewards = [*map(_reward, found), *[0.0] * (num_steps - len(found))]
     value = rewards[-1] if hidden.is_last_step_all else sum(rewards) / num_steps
     shown = "; ".join(f"step {n}: {one.detail}" for n, one in enumerate(found, 1) if one.detail)
-    return Findings(
+    joined = Findings(
         outcome=Outcome.SOLVED if value == 1.0 else Outcome.FAILED,
         score=value if 0.0 < value < 1.0 else None,
         num_tests_passed=sum(one.outcome is Outcome.SOLVED for one in found),
         num_tests=num_steps,
         sandbox=found[-1].sandbox,
         detail=shown,
-        cheats=found[-1].cheats,
     )
+    return weigh(joined, _cheats(found))
+
+
+def _cheats(found: Sequence[Findings]) -> list[CheatFinding]:
+    """Return the signs of all steps: a file that gave one away may be gone in the next step."""
+    unique = {(one.kind, one.where): one for each in found for one in each.cheats}
+    return most_decisive(unique.values())

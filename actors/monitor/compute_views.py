@@ -59,7 +59,8 @@ class ComputeViews:
         self._view = view
         self._group_of: dict[str, str] = {}
         self._used_s: dict[str, dict[str, float]] = {}
-        """Actor -> kind -> seconds, the most so far."""
+        """Actor -> kind -> seconds, where their sum is the most so far: what an engine's process
+        has used is its parent's once it has ended."""
         self._curves: dict[str, list[tuple[float, float]]] = {}
         """Actor -> unix seconds, and all its processor seconds by then."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {ProcessorUsed: self._take}
@@ -102,8 +103,8 @@ class ComputeViews:
         name = event.actor
         self._group_of[name] = _GROUPS.get(event.role, "control")
         known = self._used_s.setdefault(name, {})
-        for kind, used_s in event.processor_s.items():
-            known[kind] = max(known.get(kind, 0.0), used_s)
+        if sum(event.processor_s.values()) > sum(known.values()):
+            known = self._used_s[name] = event.processor_s
         curve = self._curves.setdefault(name, [])
         append_thinned(curve, (at, sum(known.values())), NUM_POINTS_MAX)
 

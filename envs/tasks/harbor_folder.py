@@ -79,15 +79,19 @@ def _read(folder: Path, name: str, bytes_max: int) -> bytes:
     path = folder / name
     _check_inside(path, folder)
     try:
-        if not path.is_file():
-            raise MalformedTaskError(f"{path}: expected a file")
-        with path.open("rb") as file:
-            data = file.read(bytes_max + 1)
-    except (OSError, ValueError) as error:
+        data = _first_bytes(path, bytes_max + 1) if path.is_file() else None
+    except OSError as error:
         raise MalformedTaskError(f"{str(path)!a}: {error}") from error
+    if data is None:
+        raise MalformedTaskError(f"{path}: expected a file")
     if len(data) > bytes_max:
         raise MalformedTaskError(f"{path}: expected at most {bytes_max} bytes")
     return data
+
+
+def _first_bytes(path: Path, num_max: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(num_max)
 
 
 def _files(base: Path) -> Iterator[Path]:
@@ -116,8 +120,11 @@ def _files(base: Path) -> Iterator[Path]:
 
 
 def _check_inside(path: Path, folder: Path) -> None:
+    """Refuse a path that is a link, or that has one on its way below the task's folder."""
     try:
-        is_outside = path.is_symlink() or not path.resolve().is_relative_to(folder.resolve())
+        is_outside = path.is_symlink() or path.resolve() != folder.resolve() / path.relative_to(
+            folder
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise MalformedTaskError(f"{str(path)!a}: {error}") from error
     if is_outside:

@@ -29,7 +29,7 @@ from penstock.envs.tasks.harbor_folder import (
 )
 from penstock.envs.tasks.harbor_hidden import converted, is_foreign, read_hidden
 from penstock.envs.tasks.harbor_schema import HarborFieldError, HarborFields
-from penstock.envs.tasks.harbor_steps import read_steps
+from penstock.envs.tasks.harbor_steps import check_paths, read_steps
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_toml
@@ -83,6 +83,7 @@ def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandi
     image = _image(folder, fields, own)
     first, *later = read_steps(folder, fields)
     start = _start(folder, has_image=bool(image)) | first.contents
+    check_paths(folder, [start, *(step.contents for step in later)])
     files, binaries = split_texts(start)
     task = Task(
         task_id=task_id,

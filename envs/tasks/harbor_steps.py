@@ -12,11 +12,14 @@ grades a step has nothing of what came before.
 Source: `MultiStepTrial` and `TaskPaths` of Harbor 0.25.0.
 """
 
-from pathlib import Path
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from penstock.envs.tasks.harbor_folder import (
+    BYTES_MAX,
     MalformedTaskError,
     read_instruction,
     read_tree,
@@ -34,6 +37,8 @@ from penstock.messages.task import HiddenTests, TaskStep
 
 STEPS, WORKDIR, TEST_FILE = "steps", "workdir", "test.sh"
 INSTRUCTION_FILE = "instruction.md"
+HIDDEN_BYTES_MAX = 4 * BYTES_MAX
+"""Of all steps' tests and solutions together: each step has the solutions before it again."""
 
 
 def read_steps(folder: Path, fields: HarborFields) -> list[TaskStep]:
@@ -45,7 +50,37 @@ def read_steps(folder: Path, fields: HarborFields) -> list[TaskStep]:
     """
     if not fields.steps:
         return [TaskStep(instruction=read_instruction(folder, INSTRUCTION_FILE))]
-    return [_read_step(folder, f"{STEPS}/{step.name}") for step in fields.steps]
+    steps: list[TaskStep] = []
+    left = BYTES_MAX
+    for each in fields.steps:
+        steps.append(step := _read_step(folder, f"{STEPS}/{each.name}"))
+        left -= len(step.instruction.encode()) + _num_bytes(step.contents)
+        if left < 0:
+            text = f"expected at most {BYTES_MAX} bytes of instructions and files together"
+            raise MalformedTaskError(f"{folder / STEPS}: {text}")
+    return steps
+
+
+def check_paths(folder: Path, written: Iterable[Iterable[str]]) -> None:
+    """Refuse a path that is a file in one step and a folder in another: no episode reaches both.
+
+    Args:
+        folder: Of the task.
+        written: The paths that each step writes, those that the task begins with in the first.
+
+    Raises:
+        MalformedTaskError: There is one; the text names it.
+
+    """
+    files: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
+    for number, paths in enumerate(written):
+        for path in map(PurePosixPath, paths):
+            files.add(path)
+            folders.update(path.parents)
+            if path in folders or not files.isdisjoint(path.parents):
+                text = "expected no file where another step has a folder"
+                raise MalformedTaskError(f"{folder}: steps[{number}]: {path}: {text}")
 
 
 def read_step_tests(
@@ -64,10 +99,14 @@ def read_step_tests(
         HarborFieldError: A step's field has a wrong value.
 
     """
-    steps = [
-        _hidden(folder, task_id, fields, number, verifier)
-        for number in range(len(fields.steps or []))
-    ]
+    steps: list[HiddenTests] = []
+    left = HIDDEN_BYTES_MAX
+    for number in range(len(fields.steps or [])):
+        steps.append(hidden := _hidden(folder, task_id, fields, number, verifier))
+        left -= _num_bytes(hidden.contents) + _num_bytes(hidden.gold_contents)
+        if left < 0:
+            text = f"expected at most {HIDDEN_BYTES_MAX} bytes of tests and solutions together"
+            raise MalformedTaskError(f"{folder / STEPS}: {text}")
     is_last_all = fields.multi_step_reward_strategy == "final"
     return msgspec.structs.replace(steps[0], steps=steps[1:], is_last_step_all=is_last_all)
 
@@ -124,4 +163,9 @@ def _solutions(folder: Path, names: list[str]) -> dict[str, bytes]:
 
 
 def _tree(folder: Path, below: str) -> dict[str, bytes]:
-    return read_tree(folder, below) if (folder / below).is_dir() else {}
+    """Return what a folder holds, nothing where there is none; what is no folder is refused."""
+    return read_tree(folder, below) if os.path.lexists(folder / below) else {}
+
+
+def _num_bytes(files: Mapping[str, bytes]) -> int:
+    return sum(map(len, files.values()))

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,11 @@ from penstock.infra.run.config_file import (
 from penstock.infra.run.disk import check_space, remove_needless
 from penstock.infra.run.hosts import (
     check_apart,
+    check_devices,
     check_new,
     check_stores,
     join_run,
+    roles_of,
     with_whole_paths,
 )
 from penstock.infra.run.interruption import INTERRUPTED, before, interruption
@@ -110,7 +111,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     data = apply_overrides(read_toml(arguments.config), overrides)
     config = parse_new(data, str(arguments.config))
     names = _names(config, arguments.processes)
-    check_outside(config, names)
+    check_outside(config, names, has_torch=arguments.after is None)
     check_environments(config.generator, [config.processes[name] for name in names])
     return new_folder(data, config, arguments), config
 
@@ -164,7 +165,8 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         )
         run_dir = asyncio.run(joining)
     config = load_config(run_dir.config)
-    check_outside(config, _names(config, arguments.processes))
+    names = _names(config, arguments.processes)
+    check_outside(config, names, has_torch=arguments.after is None)
     return run_dir, config
 
 
@@ -190,29 +192,21 @@ def _names(config: RunConfig, given: str | None) -> list[str]:
     return names
 
 
-def check_outside(config: RunConfig, names: Sequence[str]) -> None:
+def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = True) -> None:
     """Check that machines boot here, that devices are there and stores serve us, before a start.
 
     Raises:
         BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
             install what is missing.
-        DeviceUnavailableError: A GPU that a setting names is not there.
+        DeviceUnavailableError: A GPU that a setting names is not there; without torch it is not
+            looked for.
         ConfigError: A bucket refuses.
 
     """
-    roles = {spec.partition(":")[0] for name in names for spec in config.processes[name]}
-    if "sandbox" in roles and not is_being_built():
+    if "sandbox" in roles_of(config, names) and not is_being_built():
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
-    holder = "rank" if config.trainer.engine == "ranks" else "trainer"
-    for role, setting, device in (
-        (holder, "trainer.device", config.trainer.device),
-        ("generator", "generator.device", config.generator.device),
-    ):
-        is_vllm = role == "generator" and config.generator.engine == "vllm"  # Checks it itself.
-        if role in roles and device != "cpu" and not is_vllm and find_spec("torch"):
-            from penstock.actors.policy.device import check_device  # Imports torch.
-
-            check_device(device, setting)
+    if has_torch:
+        check_devices(config, names)
     check_stores(config)
 
 
@@ -257,8 +251,10 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     preparing = prepare(config, run_dir.store(), progress.say, cached.append)
     if not await before(interrupted, preparing):
         return False
-    if installer and not await before(interrupted, until_installed(installer, "torch")):
-        return False
+    if installer is not None:
+        if not await before(interrupted, until_installed(installer, "torch")):
+            return False
+        check_devices(config, names)
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
     started = await run_started(run_dir, config, cached)
     await bus.publish([started, RunOpened(incarnation=incarnation)])

@@ -237,6 +237,31 @@ async def check_new(access: Access, run_id: str) -> None:
         await bus.close()
 
 
+def roles_of(config: RunConfig, names: Sequence[str]) -> set[str]:
+    """Return the roles of some entries of `[processes]`."""
+    return {spec.partition(":")[0] for name in names for spec in config.processes[name]}
+
+
+def check_devices(config: RunConfig, names: Sequence[str]) -> None:
+    """Check that the devices of some entries of `[processes]` are there.
+
+    Raises:
+        DeviceUnavailableError: A GPU that a setting names is not.
+
+    """
+    roles = roles_of(config, names)
+    holder = "rank" if config.trainer.engine == "ranks" else "trainer"
+    for role, setting, device in (
+        (holder, "trainer.device", config.trainer.device),
+        ("generator", "generator.device", config.generator.device),
+    ):
+        is_vllm = role == "generator" and config.generator.engine == "vllm"  # Checks it itself.
+        if role in roles and device != "cpu" and not is_vllm:
+            from penstock.actors.policy.device import check_device  # Imports torch.
+
+            check_device(device, setting)
+
+
 def check_stores(config: RunConfig) -> None:
     """Check that the buckets of the run and of its regions serve us.
 

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import importlib
+import os
 import secrets
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from penstock.infra.bus.jetstream.answers import JetStreamError
@@ -49,30 +50,45 @@ async def check_alone(bus: Bus) -> None:
 
 
 async def until_installed(pid: int, name: str) -> None:
-    """Return once a process that installs a module has ended, and the module is there.
+    """Return once a process that installs a package has ended, and the package is there, whole.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: It is not, or this is no process to wait for.
         DeadlineError: The process did not end.
 
     """
+    if pid <= 1 or pid == os.getpid():
+        raise ConfigError(f"--after: expected the id of a process that ends, got {pid}")
     give_up_at = asyncio.get_running_loop().time() + INSTALL_S_MAX
-    while _runs(pid):
+    began = _began(pid)
+    while began and _began(pid) == began:
         if asyncio.get_running_loop().time() >= give_up_at:
             raise DeadlineError(f"--after {pid}: still runs after {INSTALL_S_MAX:g} s")
         await asyncio.sleep(INSTALL_POLL_S)
     importlib.invalidate_caches()
-    if find_spec(name) is None:
-        raise ConfigError(f"--after {pid}: expected it to install {name}, which is not there")
+    if not _is_whole(name):
+        text = f"expected it to install {name}, which is not there or not whole"
+        raise ConfigError(f"--after {pid}: {text}; run the installation again")
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody waited for yet has."""
+def _began(pid: int) -> bytes:
+    """Return when a process began, in ticks; empty once it has ended, also if nobody waited yet.
+
+    Another process that gets the same id began later.
+    """
     try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
+        return b""
+    return b"" if fields[0] in {b"Z", b"X"} else fields[19]
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a package is installed: who installs it writes its own name there last."""
+    try:
+        return distribution(name).read_text("INSTALLER") is not None
+    except PackageNotFoundError:
         return False
-    return status.rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
 
 
 async def become_trainer(bus: Bus) -> None:

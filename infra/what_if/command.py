@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.hf.config import config_json
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import private_folder, write_atomic
 from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, replay_what_if
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.actors.trainer.step import StepResult
@@ -26,10 +27,13 @@ from penstock.infra.what_if.evaluation import evaluate, evaluations
 from penstock.infra.what_if.report import render
 from penstock.infra.what_if.settings import read_question, reward_function
 from penstock.messages.bus import Bus
+from penstock.messages.errors import ConfigError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.training import BatchManifest, StepCompleted
 
+NUM_AT_ONCE_MAX = 16
+"""Questions that may be begun within one second."""
 _FIGURES = ("loss", "grad_norm", "logprob_mean", "entropy", "kl_reference")
 """Metrics of a step that are shown beside the two below, where it has them."""
 
@@ -45,9 +49,35 @@ async def what_if_command(arguments: argparse.Namespace) -> int:
 
     """
     run = await reached_run(arguments)
-    own = run.path / "what-if" / time.strftime("%Y%m%d-%H%M%S")
-    folder: Path = (arguments.output or own).resolve()
-    check_target(folder)
+    if arguments.output:
+        check_target(folder := arguments.output.resolve())
+        return await _write_answer(run, folder, arguments)
+    folder = _own_folder(run)
+    try:
+        return await _write_answer(run, folder, arguments)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # Where nothing came of it.
+
+
+def _own_folder(run: RunDir) -> Path:
+    """Make a folder of the run's for one question: another one of this second has its own.
+
+    Raises:
+        ConfigError: There is none to be had.
+
+    """
+    within = run.path / "what-if"
+    private_folder(within)
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for folder in (within / name, *(within / f"{name}-{n}" for n in range(2, NUM_AT_ONCE_MAX + 1))):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder.resolve()
+    raise ConfigError(f"--output: expected a new folder, {within} has many of this second")
+
+
+async def _write_answer(run: RunDir, folder: Path, arguments: argparse.Namespace) -> int:
     answer = await ask(run, list(arguments.what_if), folder, with_progress=not arguments.json)
     if not arguments.no_evaluation:
         found = await evaluate(run, folder / "model", folder)

@@ -31,6 +31,10 @@ _TOOL: ChatCompletionToolParam = {
 }
 
 
+NO_REPLY = (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of an answer that is none: the client checks its status, and nothing in it."""
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What a user got."""
 
@@ -79,7 +83,7 @@ class UserClient:
         self._room = asyncio.Semaphore(NUM_AT_ONCE)
         self.num_requests = 0
         self.num_failed = 0
-        """Requests without a reply: any status but 200, or none in time."""
+        """Requests without a reply: any status but 200, no completion, or none in time."""
         self.num_refused = 0
         """Feedback that met a limit."""
 
@@ -103,10 +107,11 @@ class UserClient:
                         user=person.name,
                         seed=seed,
                     )
-                except openai.OpenAIError:
+                    message = answer.choices[0].message
+                    return Reply(request_id=answer.id, traits=_traits(message))
+                except NO_REPLY:
                     self.num_failed += 1
                     return None
-        return Reply(request_id=answer.id, traits=_traits(answer.choices[0].message))
 
     async def rate(self, person: Person, reply: Reply, *, is_accepted: bool) -> str | None:
         """Post what a user thinks of a reply; return the feedback's id, None where refused."""
@@ -120,7 +125,7 @@ class UserClient:
                 except openai.RateLimitError:
                     self.num_refused += 1
                     return None
-                except openai.OpenAIError:
+                except NO_REPLY:
                     self.num_failed += 1
                     return None
         return feedback_id

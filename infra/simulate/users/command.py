@@ -90,6 +90,9 @@ def _kept(name: str, simulate: Part, results: Results) -> Part:
         if found is None:
             found = simulate(scenario)
             results.write(name, found)
+        elif not isinstance(failed := found.get("failed_requests", 0), int):
+            text = f"expected a number, got {failed!r}"
+            raise ConfigError(f"--results: {name}.json: failed_requests: {text}")
         return found
 
     return simulate_once

@@ -27,7 +27,7 @@ import msgspec
 import openai
 
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.simulate.users.client import connect, post_feedback
+from penstock.infra.simulate.users.client import NO_REPLY, connect, post_feedback
 from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.messages.errors import DeadlineError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined, feedback_key
@@ -150,12 +150,14 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
     with (run.path / "service.out").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         try:
-            async with asyncio.timeout(START_S_MAX):
-                while not run.gateway_url.exists():
-                    if process.returncode is not None:
-                        text = (run.path / "service.out").read_text(errors="replace")
-                        raise DeadlineError(f"simulate users: the service ended: {text[-2000:]}")
-                    await asyncio.sleep(0.05)
+            give_up_at = time.monotonic() + START_S_MAX
+            while not run.gateway_url.exists():
+                ended = "ended" if process.returncode is not None else ""
+                if ended or time.monotonic() > give_up_at:
+                    state = ended or f"does not listen after {START_S_MAX:g} s"
+                    text = (run.path / "service.out").read_text(errors="replace")
+                    raise DeadlineError(f"simulate users: the service {state}: {text[-2000:]}")
+                await asyncio.sleep(0.05)
             yield run.gateway_url.read_text()
         finally:
             if process.returncode is None:
@@ -169,12 +171,20 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
 
 
 async def _until_answered(client: openai.AsyncOpenAI, began: float) -> float:
-    """Wait for the first reply; return the seconds since the command."""
-    async with asyncio.timeout(START_S_MAX):
-        found = await _ask(client, PROMPTS[0], "first")
-        while found is None:
-            await asyncio.sleep(RETRY_S)
+    """Wait for the first reply; return the seconds since the command.
+
+    Raises:
+        DeadlineError: None came.
+
+    """
+    try:
+        async with asyncio.timeout(START_S_MAX):
             found = await _ask(client, PROMPTS[0], "first")
+            while found is None:
+                await asyncio.sleep(RETRY_S)
+                found = await _ask(client, PROMPTS[0], "first")
+    except TimeoutError as error:
+        raise DeadlineError(f"simulate users: no reply in {START_S_MAX:g} s") from error
     return time.monotonic() - began
 
 
@@ -207,7 +217,7 @@ async def _ask_and_rate(
     times.newest = max(times.newest, version)
     try:
         await post_feedback(client, request_id, name, is_accepted=version == times.newest)
-    except openai.OpenAIError:
+    except NO_REPLY:
         times.num_failed += 1
     else:
         if is_measured:
@@ -228,9 +238,9 @@ async def _ask(client: openai.AsyncOpenAI, text: str, user: str) -> tuple[str, i
         at = time.monotonic()  # Headers go out with the first token.
         async for _ in answer.parse():
             pass
-    except openai.OpenAIError:
+        return answer.headers["x-request-id"], int(answer.headers["x-policy-version"]), at
+    except NO_REPLY:
         return None
-    return answer.headers["x-request-id"], int(answer.headers["x-policy-version"]), at
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,18 @@
 """What a simulation has finished, in a folder: started again, it goes on from there."""
 
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import read_small, write_atomic
 from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.parsing import parse_json
 
 R = TypeVar("R")
+RESULT_BYTES_MAX = 1 << 20
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,13 +30,13 @@ class Results:
         """Return what was found before; None of what was not run to its end.
 
         Raises:
-            ConfigError: It is another scenario's.
+            ConfigError: It is another scenario's, or cannot be read: a pipe, say.
             CodecError: The file is none of these.
 
         """
-        if self._folder is None or not (file := self._file(name)).exists():
+        if self._folder is None or not os.path.lexists(file := self._file(name)):
             return None
-        stored = parse_json(file.read_bytes(), _Stored, str(file))
+        stored = parse_json(read_small(file, RESULT_BYTES_MAX), _Stored, str(file))
         if _basis(stored.scenario) != _basis(self._scenario):
             raise ConfigError(f"--results: {file}: of another scenario; name another folder")
         return parse_json(msgspec.json.encode(stored.result), kind, str(file))

@@ -78,3 +78,15 @@ def test_a_record_that_outlasts_its_reports_gives_the_same_sum():
     record = (9.0, ProcessorUsed(actor="judge", role="judge", processor_s={"process": 4.0}))
     both, alone = folded(*reports, record), folded(record)
     assert both.roles["judge"].processor_s == alone.roles["judge"].processor_s == 4.0
+
+
+def test_an_engines_process_that_has_ended_is_counted_once():
+    """Its time is then its parent's: the kernel adds it to that of children that have ended."""
+    started = report("generator-west", "generator", 100.0, process=10.0, engine=30.0)
+    ended = report("generator-west", "generator", 101.0, process=41.0)
+    record = ProcessorUsed(
+        actor="generator-west", role="generator", processor_s={"process": 10.0, "engine": 29.0}
+    )
+    assert folded((100.0, started)).processor_s == 40.0
+    assert folded((100.0, started), (101.0, ended)).processor_s == 41.0
+    assert folded((100.0, started), (101.0, ended), (102.0, record)).processor_s == 41.0
