@@ -182,6 +182,16 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [(f"sandbox-{host}", SandboxHost(pool, host, config))]
 
 
+async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    """Build a worker once machines can be: what it takes up waits for one only so long."""
+    from penstock.actors.rollout_worker.actor import RolloutWorker
+    from penstock.envs.microvm.images.assets import until_built
+
+    await until_built()
+    chat = await assembly.chat_format()
+    return [("rollout_worker", RolloutWorker(chat, assembly.config.rollout_worker))]
+
+
 def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.backends import open_backend
     from penstock.envs.microvm.images.layers import images_of
@@ -262,13 +272,12 @@ async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("monitor", Monitor(assembly.bus))]
 
 
-def _plain(module: str, name: str, section: str, *, has_chat: bool = False) -> Build:
-    """Return the builder of an actor that takes its settings, and the chat format before them."""
+def _plain(module: str, name: str, section: str) -> Build:
+    """Return the builder of an actor that takes its settings alone."""
 
     async def build(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
         make = getattr(importlib.import_module(module), name)
-        chat = [await assembly.chat_format()] if has_chat else []
-        return [(make.role, make(*chat, getattr(assembly.config, section)))]
+        return [(make.role, make(getattr(assembly.config, section)))]
 
     return build
 
@@ -280,9 +289,7 @@ ROLES: dict[str, Build] = {
     "generator": _generator,
     "relay": _relay,
     "compactor": _compactor,
-    "rollout_worker": _plain(
-        "penstock.actors.rollout_worker.actor", "RolloutWorker", "rollout_worker", has_chat=True
-    ),
+    "rollout_worker": _rollout_worker,
     "sandbox": _sandbox,
     "scheduler": _scheduler,
     "judge": _judge,

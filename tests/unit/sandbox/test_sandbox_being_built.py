@@ -1,12 +1,18 @@
-"""A sandbox host waits for a build that is under way, and for no other."""
+"""Sandbox hosts and rollout workers wait for a build that is under way, and for no other."""
 
 import asyncio
 import fcntl
 import subprocess
 import sys
+from pathlib import Path
 
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.envs.microvm.images.assets import BUILD_LOCK, is_being_built, until_built
 from penstock.envs.microvm.recipe.steps import build_lock
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.roles import Assembly, build_actors
+from penstock.infra.run.runs import RunDir
+from penstock.infra.stores.memory import MemoryStore
 
 HOLD = (
     "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX);"
@@ -27,6 +33,21 @@ async def test_it_waits_until_the_builder_ends(tmp_path):
         assert not waiting.done()
         builder.kill()
         await waiting
+
+
+async def test_a_rollout_worker_takes_up_nothing_before_machines_can_be(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    (tmp_path / "vm").mkdir()
+    store, config = MemoryStore(), load_config(Path("tests/e2e/tiny.toml"))
+    text = train_tokenizer(["def f(x): return x"], 400).to_json()
+    await store.put(TOKENIZER_KEY, text.encode())
+    assembly = Assembly(run=RunDir(tmp_path / "r"), config=config, bus=None, store=store)
+    with build_lock(tmp_path / "vm", print):
+        building = asyncio.create_task(build_actors("rollout_worker", assembly))
+        await asyncio.sleep(1.0)
+        assert not building.done()
+    [(name, worker)] = await asyncio.wait_for(building, 20.0)
+    assert name == worker.role == "rollout_worker"
 
 
 def test_the_lock_is_the_builders_own(tmp_path):
