@@ -96,6 +96,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(f"model.checkpoint: {path}: {text}")
     try:
         return Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"model.checkpoint: {path}: expected UTF-8 text: {error}") from error
     except ValueError as error:
         raise ConfigError(f"model.checkpoint: {error}") from error
 

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.open import PENSTOCK
 from penstock.actors.policy.hf.config import read_hf_config
+from penstock.actors.trainer.config import MidtrainConfig
 from penstock.infra.models.claim import read_tokenizer
 from penstock.messages.errors import ConfigError
 
@@ -28,6 +29,8 @@ def fit(data: Table, folder: Path) -> None:
     generator, limits = data["generator"], data["prepare"]["limits"]
     for table in (generator, limits):
         table["num_tokens_max"] = min(table["num_tokens_max"], positions)
+    midtrain = data["trainer"].setdefault("midtrain", {})  # Of whose corpora there are none.
+    midtrain["sequence_tokens"] = min(MidtrainConfig().sequence_tokens, positions)
     half = max(1, generator["num_tokens_max"] // 2)
     limits["turn_tokens_max"] = min(limits["turn_tokens_max"], half)
     data["gateway"]["reply_tokens_max"] = min(data["gateway"]["reply_tokens_max"], half)

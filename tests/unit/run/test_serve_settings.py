@@ -12,6 +12,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.infra import cli
+from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.config import RegionSection
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.infra.serve import command
@@ -196,7 +197,7 @@ def test_without_gates_is_a_word_and_a_setting(tmp_path, monkeypatch):
     assert asked == [[], ["serve.epoch_samples=4", "serve.gated=false"]]
 
 
-@pytest.mark.parametrize(("positions", "context"), [(1024, 1024), (8192, 4096)])
+@pytest.mark.parametrize(("positions", "context"), [(64, 64), (1024, 1024), (8192, 4096)])
 def test_a_models_folder_gets_the_context_and_the_format_that_it_can(tmp_path, positions, context):
     shape = PolicyConfig(vocab_size=400, max_position_embeddings=positions)
     (tmp_path / "config.json").write_text(config_json(shape, eos_token_id=1, pad_token_id=0))
@@ -212,3 +213,9 @@ def test_a_models_folder_gets_the_context_and_the_format_that_it_can(tmp_path, p
     data = read_toml(CHECKPOINT_CONFIG)
     fit(data, tmp_path)
     assert data["model"]["chat"] == "renderers:qwen3"
+
+
+def test_a_tokenizer_that_is_no_text_is_refused_by_its_file(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"model\.checkpoint: .*/tokenizer\.json: expected UTF-8"):
+        read_tokenizer(tmp_path)
