@@ -64,7 +64,7 @@ def _own_folder(run: RunDir) -> Path:
     """Make a folder of the run's for one question: another one of this second has its own.
 
     Raises:
-        ConfigError: There is none to be had.
+        ConfigError: As many were begun within this second.
 
     """
     within = run.path / "what-if"
