@@ -82,7 +82,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@sh infra/install-apt.sh infra/apt-packages-vllm.txt || echo "[vllm-env] going on without: slower steps"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' \
-	  'pytest>=8.4' 'pytest-asyncio>=1.0' 'pytest-timeout>=2.4'
+	  'hypothesis>=6.130' 'pytest>=8.4' 'pytest-asyncio>=1.0' 'pytest-timeout>=2.4'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
