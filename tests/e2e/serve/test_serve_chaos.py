@@ -41,7 +41,7 @@ def test_of_two_gateways_one_dies_and_the_client_s_own_retry_is_answered(own):
         f"gateway.port={port}",
     )
     found = chaos(
-        own, num_kills=5, num_swaps=1, wait_s=800.0, victims=GATEWAYS, settings=settings,
+        own, num_kills=5, num_swaps=5, wait_s=800.0, victims=GATEWAYS, settings=settings,
         num_retries=2,
     )  # fmt: skip
     assert found["num_kills"] == 5, found
