@@ -27,6 +27,7 @@ WeightsOf = Callable[[int], Weights]
 CHECKS: list[Callable[[Engine, WeightsOf], Awaitable[None]]] = []
 VOCAB_SIZE, STOP_ID = 320, 1
 GREEDY = Sampling(temperature=0.0, num_tokens_max=24)
+_NUM_TRIES = 20
 _DEADLINE_S = 60.0
 
 
@@ -184,30 +185,36 @@ async def abort_ends_requests(engine, weights_of):
 async def closing_the_stream_aborts(engine, weights_of):
     await load(engine, weights_of(0))
     num_before = engine.metrics().num_aborted
-    stream = engine.generate(prompt(0), Sampling(num_tokens_max=100), request_id="a")
-    await anext(stream)
-    await stream.aclose()
-    await engine.pause()  # the abort comes before it
-    assert engine.health().num_running == 0
+    for _ in range(_NUM_TRIES):  # On a busy machine a reply may be over before it is closed.
+        stream = engine.generate(prompt(0), Sampling(num_tokens_max=100), request_id="a")
+        await anext(stream)
+        await stream.aclose()
+        await engine.pause()  # the abort comes before it
+        assert engine.health().num_running == 0
+        await engine.resume()
+        if engine.metrics().num_aborted > num_before:
+            break
     assert engine.metrics().num_aborted == num_before + 1
-    await engine.resume()
 
 
 @check
 async def update_in_flight_tags_every_token(engine, weights_of):
-    await load(engine, weights_of(0))
-    sampling = Sampling(num_tokens_max=100, seed=3)
-    chunks, stream = [], engine.generate(prompt(7), sampling, request_id="a")
-    async with asyncio.timeout(_DEADLINE_S):
-        chunks.append(await anext(stream))
-        await engine.pause()
-        pause_ms = await load(engine, weights_of(1), version=1)
-        await engine.resume()
-        chunks += [chunk async for chunk in stream]
-    reply = Reply(chunks)
-    assert pause_ms >= 0.0
-    assert len(reply.token_ids) == 100
-    assert reply.versions == sorted(reply.versions)
+    for _ in range(_NUM_TRIES):  # On a busy machine a reply may be over before the update.
+        await load(engine, weights_of(0))
+        sampling = Sampling(num_tokens_max=100, seed=3)
+        chunks, stream = [], engine.generate(prompt(7), sampling, request_id="a")
+        async with asyncio.timeout(_DEADLINE_S):
+            chunks.append(await anext(stream))
+            await engine.pause()
+            pause_ms = await load(engine, weights_of(1), version=1)
+            await engine.resume()
+            chunks += [chunk async for chunk in stream]
+        reply = Reply(chunks)
+        assert pause_ms >= 0.0
+        assert len(reply.token_ids) == 100
+        assert reply.versions == sorted(reply.versions)
+        if len(set(reply.versions)) > 1:
+            break
     assert set(reply.versions) == {0, 1}
     assert engine.health().policy_version == 1
 

@@ -22,7 +22,7 @@ PROMPT = np.arange(4)
 def engine(monkeypatch):
     """An engine that is ready and never steps."""
     engine = TorchEngine(CONFIG)
-    monkeypatch.setattr(engine, "_check_ready", lambda request_id: None)
+    monkeypatch.setattr(torch_engine, "check_ready", lambda *_: None)
     return engine
 
 

@@ -40,6 +40,7 @@ def test_large_parts_are_those_of_turns_and_files():
     assert found == {
         "TurnSampled": ["turn"],
         "InferenceRecorded": ["turn"],
+        "EpisodeStepEnded": ["files"],
         "RolloutFinished": ["files"],
     }
 
