@@ -52,8 +52,7 @@ class Panel:
         is_trained = rollout.finished.purpose is Purpose.TRAIN
         if not (has_scorers and is_trained and is_scored(findings.outcome, self._config)):
             return findings
-        reached = task.at_step(len(rollout.finished.step_ends))
-        submission = read_submission(rollout, reached, self._chat)
+        submission = read_submission(rollout, task, self._chat)
         scores = auxiliary_scores(submission, self._config.auxiliary)
         asked = await asyncio.gather(*(judge.score(submission) for judge in self._judges))
         scores += [score for each in asked for score in each]

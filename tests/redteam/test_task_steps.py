@@ -161,7 +161,7 @@ def test_what_a_later_step_hides_is_not_in_what_is_sent_to_workers(folder):
 
 
 def test_a_step_is_audited_by_all_that_was_asked_by_then(folder):
-    """Who is told of the verifier's files may name them: that is no sign of cheating."""
+    """A policy whose task names the verifier's files may name them, too: no sign of cheating."""
     write(folder, {"steps/two/instruction.md": "Write a tool that reads /logs/verifier"})
     candidate = read_harbor(folder)
     graded = GradedTask(task=candidate.task, hidden=candidate.hidden)
