@@ -18,8 +18,8 @@ STARTED := $(shell date +%s)
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-# Tasks and corpora are made, and the machines' kernel is compiled, while torch is fetched; the run waits
-# for what is left of each.
+# Tasks and corpora are made, and the machines' kernel and image fetched, while torch is; the run waits for
+# what is left of each.
 run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
 	@$(MAKE) --no-print-directory $(VENV)/.base & packages=$$!; trap "kill $$packages 2>/dev/null" EXIT; \
 	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED) --images --after $$packages --since $(STARTED)

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.envs.microvm.confinement.confinement import MARGIN_MIB, Confinement
-from penstock.envs.microvm.confinement.filters import (
-    REFUSED_CALLS,
-    UML_CALLS,
-    allow_only,
-    refuse_only,
-)
+from penstock.envs.microvm.confinement.filters import UML_CALLS, allow_only
 from penstock.envs.microvm.images.assets import load_assets
 from penstock.envs.microvm.images.layers import check_there, image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
@@ -30,15 +25,20 @@ OVERHEAD_MIB = 192
 LOOPS_PER_JIFFY = 30_000_000
 """Given, so that the kernel does not spend 80 ms on measuring it."""
 
-ROOT = ("root=/dev/ubda", "ro", "rootfstype=erofs")
-STOCK_ROOT = ("root=/dev/ubda", "rw", "rootfstype=ext4")
-"""Debian's own kernel can read ext4 alone; each machine writes to its own copy-on-write file."""
-STOCK_LIBRARIES = (
-    *("--ro-bind", "/usr/lib", "/usr/lib", "--ro-bind", "/usr/lib64", "/usr/lib64"),
-    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+ROOT = ("root=/dev/ubda", "ro", "rootfstype=erofs", "init=/sbin/penstock-agent")
+DEBIAN_ROOT = (
+    *("penstock_image=/dev/ubda", "penstock_line=/dev/ttyS0"),
+    # What takes a second to boot: benchmarks, and file systems and bounds that no machine uses.
+    "initcall_blacklist=raid6_init,calibrate_xor_blocks,init_btrfs_fs,init_jfs_fs,init_xfs_fs",
+    *("lsm=", "audit=0", "cgroup_disable=memory,cpu,io,pids,cpuset,freezer,devices"),
+    "pty.legacy_count=0",
 )
-STOCK_CALLS = {name: number for name, number in REFUSED_CALLS.items() if name != "ptrace"}
-"""Debian's own kernel has no seccomp mode: it traces its guests."""
+"""For Debian's own kernel, whose first program mounts the image."""
+DEBIAN_LIBRARIES = {
+    "loader": "/lib64/ld-linux-x86-64.so.2",
+    "library": "/lib/x86_64-linux-gnu/libc.so.6",
+}
+"""Where Debian's own kernel looks for what it is linked to."""
 
 
 class UmlBackend:
@@ -76,17 +76,20 @@ class UmlBackend:
         self._opened_with = (cache, layer)
         folder, self.assets = load_assets(cache)
         self.needs = sized(needs, self)
-        self._layer = layered(layer, cache, stock=self.assets.stock)
+        self._layer = layered(layer, cache)
         files = {"kernel": folder / self.assets.kernel, "image": folder / self.assets.image}
+        if self.assets.is_debian:
+            files["initramfs"] = folder / self.assets.initramfs
+            files["loader"] = folder / self.assets.loader
+            files["library"] = folder / self.assets.library
         if self._layer is not None:
             files["layer"] = self._layer
         self._confinement = Confinement(
             folder / self.assets.launcher,
             files,
             self._mounts(),
-            calls=refuse_only(STOCK_CALLS.values())
-            if self.assets.stock
-            else allow_only(UML_CALLS.values()),
+            calls=allow_only(UML_CALLS.values()),
+            copies=DEBIAN_LIBRARIES if self.assets.is_debian else {},
             memory_mib=self.needs.memory_mib + MARGIN_MIB + OVERHEAD_MIB,
             keeps_addresses=True,
         )
@@ -107,7 +110,6 @@ class UmlBackend:
         """
         size = (self.needs.memory_mib + MARGIN_MIB) << 20
         return [
-            *(STOCK_LIBRARIES if self.assets.stock else ()),
             *("--proc", "/proc"),
             *("--size", str(size), "--tmpfs", "/tmp"),  # noqa: S108
             *("--setenv", "TMPDIR", "/tmp", "--setenv", "HOME", "/tmp"),  # noqa: S108
@@ -115,15 +117,21 @@ class UmlBackend:
         ]
 
     def _program(self, guest_fd: int, files: Mapping[str, str]) -> list[str]:
-        stock, needs = self.assets.stock, self.needs
-        disk = f"ubd0=/tmp/cow,{files['image']}" if stock else f"ubd0r={files['image']}"
+        needs = self.needs
         layer = f"ubd1r={files['layer']}" if self._layer else ""
+        debian = (f"initrd={files['initramfs']}", *DEBIAN_ROOT) if self.assets.is_debian else ()
         return [
-            *(files["kernel"], disk, *(STOCK_ROOT if stock else ROOT)),
+            *(files["kernel"], f"ubd0r={files['image']}", *(debian or ROOT)),
             *((layer, "penstock_layer=/dev/ubdb") if layer else ()),
             *((f"penstock_disk_mib={needs.disk_mib}",) if needs.disk_mib else ()),
-            *("init=/sbin/penstock-agent", f"ssl0=fd:{guest_fd}"),
-            *("ssl=null", "con=null", "con0=null", "seccomp=on", f"mem={needs.memory_mib}M"),
+            *(
+                f"ssl0=fd:{guest_fd}",
+                "ssl=null",
+                "con=null",
+                "con0=null",
+                "seccomp=on",
+                f"mem={needs.memory_mib}M",
+            ),
             *("quiet", "panic=1", f"lpj={LOOPS_PER_JIFFY}"),
             *("nbd.nbds_max=0", "loop.max_loop=0"),
         ]

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -120,6 +121,7 @@ class Confinement:
         options: Bubblewrap's, for mounts and environment.
         calls: The filter of system calls.
         memory_mib: The guest's, and what its process needs besides.
+        copies: Files to which the machine's process has a copy by path: path inside, by name.
         own_user: Whether its user may be another than ours: False if it writes files of ours.
         keeps_addresses: Without address randomization, which user-mode Linux turns off by starting
             itself again, from a path that it does not have here.
@@ -134,10 +136,11 @@ class Confinement:
         *,
         calls: bytes,
         memory_mib: int,
+        copies: Mapping[str, str] = MappingProxyType({}),
         own_user: bool = True,
         keeps_addresses: bool = False,
     ) -> None:
-        self.files = dict(files)
+        self.files, self._copies = dict(files), dict(copies)
         self._launcher, self._calls = str(launcher), calls
         self._host = this_host(launcher)
         self._measures = set(self._host.measures)
@@ -190,7 +193,7 @@ class Confinement:
                 inside = program(end.fileno(), {k: f"/proc/self/fd/{n}" for k, n in fds.items()})
                 argv = [
                     *self._launched(group.files if group else []),
-                    *(find_bubblewrap(), *self.options),
+                    *(find_bubblewrap(), *self.options, *self._copied(fds)),
                     *(("--seccomp", str(calls[0])) if calls else ()),
                     *("--", *inside),
                 ]
@@ -200,6 +203,14 @@ class Confinement:
                 raise SandboxDied(f"no machine could be started: {error}") from error
             ours.pop_all()
             return process, line
+
+    def _copied(self, fds: Mapping[str, int]) -> list[str]:
+        """Return the options for copies, which need no path that the machine's user can reach."""
+        return [
+            word
+            for name, path in self._copies.items()
+            for word in ("--perms", "0555", "--ro-bind-data", str(fds[name]), path)
+        ]
 
     @staticmethod
     def _open(path: Path, until: contextlib.ExitStack) -> int:

@@ -41,14 +41,20 @@ class AssetSet(msgspec.Struct, frozen=True, kw_only=True):
 class VmAssets(AssetSet, frozen=True, kw_only=True):
     """What user-mode machines boot from, and the image and agent of all machines."""
 
-    kinds = ("kernel", "image", "agent", "launcher")
+    kinds = ("kernel", "initramfs", "loader", "library", "image", "agent", "launcher")
     how_to_get = "run `make setup` or `penstock images base`"
 
     kernel: str
     kernel_digest: str
     kernel_version: str
-    stock: bool = False
-    """Debian's own kernel is used: it boots in a second, and has neither erofs nor overlays."""
+    initramfs: str = ""
+    """Drivers that Debian's own kernel has as modules; where the kernel is ours, there is none."""
+    initramfs_digest: str = ""
+    loader: str = ""
+    """What Debian's kernel is linked to: the loader of programs, and the C library."""
+    loader_digest: str = ""
+    library: str = ""
+    library_digest: str = ""
     image: str
     image_digest: str
     agent: str
@@ -62,6 +68,11 @@ class VmAssets(AssetSet, frozen=True, kw_only=True):
     """Digest of the configuration, the patches and the compiler."""
     image_inputs: str = ""
     """Digest of the image's recipe and the agent's source."""
+
+    @property
+    def is_debian(self) -> bool:
+        """Whether the kernel is Debian's own."""
+        return bool(self.initramfs)
 
 
 class QemuAssets(AssetSet, frozen=True, kw_only=True):

@@ -142,22 +142,19 @@ def remove_unnamed(cache: Path | None = None) -> list[Path]:
     return unnamed + left
 
 
-def layered(layer: str | Path, cache: Path | None, *, stock: bool) -> Path | None:
+def layered(layer: str | Path, cache: Path | None) -> Path | None:
     """Return the file of a layer, None for no layer.
 
     Args:
         layer: Its name, or its file, which bears its digest.
         cache: The cache of VM files.
-        stock: The kernel is Debian's own.
 
     Raises:
-        BackendUnavailable: There is none, or the kernel that is here cannot mount it.
+        BackendUnavailable: There is none.
 
     """
     if not layer:
         return None
-    if stock:
-        raise BackendUnavailable("Debian's own kernel mounts no layers: build one (`make setup`)")
     return layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
 
 

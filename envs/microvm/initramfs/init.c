@@ -1,5 +1,5 @@
-/* First program of a QEMU machine: loads the drivers that Debian's kernel has as modules, mounts
- * the image, and becomes the guest agent in it. The initramfs holds this and /modules alone. */
+/* First program of machines that boot a kernel of Debian's: loads the drivers that it has as modules,
+ * mounts the image, and becomes the guest agent in it. The initramfs holds this and /modules alone. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DISK "/dev/vda"
 #define WAIT_MS 5000
 #define AGENT "/sbin/penstock-agent"
 
@@ -51,17 +50,17 @@ static char *await(char *path) {
 }
 
 int main(void) {
-    static char port[] = "/dev/vport#p1", disk[] = DISK;
+    static char port[] = "/dev/vport#p1";
     mkdir("/dev", 0755);
     must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
     load_modules();
     /* A port is named after its device's number among the virtio devices, which QEMU chooses. */
-    char *line = getenv("penstock_line"); /* from the kernel's command line */
+    char *line = getenv("penstock_line"), *disk = getenv("penstock_image"); /* the kernel's command line */
     if (line == NULL) line = await(port);
     char *const argv[] = {AGENT, line, NULL};
-    await(disk);
+    await(disk == NULL ? disk = "/dev/vda" : disk);
     must(mkdir("/image", 0755), "mkdir /image");
-    must(mount(DISK, "/image", "erofs", MS_RDONLY, NULL), "mount " DISK);
+    must(mount(disk, "/image", "erofs", MS_RDONLY, NULL), "mount the image");
     must(umount("/dev"), "umount /dev");
     must(chdir("/image"), "enter the image");
     must(mount(".", "/", NULL, MS_MOVE, NULL), "move the image to /");

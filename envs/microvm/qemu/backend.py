@@ -68,8 +68,6 @@ class QemuTcgBackend:
     ) -> None:
         self._opened_with = (cache, layer)
         folder, self._base = load_assets(cache)
-        if self._base.stock:
-            raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
         self.needs = sized(needs, self)
         self._mem_bytes = self.needs.memory_mib << 20
@@ -78,7 +76,7 @@ class QemuTcgBackend:
         self._making = asyncio.Lock()
         files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
         files["image"] = folder / self._base.image
-        self._layer = layered(layer, cache, stock=self._base.stock)
+        self._layer = layered(layer, cache)
         if self._layer is not None:
             files["layer"] = self._layer
         image = image_digest(self._base.image_digest, self._layer)

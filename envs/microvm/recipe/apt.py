@@ -1,6 +1,9 @@
 """A private apt configuration: the machine's own sources and lists stay as they are."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from penstock.envs.microvm.recipe.steps import BuildError, Steps
 
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -28,3 +31,11 @@ def apt_options(folder: Path, kind: str, *suites: str) -> list[str]:
         "APT::Sandbox::User": "root",
     }
     return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+
+
+def update_lists(steps: Steps, options: Sequence[str]) -> None:
+    """Fetch lists of packages; a suite that the mirror does not have is gone on without."""
+    try:
+        steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=600)
+    except BuildError as error:
+        steps.say(f"kernel: some package lists are missing ({str(error).splitlines()[0]})")

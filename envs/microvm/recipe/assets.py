@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.envs.microvm.images.assets import VmAssets, digest_bytes
+from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel
 from penstock.envs.microvm.recipe.image import (
     LAUNCHER_SOURCE,
     build_agent,
@@ -15,13 +16,9 @@ from penstock.envs.microvm.recipe.image import (
     build_launcher,
     image_inputs,
 )
-from penstock.envs.microvm.recipe.kernel import (
-    SourceUnavailable,
-    build_kernel,
-    fetch_stock_kernel,
-    kernel_inputs,
-)
+from penstock.envs.microvm.recipe.kernel import SourceUnavailable, build_kernel, kernel_inputs
 from penstock.envs.microvm.recipe.steps import (
+    BuildError,
     Say,
     Steps,
     build_lock,
@@ -31,8 +28,10 @@ from penstock.envs.microvm.recipe.steps import (
     publish,
 )
 
+_KERNEL_FIELDS = ("kernel", "initramfs", "loader", "library")
 
-def build_assets(folder: Path, say: Say) -> VmAssets:
+
+def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
     """Return the current set of VM files, building only what its inputs say is stale.
 
     Safe when several processes do it at once, and when one of them dies on the way.
@@ -40,6 +39,7 @@ def build_assets(folder: Path, say: Say) -> VmAssets:
     Args:
         folder: The cache.
         say: Shows one line of progress.
+        at_once: A run waits for it: where no kernel of ours was compiled yet, Debian's will do.
 
     Raises:
         BuildError: A step failed; the old set stays in place.
@@ -48,15 +48,15 @@ def build_assets(folder: Path, say: Say) -> VmAssets:
     with build_lock(folder, say):
         for leftover in folder.glob("build-*"):
             shutil.rmtree(leftover)
-        return _bring_up_to_date(folder, say)
+        return _bring_up_to_date(folder, say, at_once)
 
 
-def _bring_up_to_date(folder: Path, say: Say) -> VmAssets:
+def _bring_up_to_date(folder: Path, say: Say, at_once: bool) -> VmAssets:
     old = current_set(VmAssets, folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
-        steps = Steps(Path(scratch), say)
-        parts = _kernel_parts(steps, folder, old)
-        parts |= _image_parts(steps, folder, old, ext4=bool(parts["stock"]))
+        steps = Steps(Path(scratch), say, is_awaited=at_once)
+        parts = _kernel_parts(steps, folder, old, at_once)
+        parts |= _image_parts(steps, folder, old)
         parts |= _launcher_parts(steps, folder, old)
         assets = msgspec.convert(parts, VmAssets)
         if assets == old:
@@ -66,28 +66,33 @@ def _bring_up_to_date(folder: Path, say: Say) -> VmAssets:
         return assets
 
 
-def _kernel_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str, Any]:
+def _kernel_parts(
+    steps: Steps, folder: Path, old: VmAssets | None, at_once: bool
+) -> dict[str, Any]:
     inputs = digest_bytes(*kernel_inputs())
-    if old is not None and old.kernel_inputs == inputs:
-        return kept_fields(old, ("kernel", "stock"))
-    stock = False
+    if old is not None and (old.kernel_inputs == inputs or (at_once and old.is_debian)):
+        return kept_fields(old, _KERNEL_FIELDS)
+    if at_once and old is None:
+        try:
+            return fetch_kernel(steps, folder)
+        except BuildError as error:
+            steps.say(f"kernel: Debian's own cannot be had: {error}")
     try:
         path, version = build_kernel(steps, folder)
     except SourceUnavailable as error:
         steps.say(f"kernel: no newer source: {error}")
-        steps.say("kernel: using Debian's own kernel: each machine takes 1.3 s to boot")
-        path, version = fetch_stock_kernel(steps, folder)
-        inputs, stock = "", True  # the next set-up tries again
+        steps.say("kernel: using Debian's own: machines take 1.7 times the processor time")
+        return fetch_kernel(steps, folder)  # the next set-up tries again
     named = install_by_digest(folder, "kernel", path, 0o755)
-    return {**named, "kernel_version": version, "kernel_inputs": inputs, "stock": stock}
+    return {**named, "kernel_version": version, "kernel_inputs": inputs}
 
 
-def _image_parts(steps: Steps, folder: Path, old: VmAssets | None, *, ext4: bool) -> dict[str, Any]:
-    inputs = digest_bytes(*image_inputs(ext4))
+def _image_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str, Any]:
+    inputs = digest_bytes(*image_inputs())
     if old is not None and old.image_inputs == inputs:
         return kept_fields(old, ("image", "agent"))
     agent = build_agent(steps, folder)
-    image = build_image(steps, folder, agent, ext4=ext4)
+    image = build_image(steps, folder, agent)
     return {
         **install_by_digest(folder, "agent", agent, 0o755),
         **install_by_digest(folder, "image", image, 0o644),

@@ -24,21 +24,15 @@ VERIFIER_FOLDERS = ("tests", "logs")
 """Where verifiers of Harbor's format lie and write; empty where an agent works."""
 WORK_ALIAS = "app"
 """What most of those call the working directory."""
-EXT4_BYTES = 512 << 20
 UUID = "00000000-0000-0000-0000-000000000001"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
 """Folders of /usr/share that no test needs."""
 REMOVED = ("var/lib/apt", "var/lib/dpkg/info", "var/cache", "var/log", "usr/bin/perl*")
 
 
-def image_inputs(ext4: bool) -> list[bytes]:
+def image_inputs() -> list[bytes]:
     """Return what decides the image's content but for the packages' own versions."""
-    recipe = Path(__file__).read_bytes()
-    return [
-        recipe,
-        b"ext4" if ext4 else b"erofs",
-        *(p.read_bytes() for p in sorted(GUEST_SOURCE.iterdir())),
-    ]
+    return [Path(__file__).read_bytes(), *(p.read_bytes() for p in sorted(GUEST_SOURCE.iterdir()))]
 
 
 def build_agent(steps: Steps, folder: Path) -> Path:
@@ -128,31 +122,22 @@ def _write_erofs(steps: Steps, root: Path, built: Path) -> None:
     steps.run("image: writing erofs", make, timeout_s=300)
 
 
-def _write_ext4(steps: Steps, root: Path, built: Path) -> None:
-    with built.open("wb") as file:
-        file.truncate(EXT4_BYTES)
-    options = f"root_owner=0:0,hash_seed={UUID}"
-    make = ["mkfs.ext4", "-q", "-F", "-d", str(root), "-E", options, "-U", UUID]
-    steps.run("image: writing ext4", [*make, "-O", "^has_journal", str(built)], timeout_s=300)
-
-
-def build_image(steps: Steps, folder: Path, agent: Path, *, ext4: bool) -> Path:
+def build_image(steps: Steps, folder: Path, agent: Path) -> Path:
     """Build the base image as `image.new` in `folder`.
 
     Args:
         steps: In a scratch folder of its own, which needs 1 GB.
         folder: Where the image goes.
         agent: The compiled guest agent.
-        ext4: For Debian's own kernel, which reads no erofs.
 
     Raises:
         BuildError: A program is missing, or a step failed.
 
     """
-    need_programs("mmdebstrap", "mkfs.ext4" if ext4 else "mkfs.erofs", "tar", "bwrap")
+    need_programs("mmdebstrap", "mkfs.erofs", "tar", "bwrap")
     root = _bootstrap(steps)
     _customize(steps, root, agent)
     built = steps.scratch / "image"
-    (_write_ext4 if ext4 else _write_erofs)(steps, root, built)
+    _write_erofs(steps, root, built)
     install(built, folder / "image.new", 0o644)
     return folder / "image.new"

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from penstock.envs.microvm.recipe.apt import MIRROR, apt_options
+from penstock.envs.microvm.recipe.apt import MIRROR, apt_options, update_lists
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, install, need_programs, output_of
 
 RECIPE = Path(__file__).resolve().parents[1] / "kernel"
@@ -76,11 +76,7 @@ def choose_source(packages: str) -> str:
 
 def _fetch(steps: Steps) -> Path:
     options = apt_options(steps.scratch, "deb", *SUITES)
-    try:
-        # A suite that the mirror does not have fails alone: the lists of the others are used.
-        steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=600)
-    except BuildError as error:
-        steps.say(f"kernel: some package lists are missing ({str(error).splitlines()[0]})")
+    update_lists(steps, options)
     search = ["apt-cache", *options, "search", "--names-only", "^linux-source-"]
     try:
         name = choose_source(output_of(search))
@@ -118,7 +114,7 @@ def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
         The kernel's path and its version.
 
     Raises:
-        SourceUnavailable: The source package cannot be had; `fetch_stock_kernel` may do.
+        SourceUnavailable: The source package cannot be had.
         BuildError: A program is missing, or a step failed.
 
     """
@@ -140,18 +136,5 @@ def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
     strip = ["strip", "-o", str(built), str(steps.scratch / "out" / "linux")]
     steps.run("kernel: stripping", strip, timeout_s=60)
     version = (steps.scratch / "out" / "include" / "config" / "kernel.release").read_text().strip()
-    install(built, folder / "kernel.new", 0o755)
-    return folder / "kernel.new", version
-
-
-def fetch_stock_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
-    """Install Debian's own user-mode kernel of this machine's suite, as `build_kernel` does."""
-    need_programs("apt-get", "dpkg-deb")
-    download = ["apt-get", "download", "user-mode-linux"]
-    steps.run("kernel: downloading Debian's own user-mode kernel", download, timeout_s=300)
-    package = next(steps.scratch.glob("user-mode-linux_*.deb"))
-    steps.run("kernel: unpacking it", ["dpkg-deb", "-x", str(package), "."], timeout_s=60)
-    built = steps.scratch / "usr" / "bin" / "linux.uml"
-    version = output_of([str(built), "--version"]).strip()
     install(built, folder / "kernel.new", 0o755)
     return folder / "kernel.new", version

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.images.assets import QemuAssets, digest_bytes
+from penstock.envs.microvm.recipe.initramfs import FIRST_PROGRAM, pack_initramfs
 from penstock.envs.microvm.recipe.qemu_program import build_program, program_inputs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
@@ -26,7 +27,6 @@ from penstock.envs.microvm.recipe.steps import (
 )
 
 PACKAGE = "linux-image-cloud-amd64"
-FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 DRIVERS = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
     *("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"),
@@ -34,7 +34,6 @@ DRIVERS = (
 )
 """In the order of loading: each needs the ones before it."""
 LZ4_LEGACY = b"\x02\x21\x4c\x18"
-_DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
 
 
 def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
@@ -67,7 +66,8 @@ def _boot_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str,
     archive = next(steps.scratch.glob("linux-image-*.deb"))
     steps.run("QEMU: unpacking it", ["dpkg-deb", "-x", str(archive), "."], timeout_s=120)
     parts = install_by_digest(folder, "kernel", _unpack_kernel(steps), 0o644)
-    parts |= install_by_digest(folder, "initramfs", _pack_initramfs(steps), 0o644)
+    initramfs = pack_initramfs(steps, "QEMU", steps.scratch / "lib" / "modules", DRIVERS)
+    parts |= install_by_digest(folder, "initramfs", initramfs, 0o644)
     version = package.removeprefix("linux-image-")
     return {**parts, "kernel_version": version, "inputs": inputs}
 
@@ -119,32 +119,3 @@ def _unpack_kernel(steps: Steps) -> Path:
     strip = ["strip", "--strip-debug", "-o", str(small), str(whole)]
     steps.run("QEMU: stripping it", strip, timeout_s=60)
     return small
-
-
-def _pack_initramfs(steps: Steps) -> Path:
-    program = steps.scratch / "init"
-    flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
-    compile_it = ["gcc", *flags, "-o", str(program), str(FIRST_PROGRAM)]
-    steps.run("QEMU: compiling the first program", compile_it, timeout_s=120)
-    entries = [("modules", _DIRECTORY, b""), ("init", _PROGRAM, program.read_bytes())]
-    for number, name in enumerate(DRIVERS):
-        module = next((steps.scratch / "lib" / "modules").rglob(f"{name}.ko"))
-        small = steps.scratch / f"{name}.small"
-        strip = ["strip", "--strip-debug", "-o", str(small), str(module)]
-        steps.run(f"QEMU: {name}", strip, timeout_s=60)
-        entries.append((f"modules/{number:02d}.ko", _FILE, small.read_bytes()))
-    packed = steps.scratch / "initramfs"
-    packed.write_bytes(pack_cpio(entries))
-    return packed
-
-
-def pack_cpio(entries: list[tuple[str, int, bytes]]) -> bytes:
-    """Return a "newc" archive of (name, mode, content), as the kernel unpacks it at boot."""
-    packed = bytearray()
-    for number, (name, mode, data) in enumerate([*entries, ("TRAILER!!!", 0, b"")], start=1):
-        path = name.encode() + b"\0"
-        fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
-        packed += b"070701" + b"".join(b"%08X" % field for field in fields) + path
-        packed += bytes(-len(packed) % 4) + data
-        packed += bytes(-len(packed) % 4)
-    return bytes(packed)

@@ -58,14 +58,15 @@ def need_programs(*programs: str) -> None:
 class Steps:
     """Runs programs in a scratch folder, each with its output in a log there."""
 
-    def __init__(self, scratch: Path, say: Say) -> None:
+    def __init__(self, scratch: Path, say: Say, *, is_awaited: bool = False) -> None:
         self.scratch = scratch
         self.say = say
+        self._is_awaited = is_awaited
 
     def run(
         self, what: str, argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None
     ) -> None:
-        """Run one program at low priority.
+        """Run one program, at low priority unless others wait for it.
 
         Raises:
             BuildError: It failed or took longer than `timeout_s`.
@@ -87,7 +88,7 @@ class Steps:
         self, argv: Sequence[str], out: int, timeout_s: float, cwd: Path | None
     ) -> int | None:
         process = subprocess.Popen(
-            ["nice", "-n", "10", *argv],
+            argv if self._is_awaited else ["nice", "-n", "10", *argv],
             cwd=cwd or self.scratch,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -95,7 +96,8 @@ class Steps:
             env=os.environ | {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"},
             start_new_session=True,
         )
-        _yield_to_others(process.pid)
+        if not self._is_awaited:
+            _yield_to_others(process.pid)
         try:
             return process.wait(timeout_s)
         except BaseException as error:

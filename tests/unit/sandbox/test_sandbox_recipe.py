@@ -9,6 +9,7 @@ from penstock.envs.backends import backends
 from penstock.envs.microvm.images.assets import load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
+from penstock.envs.microvm.recipe.debian_kernel import module_version
 from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
 
@@ -25,6 +26,14 @@ def test_else_the_newest_that_has_the_seccomp_mode():
     assert choose_source(package("6.16") + package("7.10") + package("7.9")) == "linux-source-7.10"
     with pytest.raises(BuildError, match=r"6\.16 or newer"):
         choose_source(package("6.12") + package("6.1"))
+
+
+def test_debians_kernel_is_refused_without_the_seccomp_mode(tmp_path):
+    (tmp_path / "7.2.7").mkdir()
+    assert module_version(tmp_path) == "7.2.7"
+    (tmp_path / "7.2.7").rename(tmp_path / "6.12.9")
+    with pytest.raises(BuildError, match=r"6\.12\.9: 6\.16 is needed"):
+        module_version(tmp_path)
 
 
 def test_missing_programs_are_all_named():
@@ -55,15 +64,24 @@ def recipe(monkeypatch):
         (folder / "agent.new").write_bytes(b"agent of " + inputs["image"][0])
         return folder / "agent.new"
 
-    def image(steps, folder, agent, ext4):
-        built.append("ext4 image" if ext4 else "image")
+    def debian(steps, folder):
+        built.append("debian")
+        names = ("kernel", "initramfs", "loader", "library")
+        for name in names:
+            (folder / f"{name}-debian").write_bytes(name.encode())
+        digests = {f"{name}_digest": name for name in names}
+        return {name: f"{name}-debian" for name in names} | digests | {"kernel_version": "7.3"}
+
+    def image(steps, folder, agent):
+        built.append("image")
         (folder / "image.new").write_bytes(b"image of " + inputs["image"][0])
         return folder / "image.new"
 
-    for name, fake in (("build_kernel", kernel), ("build_agent", agent), ("build_image", image)):
+    fakes = {"build_kernel": kernel, "build_agent": agent, "build_image": image}
+    for name, fake in (fakes | {"fetch_kernel": debian}).items():
         monkeypatch.setattr(build, name, fake)
     monkeypatch.setattr(build, "kernel_inputs", lambda: inputs["kernel"])
-    monkeypatch.setattr(build, "image_inputs", lambda ext4: [*inputs["image"], b"%d" % ext4])
+    monkeypatch.setattr(build, "image_inputs", lambda: inputs["image"])
     return built, inputs
 
 
@@ -110,19 +128,41 @@ def test_without_the_newer_source_debians_kernel_stands_in(tmp_path, recipe, mon
     def unavailable(steps, folder):
         raise SourceUnavailable("no linux-source of 6.16 or newer")
 
-    def stock(steps, folder):
-        (folder / "kernel.new").write_bytes(b"stock")
-        return folder / "kernel.new", "6.1"
-
     monkeypatch.setattr(build, "build_kernel", unavailable)
-    monkeypatch.setattr(build, "fetch_stock_kernel", stock)
     assets = build.build_assets(tmp_path, said.append)
-    assert assets.stock
-    assert built == ["ext4 image"]
-    assert any("1.3 s to boot" in line for line in said)
+    assert assets.is_debian
+    assert built == ["debian", "image"]
+    assert any("1.7 times the processor time" in line for line in said)
     monkeypatch.setattr(build, "build_kernel", working)
-    assert not build.build_assets(tmp_path, quiet).stock
-    assert built == ["ext4 image", "kernel", "image"]
+    assert not build.build_assets(tmp_path, quiet).is_debian
+    assert built == ["debian", "image", "kernel"]
+
+
+def test_a_run_that_waits_takes_debians_kernel_until_one_was_compiled(tmp_path, recipe):
+    built, inputs = recipe
+    first = build.build_assets(tmp_path, quiet, at_once=True)
+    assert first.is_debian
+    assert build.build_assets(tmp_path, quiet, at_once=True) == first
+    assert built == ["debian", "image"]
+    compiled = build.build_assets(tmp_path, quiet)
+    assert not compiled.is_debian
+    assert set(compiled.files()) == {"kernel", "image", "agent", "launcher"}
+    assert build.build_assets(tmp_path, quiet, at_once=True) == compiled
+    assert built == ["debian", "image", "kernel"]
+    inputs["kernel"] = [b"k2"]
+    assert not build.build_assets(tmp_path, quiet, at_once=True).is_debian
+    assert built == ["debian", "image", "kernel", "kernel"]
+
+
+def test_a_run_that_waits_compiles_where_debians_cannot_be_had(tmp_path, recipe, monkeypatch):
+    built, _ = recipe
+
+    def fails(steps, folder):
+        raise BuildError("no such package")
+
+    monkeypatch.setattr(build, "fetch_kernel", fails)
+    assert not build.build_assets(tmp_path, quiet, at_once=True).is_debian
+    assert built == ["kernel", "image"]
 
 
 def test_what_a_dead_builder_left_is_swept(tmp_path, recipe):
