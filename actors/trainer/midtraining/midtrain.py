@@ -267,7 +267,7 @@ def step_batches(
     """
     pieces = segments(corpus, config.sequence_tokens)
     for step in islice(_step_pieces(pieces, config, random), num_skipped, None):
-        yield [packed_batch(corpus, part) for part in packed_runs(step, config.pass_tokens)]
+        yield [packed_batch(corpus, part) for part in even_parts(step, config.pass_tokens)]
 
 
 def _step_pieces(
@@ -287,6 +287,26 @@ def packed_runs(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
             start, room = index, tokens_max
         room -= length
     yield pieces[start:]
+
+
+def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
+    """Deal [S, 2] pieces out to few parts of about the same size, so that none is waited for.
+
+    The longest piece comes first, each to the part that is smallest then; one part more where one
+    would hold over `tokens_max` tokens, which no piece does alone.
+    """
+    lengths = pieces[:, 1]
+    longest_first = np.argsort(-lengths, kind="stable").tolist()
+    for num_parts in range(max(1, math.ceil(lengths.sum() / tokens_max)), len(pieces) + 1):
+        parts: list[list[int]] = [[] for _ in range(num_parts)]
+        sizes = [0] * num_parts
+        for piece in longest_first:
+            smallest = sizes.index(min(sizes))
+            parts[smallest].append(piece)
+            sizes[smallest] += int(lengths[piece])
+        if max(sizes) <= tokens_max:
+            return [pieces[part] for part in parts]
+    raise ValueError(f"pieces: expected at most {tokens_max} tokens in each, got {lengths.max()}")
 
 
 def packed_batch(corpus: Corpus, pieces: np.ndarray) -> PackedBatch:

@@ -3,6 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
@@ -13,7 +15,12 @@ from penstock.actors.trainer.midtraining.corpus import (
     encode_corpus,
     segments,
 )
-from penstock.actors.trainer.midtraining.midtrain import Midtrainer, rate
+from penstock.actors.trainer.midtraining.midtrain import (
+    Midtrainer,
+    even_parts,
+    packed_runs,
+    rate,
+)
 from penstock.messages.errors import CorruptDataError
 
 POLICY = PolicyConfig(
@@ -80,6 +87,18 @@ def test_the_number_of_workers_changes_no_bit():
         policies.append(run(config)[0])
     first, second = (dict(policy.named_parameters()) for policy in policies)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_a_steps_passes_are_few_and_even_and_hold_each_piece_once(lengths):
+    pieces = np.array([(n * 100, length) for n, length in enumerate(lengths)])
+    parts = even_parts(pieces, 40)
+    assert sorted(np.concatenate(parts).tolist()) == pieces.tolist()
+    sizes = [int(part[:, 1].sum()) for part in parts]
+    assert max(sizes) <= 40
+    assert max(sizes) - min(sizes) <= max(lengths)
+    one_after_the_other = list(packed_runs(pieces, 40))
+    assert len(parts) <= max(len(one_after_the_other), math.ceil(sum(lengths) / 40))
 
 
 def test_tokens_of_no_weight_are_not_learned():
