@@ -7,9 +7,9 @@
 `slow`: before each call of a tool the machine sleeps 0.5 to 6 s, most tasks' a moment, some tasks'
 long, which takes no processor; a step of the trainer takes at least `STEP_S`, as if the model were
 larger by as much. Machines in flight, batch, tasks and seeds are the same in both modes, only the
-schedule differs: staleness 4 and withheld stragglers, or staleness 0. `quickstart`: its recipe, but
-for its steps. Times are those until both modes have trained as many tokens, and until both have
-reached the same held-out rate.
+schedule differs: staleness 4 and stragglers withheld after 2 s, or staleness 0. `quickstart`: its
+recipe, but for its steps. Times are those until both modes have trained as many tokens, and until
+both have reached the same held-out rate.
 """
 
 import os
@@ -54,7 +54,11 @@ _QUICKSTART: Settings = {
 }
 RUNS: dict[str, Settings] = {
     "slow-asynchronous": _SLOW
-    | {"trainer.staleness_max": 4, "trainer.staleness_policy": "withhold"},
+    | {
+        "trainer.staleness_max": 4,
+        "trainer.staleness_policy": "withhold",
+        "trainer.straggler_wait_s": 2.0,
+    },
     "slow-synchronous": _SLOW | _SYNCHRONOUS | {"trainer.staleness_max": 0},
     "quickstart-asynchronous": _QUICKSTART,
     "quickstart-synchronous": _QUICKSTART | _SYNCHRONOUS,
