@@ -66,6 +66,8 @@ def _given(data: Table, text: str) -> str:
 def read_toml(path: Path) -> Table:
     """Read a TOML file, merged over the one beside it that its key `base` names, if any.
 
+    A process that it gives no roles, `NAME = []`, is left out.
+
     Raises:
         ConfigError: Missing, not TOML, or a base with a base.
 
@@ -76,7 +78,10 @@ def read_toml(path: Path) -> Table:
     base = _read_plain(path.parent / str(data.pop("base")))
     if "base" in base:
         raise ConfigError(f"{path}: base: expected a file without a base of its own")
-    return _merge(base, data)
+    merged = _merge(base, data)
+    if _is_table(processes := merged.get("processes")):
+        merged["processes"] = {name: roles for name, roles in processes.items() if roles != []}
+    return merged
 
 
 def _read_plain(path: Path) -> Table:

@@ -59,6 +59,13 @@ def test_the_value_that_broke_a_constraint_is_named_but_no_whole_table() -> None
         load_config(QUICKSTART, ["prepare.selection.rungs=['call']"])
 
 
+def test_a_process_of_the_base_without_roles_is_left_out() -> None:
+    base, config = load_config(QUICKSTART), load_config(VLLM)
+    assert set(base.processes) - set(config.processes) == {"generator-east"}
+    assert config.processes["generator-west"] == base.processes["generator-west"]
+    assert config.prepare == base.prepare and len(config.regions) == 1
+
+
 def test_an_override_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         load_config(QUICKSTART, ["run.seed"])
