@@ -133,7 +133,7 @@ class JudgeActor(Actor):
         findings = msgspec.structs.replace(
             findings,
             unseparated=task.hidden.unseparated,
-            lengths=self._meter.measure(rollout, trajectory.turns),
+            lengths=self._meter.measure(rollout, trajectory.turns, task.task),
         )
         assert self._panel is not None, "made at the start"
         return await self._panel.add(findings, trajectory, task)

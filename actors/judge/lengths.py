@@ -6,7 +6,8 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.token_kinds import TokenKinds
 from penstock.kernels.arrays import from_array
 from penstock.messages.reward import Lengths
-from penstock.messages.rollout import RolloutFinished, Turn, TurnSummary
+from penstock.messages.rollout import RolloutFinished, Turn
+from penstock.messages.task import Task
 
 
 class LengthMeter:
@@ -14,15 +15,15 @@ class LengthMeter:
 
     def __init__(self, chat: ChatFormat, summary_request: str) -> None:
         """Take the chat format, and the words that ask for a summary, which no tool returned."""
+        self._tokenizer = chat.tokenizer
         self._kinds = TokenKinds(chat.tokenizer)
-        self._num_request = len(chat.tokenizer.encode(summary_request))
+        self._num_request = self._count(summary_request)
 
-    def measure(self, rollout: RolloutFinished, turns: Sequence[Turn]) -> Lengths:
-        """Return the lengths of an episode.
+    def measure(self, rollout: RolloutFinished, turns: Sequence[Turn], task: Task) -> Lengths:
+        """Return the lengths of an episode of a task.
 
         Prompts cost nothing: what a later segment reads again was charged where it was sampled.
         """
-        later = rollout.turns[1:]
         counts = [
             self._kinds.count(
                 from_array(turn.token_ids).tolist(),
@@ -34,12 +35,25 @@ class LengthMeter:
         return Lengths(
             thinking=sum(one.thinking for one in counts),
             call=sum(one.call for one in counts),
-            output=sum(self._num_returned(turn) for turn in later if not turn.starts_segment),
+            output=self._num_returned(rollout, turns, task),
             final=sum(one.final for one in counts),
             num_calls=rollout.num_calls,
             num_turns=len(rollout.turns),
         )
 
-    def _num_returned(self, turn: TurnSummary) -> int:
-        """Count what a turn's context has of tools; the markup of messages counts as theirs."""
-        return max(0, turn.num_context - (self._num_request if turn.is_summary else 0))
+    def _num_returned(self, rollout: RolloutFinished, turns: Sequence[Turn], task: Task) -> int:
+        """Count what contexts have of tools; the markup of messages counts as theirs."""
+        steps = {end + 1: step for end, step in zip(rollout.step_ends, task.steps, strict=False)}
+        num_returned = 0
+        for index, turn in enumerate(rollout.turns[1:], 1):
+            step = steps.get(index)
+            if turn.starts_segment or (step and not turns[index - 1].calls):
+                continue
+            num_asked = self._num_request if turn.is_summary else 0
+            if step and not turn.is_summary:
+                num_asked = self._count(step.instruction)
+            num_returned += max(0, turn.num_context - num_asked)
+        return num_returned
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))

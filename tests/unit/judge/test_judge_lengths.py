@@ -20,12 +20,15 @@ from penstock.messages.rollout import (
     ToolCall,
     Turn,
 )
-from penstock.messages.task import Purpose
+from penstock.messages.task import Purpose, Split, Task, TaskStep
 
 CHAT = PenstockChat(train_tokenizer(["look at m.py, then edit it. done"] * 4, vocab_size=320))
 REQUEST = "then edit it"
 LOOK = ToolCall(name="read_file", arguments={"path": "m.py"})
 OTHER = ToolCall(name="search_web", arguments={"query": "m.py"})
+NEXT = "edit m.py"
+TASK = Task(task_id="t", category="c", split=Split.TRAIN, instruction="look", files={})
+STEPS = msgspec.structs.replace(TASK, steps=[TaskStep(instruction=NEXT)])
 
 
 class Marked:
@@ -52,13 +55,14 @@ def make_turn(context: list[int], sampled: list[int], calls=(), parse_error: str
     )
 
 
-def measured(turns: list[Turn]) -> Lengths:
+def measured(turns: list[Turn], *step_ends: int) -> Lengths:
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0, task_id="t",
         purpose=Purpose.TRAIN, category="c", end=EpisodeEnd.FINISHED, files=EpisodeFiles(),
         turns=[turn.summary for turn in turns], num_calls=sum(len(turn.calls) for turn in turns),
+        step_ends=list(step_ends),
     )  # fmt: skip
-    return LengthMeter(CHAT, REQUEST).measure(rollout, turns)
+    return LengthMeter(CHAT, REQUEST).measure(rollout, turns, STEPS if step_ends else TASK)
 
 
 def test_an_episode_by_hand() -> None:
@@ -81,6 +85,21 @@ def test_what_asks_for_a_summary_is_no_output_of_a_tool() -> None:
     assert measured(turns).output == len(returned)
     plain = msgspec.structs.replace(asked, is_summary=False)
     assert measured([turns[0], plain]).output == len(returned) + len(request)
+
+
+@pytest.mark.parametrize("has_call", [True, False])
+def test_what_asks_for_the_next_step_is_no_output_of_a_tool(has_call) -> None:
+    """A step ends with a call, whose result comes before the instruction, or with an answer."""
+    asked, request = CHAT.tokenizer.encode(NEXT), CHAT.tokenizer.encode(REQUEST)
+    returned = CHAT.tokenizer.encode("look at m.py") * has_call
+    first = make_turn([1] * 50, [5], [LOOK] * has_call)
+    turns = [first, make_turn([*returned, *asked], [5], [LOOK]), make_turn([1] * 7, [5])]
+    assert measured(turns, 0).output == len(returned) + 7
+    assert measured(turns).output == len(returned) + len(asked) + 7
+    closing = msgspec.structs.replace(make_turn([*returned, *request], [5]), is_summary=True)
+    assert measured([first, closing], 0).output == len(returned)
+    begun = msgspec.structs.replace(turns[1], starts_segment=True)
+    assert measured([first, begun, turns[2]], 0).output == 7
 
 
 def test_calls_of_any_name_count_as_calls() -> None:
