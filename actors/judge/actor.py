@@ -9,15 +9,17 @@ from penstock.actors.judge.judges import make_judge
 from penstock.actors.judge.lengths import LengthMeter
 from penstock.actors.judge.panel import Panel
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
+from penstock.actors.judge.set_ups import SetUps
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.sandbox import SandboxError
 from penstock.envs.tasks.storage import TaskBook
 from penstock.messages.base import Event
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.errors import CodecError, DeadlineError, NotFoundError
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.reading.rejected import read_rejected
 from penstock.messages.reading.trajectories import read_trajectory
@@ -53,6 +55,7 @@ class JudgeActor(Actor):
         self._judge = make_judge(config)
         self._meter = LengthMeter(chat, (summary or SummaryConfig()).request)
         self._tasks = TaskBook()
+        self._set_ups = SetUps(config)
         self._replicas = ReplicaTable()
         self._panel: Panel | None = None
 
@@ -127,8 +130,12 @@ class JudgeActor(Actor):
         try:
             task = await self._tasks.find(ctx.store, rollout.purpose, rollout.task_id)
             trajectory = await read_trajectory(ctx.store, ctx.last, rollout)
+            task = await self._set_ups.add(task, ctx)
         except (NotFoundError, CodecError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
+        except (SandboxError, DeadlineError) as error:
+            detail = f"the task's set-up: {error}"
+            return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=detail)
         findings = await self._judge.judge(trajectory, task, ctx)
         findings = msgspec.structs.replace(
             findings,

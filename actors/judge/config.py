@@ -3,7 +3,9 @@
 import msgspec
 
 from penstock.actors.judge.rubric.config import RubricConfig
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
 from penstock.messages.errors import ConfigError
+from penstock.messages.rpc import RetryPolicy
 from penstock.messages.settings import (
     Finite,
     NonNegativeFloat,
@@ -11,6 +13,7 @@ from penstock.messages.settings import (
     PositiveInt,
     UnitInterval,
 )
+from penstock.messages.task import Task
 
 JUDGES_MAX = 8
 
@@ -91,6 +94,24 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def bonus_max(self) -> float:
         """What judges and auxiliary rewards can add together."""
         return sum(one.weight for one in self.judges) + sum(self.auxiliary.weights.values())
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How often a machine is asked for."""
+        return RetryPolicy(pause_s=self.retry_delay_s, num_attempts_max=self.num_attempts_max)
+
+    def lease_spec(self, lease_id: str, task: Task, holder: str = "") -> LeaseSpec:
+        """Return the lease of a machine with the task's own image and size."""
+        return LeaseSpec(
+            holder=holder or lease_id,
+            lease_s=self.lease_s,
+            acquire_wait_s=self.acquire_wait_s,
+            retry_delay_s=self.retry_delay_s,
+            image_digest=task.image,
+            machine=task.machine,
+            group=GroupSpec(group_id=lease_id, num_machines=1) if self.places_machines else None,
+            is_grading=True,
+        )
 
     def __post_init__(self) -> None:
         """Refuse rewards that would pay for failing."""

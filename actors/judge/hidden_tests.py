@@ -28,10 +28,11 @@ import msgspec
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import Findings
+from penstock.actors.judge.set_ups import own_changes
 from penstock.actors.runtime.context import Context
 from penstock.envs.python_source import PythonSourceError, parse_python
-from penstock.envs.sandbox import ImageAbsent, NeedsRefused, Sandbox, SandboxError
-from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.sandbox_client.client import REFUSALS
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.grading import (
@@ -45,8 +46,7 @@ from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
-from penstock.messages.rpc import RetryPolicy, with_retries
-from penstock.messages.task import Task
+from penstock.messages.rpc import with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
 KILLS_MAX = 2
@@ -57,7 +57,7 @@ class HiddenTestsJudge:
     """Solved if and only if every hidden test passes in a fresh machine."""
 
     name = "hidden_tests"
-    version = "5"
+    version = "6"
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds."""
@@ -77,7 +77,8 @@ class HiddenTestsJudge:
         async def attempt() -> Findings:
             nonlocal is_first
             lease_id = ctx.new_id("grade")
-            spec = self._spec(rollout, task.task, lease_id)
+            holder = f"judge.{rollout.finished.rollout_id}"
+            spec = self._config.lease_spec(lease_id, task.task, holder)
             avoid_host = killed[-1] if killed else ""
             spec = msgspec.structs.replace(spec, takes_over=is_first, avoid_host=avoid_host)
             is_first = False
@@ -88,36 +89,17 @@ class HiddenTestsJudge:
                     killed.append(sandbox.host)
                     raise
 
-        config = self._config
-        retry = RetryPolicy(pause_s=config.retry_delay_s, num_attempts_max=config.num_attempts_max)
         try:
             return await with_retries(
                 attempt,
-                retry,
+                self._config.retry,
                 retry_on=(SandboxError, DeadlineError),
-                is_final=lambda error: (
-                    isinstance(error, SandboxBusyError | ImageAbsent | NeedsRefused)
-                    or len(killed) >= KILLS_MAX
-                ),
+                is_final=lambda error: isinstance(error, REFUSALS) or len(killed) >= KILLS_MAX,
             )
         except (SandboxError, DeadlineError) as error:
             if len(killed) >= KILLS_MAX:
                 return _unfit(f"{len(killed)} machines killed: {error}", rollout, task)
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
-
-    def _spec(self, rollout: Trajectory, task: Task, lease_id: str) -> LeaseSpec:
-        """Return the lease of a machine with the task's own image and size."""
-        group = GroupSpec(group_id=lease_id, num_machines=1)
-        return LeaseSpec(
-            holder=f"judge.{rollout.finished.rollout_id}",
-            lease_s=self._config.lease_s,
-            acquire_wait_s=self._config.acquire_wait_s,
-            retry_delay_s=self._config.retry_delay_s,
-            image_digest=task.image,
-            machine=task.machine,
-            group=group if self._config.places_machines else None,
-            is_grading=True,
-        )
 
 
 def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
@@ -215,13 +197,13 @@ def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
     package of the same module name beside it. A path out of the working directory counts, too.
     """
-    begun_with = task.task.contents
+    begun_with = task.begun_with
     hidden = {PurePosixPath(path) for path in task.hidden.contents}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
     modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
     return sorted(
         path
-        for path in rollout.files
+        for path in own_changes(rollout, task).files
         if _shadows(PurePosixPath(path), places, hidden | modules) and path not in begun_with
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from penstock.actors.judge.set_ups import own_changes
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParsedTurn
 from penstock.envs.tasks.storage import GradedTask
 from penstock.kernels.arrays import from_array
@@ -131,7 +132,8 @@ def final_message(turns: Sequence[Turn], chat: ChatFormat) -> str:
 
 
 def _changed_files(rollout: Trajectory, task: GradedTask) -> Iterator[ChangedFile]:
-    before = {path: data.decode("utf-8", "replace") for path, data in task.task.contents.items()}
+    rollout = own_changes(rollout, task)
+    before = {path: data.decode("utf-8", "replace") for path, data in task.begun_with.items()}
     for path in sorted({*rollout.files, *rollout.finished.deleted}):
         data = rollout.files.get(path)
         after = None if data is None else data.decode("utf-8", "replace")

@@ -20,7 +20,6 @@ import numpy as np
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
-from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
@@ -42,6 +41,7 @@ from penstock.envs.sandbox import ImageAbsent, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work
 from penstock.envs.tasks.workspace import SetupError, open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
 from penstock.messages.episode import EpisodeSaved

@@ -9,11 +9,11 @@ test comes near the worker.
 
 from collections.abc import Collection
 
-from penstock.actors.rollout_worker.changes import Changes, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner
 from penstock.actors.rollout_worker.turns import Journal
 from penstock.envs.sandbox import Sandbox
+from penstock.envs.tasks.changes import Changes, read_changes
 from penstock.envs.tasks.workspace import contents_at, open_step
 from penstock.messages.task import Task
 

@@ -23,9 +23,9 @@ import msgspec
 from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens
-from penstock.actors.rollout_worker.changes import Changes
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.in_progress import generate_item
+from penstock.envs.tasks.changes import Changes
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded
 from penstock.messages.errors import (

@@ -27,6 +27,9 @@ class SandboxBusyError(SandboxError, BlockingIOError):
     """No host has room for one more machine now; retry later."""
 
 
+REFUSALS = (SandboxBusyError, ImageAbsent, NeedsRefused)
+"""Another attempt at once would end alike."""
+
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,
     ImageAbsent: RemoteErrorKind.FAILED,

@@ -22,7 +22,8 @@ from penstock.envs.microvm.images.layers import DIGEST
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor_foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import TaskCandidate, difficulty, difficulty_label
-from penstock.messages.task import HiddenTests, ModuleName, Split
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import HiddenTests, ModuleName, Split, Task
 
 VERSION = "1.0"
 TASK_FILE, INSTRUCTION_FILE, EXPECTED_FILE = "task.toml", "instruction.md", "penstock.json"
@@ -54,14 +55,32 @@ class TestsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     peer: list[str] = []
 
 
+_NO_PLACE = ("steps", "has_setup", "pages", "call_sleep_s")
+"""Fields of a task that the folders written here do not have."""
+
+
+class UnwritableTaskError(PenstockError, ValueError):
+    """A task has what a folder would lose; the text names the field."""
+
+
 def folder_name(task_id: str) -> str:
     """Return a safe folder name."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id).strip(".") or "task"
 
 
 def harbor_files(candidate: TaskCandidate, split: Split) -> dict[str, bytes]:
-    """Return every file of a task's folder by its path in it."""
+    """Return every file of a task's folder by its path in it.
+
+    Raises:
+        UnwritableTaskError: The folder would lack a part of the task.
+
+    """
     task = candidate.task
+    plain = Task(task_id="", category="", split=split, instruction="", files={})
+    for name in _NO_PLACE:
+        if getattr(task, name) != getattr(plain, name):
+            text = "expected none: a folder as written here has no place for it"
+            raise UnwritableTaskError(f"task {task.task_id}: {name}: {text}")
     files = {
         TASK_FILE: _task_toml(candidate, split).encode(),
         INSTRUCTION_FILE: f"{task.instruction.rstrip(chr(10))}\n".encode(),
@@ -98,11 +117,13 @@ def write_harbor(candidate: TaskCandidate, split: Split, root: Path) -> Path:
 
     Raises:
         FileExistsError: A folder of that name is there.
+        UnwritableTaskError: See `harbor_files`; nothing is written.
 
     """
+    files = harbor_files(candidate, split)
     folder = root / folder_name(candidate.task.task_id)
     folder.mkdir(parents=True)
-    for path, data in harbor_files(candidate, split).items():
+    for path, data in files.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)

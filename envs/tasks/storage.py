@@ -72,6 +72,10 @@ async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, Hidde
 _SPLITS = {Purpose.TRAIN: Split.TRAIN, Purpose.EVAL: Split.HELDOUT}
 
 
+Made = dict[str, bytes | None]
+"""What a task's own set-up made of its files: path -> content, None where it removed one."""
+
+
 class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task and what grades it."""
 
@@ -79,6 +83,19 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
     hidden: HiddenTests
     step: int = 0
     """Which of the task's steps, from 0."""
+    made: list[Made] = []
+    """By step, of its set-up and those before it; empty where there are none, or nobody looked."""
+
+    @property
+    def made_by_now(self) -> Made:
+        """What was made of the step's files when the policy got them."""
+        return self.made[self.step] if self.made else {}
+
+    @property
+    def begun_with(self) -> dict[str, bytes]:
+        """The step's files as its set-up leaves them, but for the policy's."""
+        begun = self.task.contents | self.made_by_now
+        return {path: data for path, data in begun.items() if data is not None}
 
     def at_step(self, step: int) -> "GradedTask":
         """Return one of its steps as a task, with all that was asked and written by then."""
@@ -90,7 +107,7 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
             self.task, instruction="\n\n".join(asked), files=files, binaries=binaries, steps=[]
         )
         hidden = self.hidden.steps[step - 1] if step else self.hidden
-        return GradedTask(task=task, hidden=hidden, step=step)
+        return msgspec.structs.replace(self, task=task, hidden=hidden, step=step)
 
 
 class TaskBook:

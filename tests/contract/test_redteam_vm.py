@@ -8,11 +8,11 @@ import pytest
 from tests.trajectories import trajectory
 
 from penstock.actors.judge.hidden_tests import grade, settle
-from penstock.actors.rollout_worker.changes import ChangesError, read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program
 from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
+from penstock.envs.tasks.changes import ChangesError, read_changes
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token, open_workspace, read_egress
 from penstock.messages.base import Array

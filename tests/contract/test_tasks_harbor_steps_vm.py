@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.contract.test_tasks_harbor_vm import graded, pool, write  # noqa: F401
 
+from penstock.actors.judge.set_ups import run_set_ups
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.source import TaskRejectedError
@@ -71,6 +72,20 @@ async def test_files_and_setup_of_a_step_are_there_when_it_is_asked(pool, tmp_pa
     await machine.write_files({"said": b"one\n"})
     await open_step(machine, candidate.task.steps[0])
     assert await machine.read_file("counted", 99) == b"two\n"
+
+
+async def test_what_setups_make_is_known_without_the_policy(pool, tmp_path):  # noqa: F811
+    """The second one fails here, after it has made a file: nobody left `said`."""
+    changed = {
+        "steps/first/workdir/setup.sh": "rm setup.sh; echo made > made.txt\n",
+        "steps/the second/workdir/setup.sh": "echo > conftest.py; test -f said && echo > too.txt\n",
+    }
+    candidate, _ = make(tmp_path / "steps", **changed)
+    machine = (await pool.acquire(200.0)).sandbox
+    made = {"made.txt": b"made\n", "setup.sh": None}
+    assert await run_set_ups(machine, candidate.task) == [
+        made, {"made.txt": b"made\n", "conftest.py": b"\n"}
+    ]  # fmt: skip
 
 
 async def test_the_gates_go_through_all_steps(pool, tmp_path):  # noqa: F811

@@ -4,11 +4,11 @@ import pytest
 from tests.trajectories import trajectory
 
 from penstock.actors.judge.hidden_tests import grade, touched_hidden_files
-from penstock.actors.rollout_worker.changes import read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.changes import read_changes
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor

@@ -1,7 +1,10 @@
 """Machines of simulated hosts: files in memory, and a death at a chosen operation."""
 
 import asyncio
+import subprocess
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -57,11 +60,32 @@ class FakeMachine(DryRunSandbox):
         if argv[0] == "rm":
             self.files.pop(argv[-1])
             return ExecResult(exit_code=0)
+        if argv[0] == "bash":
+            return self._run_script(argv[1])
         if argv[0] == "python3":
             code, output = run_program(self.files, argv[-1])
             return ExecResult(exit_code=code, stdout=output.encode())
         done = await super().exec(argv, **options)
         return msgspec.structs.replace(done, duration_ms=1e3 * self.exec_s)
+
+    def _run_script(self, name: str) -> ExecResult:
+        """Run a test's own `setup.sh` on the files, in a folder of the test's machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            for path, text in self.files.items():
+                place = Path(folder, path.lstrip("/"))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text)
+            done = subprocess.run(["bash", name], cwd=folder, capture_output=True, check=False)
+            kept = {path: text for path, text in self.files.items() if path.startswith("/")}
+            home = [Path(folder, path.lstrip("/")) for path in kept]
+            found = (place for place in Path(folder).rglob("*") if place.is_file())
+            there = {
+                str(place.relative_to(folder)): place.read_text()
+                for place in found
+                if place not in home
+            }
+        self.files = kept | there
+        return ExecResult(exit_code=done.returncode, stderr=done.stderr)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         await self._operate()

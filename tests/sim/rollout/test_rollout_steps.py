@@ -222,7 +222,7 @@ def test_a_setup_that_fails_on_what_was_left_is_the_policys_fault(simulate) -> N
         await world.publish(make_command("g0-m0", steps), make_command("g1-m0", first))
         ends = {one.rollout_id: one for one in await world.wait_for(RolloutFinished, 2)}
         assert ends["g0-m0"].end is EpisodeEnd.POLICY_ERROR
-        assert "setup.sh: exit code 127" in ends["g0-m0"].error
+        assert "setup.sh: exit code 1" in ends["g0-m0"].error
         assert ends["g1-m0"].end is EpisodeEnd.INFRASTRUCTURE_ERROR
 
     simulate(scenario)

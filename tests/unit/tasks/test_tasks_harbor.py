@@ -7,12 +7,12 @@ import pytest
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.tasks.dockerfile import start_files
-from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
+from penstock.envs.tasks.harbor import UnwritableTaskError, folder_name, harbor_files, write_harbor
 from penstock.envs.tasks.harbor_folder import MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
 from penstock.envs.tasks.storage import task_objects
 from penstock.infra.tasks.actions import tasks_page, write_set
-from penstock.messages.task import MachineNeeds, Split
+from penstock.messages.task import MachineNeeds, Split, TaskStep
 
 
 def ladder(num):
@@ -87,6 +87,24 @@ def test_an_image_travels_with_its_task_by_content(tmp_path, monkeypatch):
     settings.write_text(plain.replace("[environment]\n", "[environment]\ndocker_image = 3\n"))
     with pytest.raises(MalformedTaskError, match=r"environment\.docker_image"):
         read_harbor(settings.parent)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", [TaskStep(instruction="Then this")]),
+        ("has_setup", True),
+        ("pages", {"a.txt": "a"}),
+        ("call_sleep_s", (0.5, 1.0)),
+    ],
+)
+def test_a_task_that_a_folder_would_cut_is_refused_by_its_field(tmp_path, field, value):
+    (candidate,) = ladder(1)
+    task = msgspec.structs.replace(candidate.task, **{field: value})
+    whole = msgspec.structs.replace(candidate, task=task)
+    with pytest.raises(UnwritableTaskError, match=f"{task.task_id}: {field}: expected none"):
+        write_harbor(whole, Split.TRAIN, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hard_texts_survive_toml(tmp_path):
