@@ -59,7 +59,13 @@ from penstock.messages.requests.ranks import (
     TakeStep,
 )
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
-from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
+from penstock.messages.reward import (
+    EvalAnnounced,
+    EvalCompleted,
+    EvalRequested,
+    StepGraded,
+    Verdict,
+)
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
 from penstock.messages.sandbox import (
@@ -115,7 +121,7 @@ from penstock.messages.weights import (
 )
 
 EVENTS = (
-    StartRollout, TurnSampled, EpisodeSaved, EpisodeStepEnded, RolloutFinished, Verdict,
+    StartRollout, TurnSampled, EpisodeSaved, EpisodeStepEnded, RolloutFinished, StepGraded, Verdict,
     EpisodeLabeled,
     WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,

@@ -137,6 +137,28 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     num_turns: NonNegativeInt = 0
 
 
+class StepGraded(Event, frozen=True, kw_only=True):
+    """Judge -> itself after a restart: what one step of a rollout's task is worth."""
+
+    stream: ClassVar[Stream] = Stream.REWARDS
+    rollout_id: str
+    step: NonNegativeInt
+    judge_version: str
+    outcome: Outcome
+    """`SOLVED` or `FAILED`: other outcomes end the grading."""
+    score: Finite | None = None
+    """As in `Verdict`, like all below."""
+    num_tests_passed: int = 0
+    num_tests: int = 0
+    sandbox: SandboxRecord | None = None
+    detail: str = ""
+    findings: list[CheatFinding] = []
+
+    def key(self) -> str:
+        """One per rollout and step."""
+        return f"{self.rollout_id}.{self.step}"
+
+
 class Verdict(Event, frozen=True, kw_only=True):
     """Judge -> trainer, pacer, monitor."""
 

@@ -4,6 +4,7 @@
  EpisodeStepEnded 0, 1, .. ─▶ grade ─▶ 1, 0.5, ..  ─▶ mean, or the last one ─▶ one verdict
  RolloutFinished           ─▶ grade ─▶ 0           ─┘
 ```
+Each finding is stored (`StepGraded`), so that a judge that is killed grades no step twice.
 Later steps count only where a step reaches its least reward, as if they had not been asked for.
 Steps in which the episode's own limits left no turn have the reward 0.
 
@@ -22,7 +23,7 @@ from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.episode import EpisodeStepEnded
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.trajectories import Trajectory, load_files
-from penstock.messages.reward import CheatFinding, Outcome
+from penstock.messages.reward import CheatFinding, Outcome, StepGraded
 from penstock.messages.task import HiddenTests
 
 _GRADED = frozenset({Outcome.SOLVED, Outcome.FAILED})
@@ -46,12 +47,8 @@ class StepsJudge:
         found: list[Findings] = []
         is_begun = not ends or ends[-1] + 1 < len(rollout.finished.turns)
         for step in range(len(ends) + is_begun):
-            try:
-                left = await _left_by(rollout, step, ctx)
-            except CodecError as error:
-                return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
             graded = task.at_step(step)
-            one = await self._judge.judge(left, graded, ctx)
+            one = await self._grade(rollout, graded, ctx)
             if one.outcome not in _GRADED:
                 text, cheats = f"step {step + 1}: {one.detail}", _cheats([*found, one])
                 return msgspec.structs.replace(one, detail=text, cheats=cheats)
@@ -60,6 +57,48 @@ class StepsJudge:
             if least is not None and _reward(one) < least:
                 return _joined(found, task.hidden, len(found))
         return _joined(found, task.hidden, len(task.task.steps) + 1)
+
+    async def _grade(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
+        """Grade one step, or return what an earlier incarnation found out about it."""
+        rollout_id = rollout.finished.rollout_id
+        known = await ctx.last(StepGraded, f"{rollout_id}.{task.step}")
+        if known is not None and known.judge_version == self.version:
+            return _read(known)
+        try:
+            left = await _left_by(rollout, task.step, ctx)
+        except CodecError as error:
+            return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
+        found = await self._judge.judge(left, task, ctx)
+        if found.outcome in _GRADED:
+            await ctx.publish(_written(found, rollout_id, task.step, self.version))
+        return found
+
+
+def _written(found: Findings, rollout_id: str, step: int, judge_version: str) -> StepGraded:
+    return StepGraded(
+        rollout_id=rollout_id,
+        step=step,
+        judge_version=judge_version,
+        outcome=found.outcome,
+        score=found.score,
+        num_tests_passed=found.num_tests_passed,
+        num_tests=found.num_tests,
+        sandbox=found.sandbox,
+        detail=found.detail,
+        findings=found.cheats,
+    )
+
+
+def _read(graded: StepGraded) -> Findings:
+    return Findings(
+        outcome=graded.outcome,
+        score=graded.score,
+        num_tests_passed=graded.num_tests_passed,
+        num_tests=graded.num_tests,
+        sandbox=graded.sandbox,
+        detail=graded.detail,
+        cheats=graded.findings,
+    )
 
 
 def _fault(num_ended: int, task: GradedTask) -> str:

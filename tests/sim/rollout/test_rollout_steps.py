@@ -24,7 +24,7 @@ from penstock.actors.policy.summaries import SummaryMode
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.episode import EpisodeStepEnded
 from penstock.messages.reading.trajectories import Trajectory
-from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.reward import Outcome, StepGraded, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 from penstock.messages.task import HiddenTests, StartRollout, Task, TaskStep
 
@@ -99,6 +99,28 @@ def test_steps_follow_each_other_in_one_machine_and_conversation(simulate) -> No
         submission = read_submission(whole, graded, world.chat)
         assert "-    return x + 1" in submission.diff
         assert submission.task == "\n\n".join(told)
+
+    simulate(scenario)
+
+
+def test_a_killed_judge_grades_no_step_twice(simulate) -> None:
+    async def scenario(world: World) -> None:
+        task = await start(world)
+        world.host_worker()
+        await world.publish(make_command("g0-m0", task))
+        await world.wait_for(RolloutFinished, 1)
+        for num_graded in (1, 2):
+            judge = world.host_judge()
+            await world.wait_for(StepGraded, num_graded)
+            await judge.kill()
+        world.host_judge()
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert (verdict.outcome, verdict.num_tests_passed) == (Outcome.SOLVED, 3)
+        graded = [one.commands for one in world.backend.machines[1:]]
+        whole = [
+            commands for commands in graded if ["python3", "-I", "-S", "_hidden.py"] in commands
+        ]
+        assert len(whole) == 3
 
     simulate(scenario)
 
