@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.e2e.deploy.cluster import Cluster, Objects, Pod
 from tests.e2e.hosts.lan import CREDENTIALS, Lan
-from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_lan
+from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_site
 from tests.e2e.launched import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(1500)]
@@ -100,18 +100,13 @@ class Site(Services):
     async def end(self) -> None:
         if self.cluster is not None:
             await self.cluster.lose()
-        await self.lose()
+        await super().end()
 
 
 @pytest.fixture
 async def site(tmp_path):
-    async with open_lan() as lan:
-        site = Site(tmp_path, lan)
-        try:
-            await site.make_buckets()
-            yield site
-        finally:
-            await site.end()
+    async with open_site(Site, tmp_path) as site:
+        yield site
 
 
 async def until(pod: Pod, text: str, within_s: float = 600.0) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.e2e.hosts.lan import Host, Lan, serve_nats, serve_s3
@@ -33,21 +34,6 @@ for url in sys.argv[1:]:
             urllib.request.urlopen(urllib.request.Request(url, method='PUT')); break
         except OSError: time.sleep(0.1)
 """
-
-
-@asynccontextmanager
-async def open_lan() -> AsyncIterator[Lan]:
-    """Open a network for hosts and services, or skip the test where that is not possible."""
-    if obstacle := await probe_namespaces():
-        pytest.skip(f"network namespaces: {obstacle}")
-    pytest.importorskip("moto.server")
-    pytest.importorskip("obstore")
-    lan = Lan(os.getpid() % 256)
-    lan.open()
-    try:
-        yield lan
-    finally:
-        lan.close()
 
 
 class Services:
@@ -90,7 +76,30 @@ class Services:
         info = await self.ask_servers(host, "$JS.API.STREAM.INFO.PS_TRAINING")
         return next(one for one in self.servers if one.name == info["cluster"]["leader"])
 
-    async def lose(self) -> None:
+    async def end(self) -> None:
         """End all of them."""
         for host in (self.store, *self.servers):
             await host.lose()
+
+
+S = TypeVar("S", bound=Services)
+
+
+@asynccontextmanager
+async def open_site(kind: type[S], root: Path) -> AsyncIterator[S]:
+    """Open a network with services of a kind, or skip the test where that is not possible."""
+    if obstacle := await probe_namespaces():
+        pytest.skip(f"network namespaces: {obstacle}")
+    pytest.importorskip("moto.server")
+    pytest.importorskip("obstore")
+    lan = Lan(os.getpid() % 256)
+    lan.open()
+    try:
+        site = kind(root, lan)
+        try:
+            await site.make_buckets()
+            yield site
+        finally:
+            await site.end()
+    finally:
+        lan.close()

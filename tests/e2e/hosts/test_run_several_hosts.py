@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan
-from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_lan
+from tests.e2e.hosts.services import MASTER_KEY, TOKEN, Services, open_site
 from tests.e2e.launched import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(900)]
@@ -112,18 +112,13 @@ class Site(Services):
     async def end(self) -> None:
         for host in self.hosts.values():
             await host.lose()
-        await self.lose()
+        await super().end()
 
 
 @pytest.fixture
 async def site(tmp_path):
-    async with open_lan() as lan:
-        site = Site(tmp_path, lan)
-        try:
-            await site.make_buckets()
-            yield site
-        finally:
-            await site.end()
+    async with open_site(Site, tmp_path) as site:
+        yield site
 
 
 async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(site):
