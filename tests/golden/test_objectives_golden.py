@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.actors.trainer.config import REJECTIONS, KlConfig, LossConfig
-from penstock.actors.trainer.objective.advantages import dr_grpo, rloo
+from penstock.actors.trainer.objective.advantages import dr_grpo, grpo, rloo
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3, reward_changes
 from penstock.actors.trainer.objective.losses import (
@@ -94,11 +94,12 @@ def loss_and_gradient(**settings):
     )
     losses = token_losses(tokens, config)
     losses.values.sum().backward()
-    assert losses.is_clipped.any()
+    assert losses.is_clipped.any() == (config.name != "policy_gradient")
     return float(losses.values.detach().sum()), current.grad, config
 
 
 LOSSES = {
+    "policy_gradient": {"name": "policy_gradient"},
     "ppo_clip": {"name": "ppo_clip", "correction": "none"},
     "ppo_dual_clip": {"name": "ppo_clip", "correction": "none", "dual_clip": 1.4},
     "cispo": {"name": "cispo", "correction": "none"},
@@ -184,7 +185,9 @@ def test_kl_in_the_reward_gives_verls_advantages():
     assert found == pytest.approx(VERL["advantages_with_kl"], **CLOSE)
 
 
-@pytest.mark.parametrize(("estimate", "name"), [(dr_grpo, "dr_grpo"), (rloo, "rloo")])
+@pytest.mark.parametrize(
+    ("estimate", "name"), [(dr_grpo, "dr_grpo"), (grpo, "grpo"), (rloo, "rloo")]
+)
 def test_estimators_are_verls(estimate, name):
     found = []
     for group in sorted(set(VECTORS["groups"])):

@@ -145,7 +145,7 @@ def test_k1_in_the_reward_goes_through_the_estimator():
     # Against the mean of the two others: 3 - 1.5, 1 - 2.5, 2 - 2 nats.
     found = reward_changes([1.0, 0.0, 0.5], [3.0, 1.0, 2.0], 0.1, rloo)
     assert found == pytest.approx([-0.15, 0.15, 0.0])
-    # Rewards 1, 0 become 0.5, 0: over their deviation both are 1, -1.
+    # Rewards 1, 0 become 0.5, 0: over their deviation both are alike.
     assert reward_changes([1.0, 0.0], [2.0, 0.0], 0.25, grpo) == pytest.approx([0, 0], abs=1e-5)
 
 

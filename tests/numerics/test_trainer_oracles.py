@@ -27,9 +27,11 @@ def test_dr_grpo():
 
 
 def test_grpo():
-    mean, std = statistics.fmean(REWARDS), statistics.pstdev(REWARDS)
+    mean, std = statistics.fmean(REWARDS), statistics.stdev(REWARDS)
     assert grpo(REWARDS) == pytest.approx([(r - mean) / (std + 1e-6) for r in REWARDS], abs=1e-12)
     assert grpo([1.0, 1.0]) == [0.0, 0.0]
+    assert grpo([0.5]) == [0.0]
+    assert grpo([1.0, 0.0]) == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
 def test_rloo():

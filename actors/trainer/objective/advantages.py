@@ -20,9 +20,12 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
-    """Reward minus mean, over the group's deviation (arXiv 2402.03300, section 4.1)."""
+    """Reward minus mean, over the group's deviation (arXiv 2402.03300, section 4.1).
+
+    The deviation is the sample's, over n - 1, as in verl and TRL: the paper does not say which.
+    """
     centered = dr_grpo(rewards)
-    deviation = (sum(value * value for value in centered) / len(centered)) ** 0.5
+    deviation = (sum(value * value for value in centered) / max(1, len(centered) - 1)) ** 0.5
     return [value / (deviation + 1e-6) for value in centered]
 
 

@@ -128,6 +128,7 @@ def from_verl(source: Source, given: dict[str, torch.Tensor]) -> dict[str, Any]:
             *("agg_loss", "compute_policy_loss_vanilla", "compute_policy_loss_gspo"),
             *("compute_policy_loss_cispo", "kl_penalty_forward", "compute_rewards"),
             *("compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"),
+            "compute_policy_loss_reinforce",
         },
         verl_F=helpers,
         ActorConfig=_VerlConfig,
@@ -178,8 +179,16 @@ def _verl_losses(core: Any, corrections: Any, given: dict[str, torch.Tensor]) ->
         fixed = (given["advantages"], mask, aggregate, _VerlConfig(bound), weights)
         return graded(lambda current: function(old, current, *fixed)[0], given["current"])
 
+    def reinforce(current: torch.Tensor) -> torch.Tensor:
+        weights = corrections.compute_rollout_correction_weights(
+            current.detach() - behavior, mask, "token", CAP
+        )[0]
+        fixed = (given["advantages"], mask, aggregate, _VerlConfig(math.inf), weights)
+        return core.compute_policy_loss_reinforce(behavior, current, *fixed)[0]
+
     vanilla = core.compute_policy_loss_vanilla
     return {
+        "policy_gradient": graded(reinforce, given["current"]),
         "ppo_clip": loss(vanilla, behavior, math.inf),
         "ppo_dual_clip": loss(vanilla, behavior, DUAL_CLIP),
         "cispo": loss(core.compute_policy_loss_cispo, behavior, math.inf),
@@ -196,8 +205,8 @@ def _verl_rewards(core: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     with_kl = core.compute_rewards(scores, behavior, reference, KL_COEFFICIENT) * mask
     groups = np.array(GROUPS)
 
-    def dr_grpo(rewards: torch.Tensor) -> list[float]:
-        options = {"norm_adv_by_std_in_grpo": False}
+    def grpo(rewards: torch.Tensor, *, by_std: bool) -> list[float]:
+        options = {"norm_adv_by_std_in_grpo": by_std}
         found = core.compute_grpo_outcome_advantage(rewards.clone(), mask, groups, **options)
         return found[0][:, 0].tolist()
 
@@ -207,8 +216,9 @@ def _verl_rewards(core: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {
         "k1": (core.kl_penalty_forward(behavior, reference, "k1") * mask).tolist(),
         "k3": graded(k3, given["current"]),
-        "advantages_with_kl": dr_grpo(with_kl),
-        "dr_grpo": dr_grpo(scores),
+        "advantages_with_kl": grpo(with_kl, by_std=False),
+        "dr_grpo": grpo(scores, by_std=False),
+        "grpo": grpo(scores, by_std=True),
         "rloo": core.compute_rloo_outcome_advantage(scores, mask, groups)[0][:, 0].tolist(),
     }
 
