@@ -15,7 +15,7 @@ from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.training import StepCompleted
 
 FAILED = EpisodeEnd.INFRASTRUCTURE_ERROR
-SETTINGS = {"infrastructure_share_max": 0.2, "infrastructure_num_min": 20, "steps_max": 30}
+SETTINGS = {"infrastructure_num_min": 20, "steps_max": 30}
 
 
 def break_from(world, index_first: int, share: float) -> None:

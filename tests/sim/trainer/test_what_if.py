@@ -5,7 +5,7 @@ import pytest
 from tests.sealed import open_vault
 
 from penstock.actors.trainer.batching.audit import counts
-from penstock.actors.trainer.config import LossConfig
+from penstock.actors.trainer.config import LossConfig, OptimizerConfig
 from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, replay_what_if
 from penstock.actors.trainer.objective.advantages import grpo
 from penstock.actors.trainer.replay import ReplayLog
@@ -116,6 +116,17 @@ async def test_it_ends_before_the_step_whose_tokens_say_too_little(world):
     digests = ["", *(step.weights_digest for step in all_steps)]
     if first:
         assert report.weights_digest == digests[first]
+
+
+async def test_by_default_it_ends_where_less_than_three_tenths_are_left(world):
+    leap = with_fields(optimizer=OptimizerConfig(learning_rate=0.1, warmup_steps=1))
+    _, all_steps = await asked(world, WhatIf(change=leap, ess_min=0.0))
+    values = [ess_of(step.metrics) for step in all_steps]
+    first = next(i for i, value in enumerate(values) if value < 0.3)
+    assert first > 1 and values[first] > 0.25, "another bound would end elsewhere"
+    report, steps = await asked(world, WhatIf(change=leap))
+    assert [ess_of(step.metrics) for step in steps] == values[:first]
+    assert f"before step {first + 1}: " in report.ended and "below 0.3: " in report.ended
 
 
 async def test_the_run_stays_as_it_is(world):
