@@ -263,6 +263,7 @@ async def event_server(
     server_pid: Callable[[], int] = int
     write_atomic(run.asyncapi, msgspec.json.encode(document()))
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(run.end_state)
         if access := run.access():
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
             await check_alone(bus)

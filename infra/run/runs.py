@@ -55,7 +55,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """Address of the embedded server; empty: servers that `[bus]` names."""
     pid: int
-    """Process id of the launcher."""
+    """Process id of the launcher; 0: it ended in order."""
     started_at: float
     regions: dict[str, RegionPlace] = {}
     """Regions behind a link."""
@@ -144,7 +144,7 @@ class RunDir:
             state = parse_json(self.state.read_bytes(), RunState, str(self.state))
         except FileNotFoundError:
             return None
-        return state if _is_alive(state.pid) else None
+        return state if state.pid and _is_alive(state.pid) else None
 
     @property
     def config_in_use(self) -> Path:
@@ -170,6 +170,13 @@ class RunDir:
             is_service=is_service,
         )
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
+
+    def end_state(self) -> None:
+        """Say that the run is down: this process may live on without it."""
+        with contextlib.suppress(FileNotFoundError):
+            state = parse_json(self.state.read_bytes(), RunState, str(self.state))
+            ended = msgspec.structs.replace(state, url="", pid=0, regions={})
+            write_atomic(self.state, msgspec.json.encode(ended), mode=0o600)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tests.e2e.launched import TINY
 from tests.unit.monitor.story import finished, story
 
 import penstock
 from penstock.infra.api.names import NAMES
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.launcher import event_server
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.errors import ConfigError, NotFoundError
 
@@ -57,3 +60,15 @@ def test_settings_of_a_run_are_checked(tmp_path: Path) -> None:
         penstock.run(config, settings=settings, runs_dir=tmp_path)
     with pytest.raises(NotFoundError, match="run 'latest': not found"):
         penstock.open_run(runs_dir=tmp_path)
+
+
+async def test_a_run_that_this_process_ran_is_down_afterwards(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r1")
+    run.path.mkdir()
+    run.config.write_text("")
+    async with event_server(run, load_config(TINY)) as bus:
+        assert run.read_state() is not None
+        await bus.publish([*story(), finished()])
+    assert run.read_state() is None
+    async for delivery in penstock.open_run("r1", tmp_path).subscribe("RunFinished"):
+        assert delivery.event == finished()
