@@ -56,14 +56,23 @@ async def close_run(  # noqa: PLR0913 - all of a run
     for line in closing_table(figures):
         say(line)
     say(f"report: {run.report}")
+    reason = state.run.finish_reason if state.run.is_given_up else None
+    faults = faults_of(figures, replay, reason)
+    for fault in faults:
+        say(fault)
+    return not faults
+
+
+def faults_of(figures: dict[str, Any], replay: dict[str, Any], given_up: str | None) -> list[str]:
+    """Return what makes a run unsound: of its figures, its replay, and why it was given up."""
+    faults = []
     if not figures["ledger"]["balanced"]:
-        say("the ledger does not balance: see `penstock status`")
+        faults.append("the ledger does not balance: see `penstock status`")
     if difference := replay.get("first_difference"):
-        say(f"the replay differs: {difference}")
-    if state.run.is_given_up:
-        say(f"the run was given up: {state.run.finish_reason}")
-        return False
-    return bool(figures["ledger"]["balanced"] and replay.get("identical", True))
+        faults.append(f"the replay differs: {difference}")
+    if given_up is not None:
+        faults.append(f"the run was given up: {given_up}")
+    return faults
 
 
 def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]) -> None:

@@ -59,7 +59,7 @@ async def replay_command(arguments: argparse.Namespace) -> int:
     if arguments.rank_log is not None:
         await _replay_as_rank(run, config, arguments.rank_log, as_json=arguments.json)
     async with open_log(run, "replay") as bus:
-        await _check_arithmetic(run, bus)
+        await check_arithmetic(run.run_id, bus)
         if arguments.ranks > 1:
             return await _replay_by_ranks(run, config, arguments)
         figures = await replay_run(run, config, bus, with_progress=not arguments.json)
@@ -109,7 +109,7 @@ def _told(figures: dict[str, Any], *, as_json: bool) -> int:
     return 0 if figures["identical"] else DIFFERENT
 
 
-async def _check_arithmetic(run: RunDir, bus: Bus) -> None:
+async def check_arithmetic(run_id: str, bus: Bus) -> None:
     """Refuse a run whose bits depend on several processes.
 
     Raises:
@@ -120,7 +120,7 @@ async def _check_arithmetic(run: RunDir, bus: Bus) -> None:
     event = started.event if started is not None else None
     refusal = replay_refusal(event.arithmetic) if isinstance(event, RunStarted) else ""
     if refusal:
-        raise ConfigError(f"run {run.run_id}: no replay: {refusal}")
+        raise ConfigError(f"run {run_id}: no replay: {refusal}")
 
 
 async def replay_run(  # noqa: PLR0913

@@ -10,27 +10,29 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.docs.commands import ROOT
-from tests.docs.test_failures import messages
+from tests.docs.test_failures import fragments, messages
 from tests.unit.sandbox.test_sandbox_pool import PlainBackend
 
 from penstock.actors.monitor.state import MonitorState
 from penstock.actors.monitor.wait_graph import weight_backpressure
+from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.trainer.replay import first_version
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.assets import MANIFEST, QemuAssets, vm_cache_dir
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable, Capability
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.server import server
 from penstock.infra.cli import main
+from penstock.infra.run.closing import faults_of
+from penstock.infra.run.replay import check_arithmetic
 from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.control import Arithmetic, RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, QueueFullError
 
 MACHINES = vm_cache_dir()
 QUICKSTART = str(ROOT / "infra/configs/quickstart.toml")
-
-
-def fragments(message: str) -> list[str]:
-    return [part.strip(" ()%.") for part in message.split("...")]
 
 
 def check(message: str, said: str) -> None:
@@ -170,3 +172,26 @@ def test_weights_that_hold_the_trainer_back_are_said():
     state = MonitorState()
     state.run.step, state.staleness.budget_max = 5, 2
     check("weights hold the trainer back", weight_backpressure(state).words)
+
+
+def test_a_run_that_is_unsound_says_why():
+    sound = {"ledger": {"balanced": True}}
+    assert not faults_of(sound, {"identical": True}, None)
+    (ledger,) = faults_of({"ledger": {"balanced": False}}, {}, None)
+    check("the ledger does not balance", ledger)
+    (replay,) = faults_of(sound, {"first_difference": "step 1: weights"}, None)
+    check("the replay differs", replay)
+    (given_up,) = faults_of(sound, {}, "no machine")
+    check("the run was given up", given_up)
+
+
+async def test_a_run_of_divided_experts_says_that_nothing_replays_it():
+    arithmetic = Arithmetic(engine="ranks", num_ranks=4, layout="4 ranks, experts over 2")
+    started = RunStarted(run_id="r1", seed=0, config_toml="", versions={}, arithmetic=arithmetic)
+    bus = MemoryBus(
+        MemoryServer(seed=0, clock=SystemClock()), run_id="r1", store=MemoryStore(), name="test"
+    )
+    await bus.publish([started])
+    with pytest.raises(ConfigError) as refused:
+        await check_arithmetic("r1", bus)
+    check("no replay", str(refused.value))
