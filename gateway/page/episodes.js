@@ -2,6 +2,8 @@
 const ROWS_SHOWN = 300;
 const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "category"], ["fate", "fate"]];
 const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null, labeler: "operator", key: "", shownEpisode: null };
+const TRAINED = ["solved", "failed", "policy_error", "timeout"]; // Outcome.is_trained
+const fateOf = (row) => TRAINED.includes(row.fate) ? "trained" : words(row.fate ?? "");
 const words = (v) => String(v ?? "").replaceAll("_", " ");
 
 async function unpack(name) {
@@ -45,7 +47,7 @@ function rowCells(row) {
   link.href = `#episode/${encodeURIComponent(row.rollout_id)}`;
   const outcome = html("span", row.outcome === "solved" ? "good-text" : row.outcome ? "" : "muted", words(row.outcome ?? "–"));
   return [link, row.task_id ?? "", words(row.end ?? "running"), outcome, row.reward === undefined ? "–" : row.reward.toFixed(2), integer(row.num_turns), integer(row.num_tokens),
-    row.step ? `${row.step}` : "–", words(row.fate ?? ""), row.advantage ? row.advantage.toFixed(2) : "", row.label === undefined ? "" : row.label.toFixed(2)];
+    row.step ? `${row.step}` : "–", fateOf(row), row.advantage ? row.advantage.toFixed(2) : "", row.label === undefined ? "" : row.label.toFixed(2)];
 }
 
 const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage", "label"], rows.map(rowCells), [4, 5, 6, 7, 9, 10], { optional: [2, 6, 7, 8, 9] });
@@ -211,7 +213,7 @@ function drawEpisode(place, episode) {
   const back = html("a", "", "All episodes");
   back.href = "#episodes";
   const facts = [`task ${row.task_id} (${row.category ?? ""})`, row.purpose ?? "train", `group ${row.group_id}`, `ended: ${words(row.end)}`, `${integer(row.num_turns)} turns`,
-    `${integer(row.num_tokens)} tokens`, seconds(row.wall_s ?? 0), row.step ? `step ${row.step}: ${words(row.fate)}, advantage ${(row.advantage ?? 0).toFixed(3)}` : "in no step"];
+    `${integer(row.num_tokens)} tokens`, seconds(row.wall_s ?? 0), row.step ? `step ${row.step}: ${fateOf(row)}, advantage ${(row.advantage ?? 0).toFixed(3)}` : "in no step"];
   const coloring = html("select");
   for (const [value, label] of [["logprob", "color: unlikely tokens"], ["version", "color: policy version"], ["advantage", "color: advantage"]]) {
     const option = html("option", "", label);

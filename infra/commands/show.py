@@ -24,7 +24,7 @@ from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
-from penstock.messages.reward import CheatFinding
+from penstock.messages.reward import CheatFinding, Outcome
 
 NUM_FOLDED_MAX = 1_000_000
 """Episodes of the log that are known to the command."""
@@ -119,10 +119,17 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
             *(row.rollout_id, row.task_id, row.end or "running", row.outcome or "-"),
             "-" if row.reward is None else f"{row.reward:.2f}",
             *(str(row.num_turns), str(row.num_tokens)),
-            *(str(row.step or "-"), row.fate or "-"),
+            *(str(row.step or "-"), _fate(row)),
             *(["-" if row.label is None else f"{row.label:.2f}"] if has_labels else []),
         )
     return Group(table, Text(f"{len(rows)} of {num_known} episodes", style="dim"))
+
+
+def _fate(row: EpisodeRow) -> str:
+    """Return what its step did with an episode; as what it was trained, its outcome says."""
+    if row.fate is None:
+        return "-"
+    return "trained" if Outcome(row.fate).is_trained else row.fate
 
 
 def render_episode(episode: EpisodeView) -> RenderableType:
@@ -133,7 +140,7 @@ def render_episode(episode: EpisodeView) -> RenderableType:
         f"task {row.task_id} ({row.category}), {row.purpose}, group {row.group_id}",
         f"ended: {row.end or 'running'}; {row.num_turns} turns, {row.num_tokens} tokens, "
         f"{row.num_calls} calls, {row.wall_s:.1f} s; versions {row.version_min}..{row.version_max}",
-        f"step {row.step}: {row.fate}, advantage {row.advantage:+.3f}" if row.step else "no step",
+        f"step {row.step}: {_fate(row)}, advantage {row.advantage:+.3f}" if row.step else "no step",
         *([f"infrastructure: {episode.error}"] if episode.error else []),
     ]
     parts: list[RenderableType] = [Panel(Text("\n".join(facts)), title=Text(row.rollout_id))]

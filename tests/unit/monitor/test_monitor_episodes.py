@@ -103,11 +103,12 @@ async def test_an_unknown_episode_is_refused_by_name():
 
 async def test_a_terminal_shows_a_hostile_episode_as_text(capsys):
     store, bus = await stored(), memory_bus()
-    events = list(episode("g0-m0"))
+    events = [*episode("g0-m0"), manifest("g0-m0")]
     await bus.publish(events)
     view = await EpisodeReader(store, last_of(bus)).read("g0-m0", folded(*events))
     Console(markup=False, width=120).print(render_episode(view))
     shown = capsys.readouterr().out
+    assert "step 7: trained, advantage +0.500" in shown
     assert "\\u001b[2J\\u202e" in shown
     assert "\u202e" not in shown
 
