@@ -5,6 +5,7 @@ between sends the batch again, with the same ids and times: the same data, not m
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections import defaultdict
@@ -21,6 +22,7 @@ from penstock.messages.base import Stream
 from penstock.messages.errors import ConfigError
 from penstock.messages.rpc import RetryPolicy, with_retries
 
+log = logging.getLogger(__name__)
 _PROTO = "opentelemetry.proto.collector"
 _metrics: Any = importlib.import_module(f"{_PROTO}.metrics.v1.metrics_service_pb2")
 _traces: Any = importlib.import_module(f"{_PROTO}.trace.v1.trace_service_pb2")
@@ -116,7 +118,7 @@ class OtelSink:
             return await self._post(f"{self._endpoint}/v1/{signal}", data)
 
         lost = (OSError, aiohttp.ClientError, TimeoutError)
-        body = await with_retries(attempt, RETRY, retry_on=lost)
+        body = await with_retries(attempt, RETRY, retry_on=lost, log=log)
         try:
             reply.ParseFromString(body)
         except _protobuf.DecodeError as error:
