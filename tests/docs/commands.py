@@ -9,44 +9,56 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.infra.cli import main
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAM = re.compile(r"(?:\.venv[\w-]*/bin/)?(?:penstock|make|python|pip|helm|kubectl)\b|[A-Z_]+=")
 
-FAST = (*("penstock init", "penstock images ls", "penstock deploy render", "penstock weights"),)
-"""Executed in a temporary folder, by `test_commands.py`, in the order of their page."""
+FAST = (
+    *("penstock init", "penstock images ls", "penstock deploy render", "penstock weights"),
+    ". .venv/bin/activate",
+)
+"""Executed by `test_commands.py`, in the order of their page."""
 SLOW = (
     *("penstock status", "penstock show", "penstock log", "penstock replay", "penstock lineage"),
     *("penstock --runs-dir elsewhere", "penstock export", "penstock experiment"),
     *("penstock quarantine", "penstock doctor", "penstock fidelity", "penstock label"),
-    *("penstock mismatch latest", "penstock chat RUN --workspace", "penstock erase"),
+    *("penstock mismatch latest", "penstock run --resume"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
+SERVED = (
+    *("penstock top", "penstock channel", "penstock chat", "printf", "penstock agent"),
+    "PENSTOCK_AGENT_KEY=",
+)
+"""Executed there on a service of that run."""
+SERVING = ("penstock serve",)
+"""Executed there until it answers."""
+ERASING = ("penstock erase",)
+SINKS = ("penstock sink",)
+"""Executed there where the sink's extra is installed."""
+IN_MACHINES = (
+    *("penstock tasks make ../my-checkout", "penstock tasks make ladder", "penstock tasks check"),
+    *("penstock tasks stats", "penstock images build mytask", "penstock images gc"),
+)
+"""Executed by `test_commands_in_machines.py`."""
+EXECUTED = (*FAST, *SLOW, *ERASING, *SERVED, *SERVING, *SINKS, *IN_MACHINES)
 NOT_RUN = {
-    ". .venv/bin/activate": "changes the shell",
-    "cd my-project": "changes the folder",
+    "cd my-project": "a new project's tests and run: tests/unit/infra/test_own_parts.py",
+    "python -m pytest": "as above",
     "pip install": "changes the environment",
-    "make": "whole targets; that they exist is checked",
+    "make": "whole targets, of which CI runs `make test`; that they exist is checked",
     "'OPENAI_API_KEY=": "other people's agents: tests/clients",
     "'ANTHROPIC_BASE_URL=": "as above",
     ".venv-ranks/bin/penstock run": "a whole run in another environment: tests/engines",
-    "penstock run": "a whole run, or one of a folder; the configuration and its --set are loaded",
-    "penstock serve": "serves without end: tests/e2e/serve; the configuration is loaded",
-    "penstock top": "shows without end: tests/e2e/test_monitor_status.py",
-    "printf": "feeds the command after it",
-    "penstock chat": "needs an endpoint or a terminal: tests/unit/harness/test_agent_chat.py",
-    "penstock agent": "needs an endpoint: tests/unit/harness/test_harness_agent.py",
-    "PENSTOCK_AGENT_KEY=": "as above",
-    "penstock sink": "needs extras or a receiver: tests/unit/sinks/test_sinks.py",
-    "penstock channel": "needs a run that is up: tests/e2e/serve/test_serve_gates.py",
+    "penstock run --config": "whole runs; the configuration and its --set are loaded",
     "penstock actor": "needs several hosts: tests/e2e/test_run_hosts.py",
-    "penstock mismatch": "minutes: tests/unit/infra/test_mismatch_command.py",
+    "penstock mismatch": "minutes; one of a run is executed",
     "penstock bench": "minutes to hours of a quiet machine",
     "penstock simulate": "minutes: tests/sim/users/test_users_parts.py",
     "penstock judge": "needs an endpoint: tests/e2e/judges",
-    "penstock tasks": "minutes of machines: tests/contract/test_tasks_commits_vm.py",
-    "penstock images": "needs a package mirror: tests/unit/infra/test_images_command.py",
-    "python -m pytest": "of a project by `penstock init`: tests/unit/infra/test_own_parts.py",
+    "penstock tasks make stdlib": "hundreds of tasks, minutes of machines",
+    "penstock images build pg": "needs a mirror of Debian's packages",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
 }
@@ -108,14 +120,27 @@ def _parts(line: str) -> Iterator[str]:
     words = shlex.split(line, comments=True)
     parts: list[list[str]] = [[]]
     for word in words:
-        if word in {"&&", "|"}:
+        if word == "&&":
             parts.append([])
         else:
             parts[-1].append(word)
-    yield from (shlex.join(part) for part in parts if part)
+    yield from (joined(part) for part in parts if part)
+
+
+def joined(words: list[str]) -> str:
+    """Return words as a line of shell; a pipe stays one."""
+    return " ".join(word if word == "|" else shlex.quote(word) for word in words)
+
+
+def execute(command: Command | str, **replaced: str) -> None:
+    """Execute a printed command of `penstock` in the current folder."""
+    command = command if isinstance(command, Command) else Command("", 0, command)
+    words = [replaced.get(word, word) for word in penstock_words(command)]
+    assert main(words) == 0, command.name
 
 
 def penstock_words(command: Command) -> list[str]:
     """Return the arguments of `penstock`, of any environment's; empty for other programs."""
     words = [word for word in command.words if not re.match(r"[A-Z_]+=", word)]
+    words = words[words.index("|") + 1 :] if "|" in words else words
     return words[1:] if words and words[0].rpartition("/")[2] == "penstock" else []

@@ -2,26 +2,28 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.docs.commands import (
-    FAST,
+    EXECUTED,
     NOT_RUN,
     PROGRAM,
     ROOT,
-    SLOW,
     Command,
     blocks,
     commands,
+    execute,
     pages,
     penstock_words,
 )
 
-from penstock.infra.cli import main, make_parser
+from penstock.infra.cli import make_parser
 from penstock.infra.run.config_file import load_config
+from penstock.messages.errors import ConfigError
 
 COMMANDS = commands()
 
@@ -42,7 +44,7 @@ def test_blocks_of_commands_are_marked_as_shell():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each.name)
 def test_each_command_is_executed_or_says_why_not(command: Command):
-    assert command.text.startswith((*FAST, *SLOW, *NOT_RUN)), "neither executed nor in NOT_RUN"
+    assert command.text.startswith((*EXECUTED, *NOT_RUN)), "neither executed nor in NOT_RUN"
 
 
 @pytest.mark.parametrize("reason", NOT_RUN.values())
@@ -50,7 +52,7 @@ def test_tests_that_reasons_name_exist(reason: str):
     assert all((ROOT / each).exists() for each in re.findall(r"tests/[\w/.]+", reason))
 
 
-@pytest.mark.parametrize("beginning", [*FAST, *SLOW, *NOT_RUN])
+@pytest.mark.parametrize("beginning", [*EXECUTED, *NOT_RUN])
 def test_no_entry_is_of_a_command_that_no_page_prints(beginning: str):
     assert named(beginning)
 
@@ -69,6 +71,26 @@ def test_the_parser_takes_each_command(command: Command):
     load_config(ROOT / config, overrides)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(content, id=f"{page.name}:{line}")
+        for page in pages()
+        for line, language, content in blocks(page)
+        if language == "toml"
+    ],
+)
+def test_settings_that_pages_print_are_settings(table: str, tmp_path: Path):
+    """What else a table needs, e.g. a checkpoint or another region, is up to its user."""
+    path = tmp_path / "page.toml"
+    path.write_text(f'base = "{ROOT}/infra/configs/quickstart.toml"\n{table}')
+    try:
+        load_config(path)
+    except ConfigError as error:
+        assert "unknown field" not in str(error)
+        assert "not TOML" not in str(error)
+
+
 @pytest.mark.parametrize("command", named("make "), ids=lambda each: each.name)
 def test_make_has_each_target(command: Command):
     target = command.words[1]
@@ -79,13 +101,6 @@ def test_every_command_of_penstock_is_in_the_list_of_commands():
     text = (ROOT / "docs" / "commands.md").read_text()
     [choices] = [each.choices for each in make_parser()._actions if isinstance(each.choices, dict)]
     assert not [name for name in choices if not re.search(rf"^penstock {name}\b", text, re.M)]
-
-
-def execute(command: Command | str, **replaced: str) -> None:
-    """Execute a printed command of `penstock` in the current folder."""
-    command = command if isinstance(command, Command) else Command("", 0, command)
-    words = [replaced.get(word, word) for word in penstock_words(command)]
-    assert main(words) == 0, command.name
 
 
 def test_weights_commands_work_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -99,6 +114,15 @@ def test_weights_commands_work_as_printed(tmp_path: Path, monkeypatch: pytest.Mo
             Path(command.words[command.words.index("-o") + 1]).unlink(missing_ok=True)
         execute(command)
     assert Path("changes.svg").exists()
+
+
+def test_the_environment_is_activated_as_printed():
+    if not (ROOT / ".venv").exists():
+        pytest.skip("the tests run in another environment than make's")
+    [command] = named(". ")
+    line = f"{command.text} && command -v penstock"
+    done = subprocess.run(["/bin/sh", "-c", line], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.endswith(b"/.venv/bin/penstock\n")
 
 
 def test_other_commands_without_a_run_work_as_printed(
