@@ -22,7 +22,7 @@ MADE = {
     "conftest.py": b"x = 1\n", "lib.so": b"\x7fELF", "tests/_hidden/a.txt": b"a",
     "m.py": b"new\n", "setup.sh": None,
 }  # fmt: skip
-"""It changed m.py, and removed itself."""
+"""It changed a file of the task, and removed itself."""
 AS_MADE = {path: data for path, data in MADE.items() if data is not None}
 TASK = GradedTask(
     task=Task(
@@ -51,7 +51,8 @@ def decisive(rollout, task: GradedTask) -> list[tuple[CheatKind, str]]:
 def test_what_a_set_up_made_is_no_sign() -> None:
     rollout = left(AS_MADE, "setup.sh")
     assert len(decisive(rollout, UNKNOWN.at_step(0))) == 2
-    assert settle(rollout, UNKNOWN.at_step(0)).outcome is Outcome.POLICY_ERROR
+    settled = settle(rollout, UNKNOWN.at_step(0))
+    assert settled is not None and settled.outcome is Outcome.POLICY_ERROR
     assert decisive(rollout, TASK.at_step(0)) == []
     assert settle(rollout, TASK.at_step(0)) is None
     later = left(AS_MADE | {"pytest.ini": b"[pytest]\n"}, "setup.sh")
