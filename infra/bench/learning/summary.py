@@ -1,4 +1,4 @@
-"""Whether summaries that are trained in the loop pay: four arms from the same start, three seeds.
+"""Whether summaries that are trained in the loop pay: four arms from the same start, five seeds.
 
 ```
  start-S ─ mid-training alone, version 0 ─┬─ train-full-S ──── eval-full-S      one context
@@ -30,7 +30,7 @@ from penstock.infra.bench.learning.whole_runs import (
 from penstock.messages.reading.parsing import parse_json
 
 CONFIG = CONFIGS / "self-summary.toml"
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 NUM_EVALUATED = 1024
 NUM_EVALUATED_BESIDE = 256
 """Of what no bound is about: one context, and before RL."""
