@@ -68,12 +68,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run, its exported model, and what pages name beside it."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "infra").symlink_to(ROOT / "infra")
-    words = ["run", "--config", str(TINY), "--run-id", "r1", "--no-replay"]
+    words = ["penstock", "run", "--config", str(TINY), "--run-id", "r1", "--no-replay"]
     words += [word for setting in SMALL for word in ("--set", setting)]
-    done = penstock(folder / "runs", *words, wait_s=WAIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = penstock(folder / "runs", "export", "r1", "-o", str(folder / "FOLDER"), wait_s=WAIT_S)
-    assert done.returncode == 0, done.stderr
+    with contextlib.chdir(folder):
+        for line in (joined(words), "penstock export r1 -o FOLDER"):
+            done = in_shell(line)
+            assert done.returncode == 0, done.stdout + done.stderr
+            Path(f"{line.split()[1]}.out").write_text(done.stdout)
     (folder / "WORKSPACE").mkdir()
     (folder / "WORKSPACE" / "one.py").write_text("ONE = 1\n")
     subprocess.run(["git", "init", "--quiet", folder / "WORKSPACE"], check=True)
@@ -122,6 +123,19 @@ def test_commands_of_sinks(command: Command):
         execute(command)
         receiver.shutdown()
     assert Path(f"runs/r1/sinks/{name}").exists()
+
+
+def test_the_next_steps_that_a_run_prints_work():
+    _, said = Path("run.out").read_text().split("next:\n")
+    steps = re.findall(r"\]   (\S.*)", said)
+    assert len(steps) == 5
+    shutil.rmtree("model", ignore_errors=True)
+    for step in steps:
+        if " serve " in step:
+            assert Serving(step).stop() == 0
+        else:
+            done = in_shell(step)
+            assert done.returncode == 0, step + done.stdout[-2000:] + done.stderr[-2000:]
 
 
 @each_of(*ERASING)
@@ -215,7 +229,7 @@ def test_commands_on_a_service(command: Command, service: Serving):
 
 def test_the_client_of_the_page_is_answered(service: Serving):
     page = ROOT / "docs" / "live.md"
-    [code] = [each for *_, each in blocks(page) if each.startswith("from openai")]
+    [code] = [each for *_, each in blocks(page) if "OpenAI(" in each]
     found: dict[str, Any] = {}
     exec(code.replace("<id>", "r1"), found)
     assert found["reply"].choices[0].message.role == "assistant"
