@@ -32,6 +32,8 @@ DEBIAN_ROOT = (
     "initcall_blacklist=raid6_init,calibrate_xor_blocks,init_btrfs_fs,init_jfs_fs,init_xfs_fs",
     *("lsm=", "audit=0", "cgroup_disable=memory,cpu,io,pids,cpuset,freezer,devices"),
     "pty.legacy_count=0",
+    # What the compiled kernel does not have, and no machine's program needs: paths into the kernel.
+    *("sysctl.kernel.unprivileged_bpf_disabled=1", "sysctl.kernel.io_uring_disabled=2"),
 )
 """For Debian's own kernel, whose first program mounts the image."""
 DEBIAN_LIBRARIES = {
