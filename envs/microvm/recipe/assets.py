@@ -47,7 +47,8 @@ def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
     """
     with build_lock(folder, say):
         for leftover in folder.glob("build-*"):
-            shutil.rmtree(leftover)
+            # What a dead builder started may still write there; then the next build clears it.
+            shutil.rmtree(leftover, ignore_errors=True)
         return _bring_up_to_date(folder, say, at_once)
 
 

@@ -12,7 +12,13 @@ from typing import Any
 from penstock.envs.microvm.recipe.apt import apt_options, update_lists
 from penstock.envs.microvm.recipe.initramfs import pack_initramfs
 from penstock.envs.microvm.recipe.kernel import OLDEST
-from penstock.envs.microvm.recipe.steps import BuildError, Steps, install_by_digest
+from penstock.envs.microvm.recipe.steps import (
+    BuildError,
+    Steps,
+    first_of,
+    install_by_digest,
+    need_programs,
+)
 
 SUITE = "sid"
 PACKAGES = ("user-mode-linux", "libc6")
@@ -31,15 +37,17 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
         The fields of `VmAssets` that a kernel decides.
 
     Raises:
-        BuildError: The package cannot be had, is too old, or a step failed.
+        BuildError: A program is missing; a package cannot be had, is too old or lacks a file; or a
+            step failed.
 
     """
+    need_programs("apt-get", "dpkg-deb", "gcc", "strip")
     options = apt_options(steps.scratch, "deb", SUITE)
     update_lists(steps, options)
     download = ["apt-get", *options, "download", *PACKAGES]
     steps.run("kernel: downloading Debian's own (40 MB)", download, timeout_s=600)
     for package in PACKAGES:
-        archive = next(steps.scratch.glob(f"{package}_*.deb"))
+        archive = first_of(steps.scratch, f"{package}_*.deb")
         unpack = ["dpkg-deb", "-x", str(archive), package]
         steps.run(f"kernel: unpacking {package}", unpack, timeout_s=120)
     unpacked = steps.scratch / PACKAGES[0]
@@ -48,7 +56,7 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
     found = install_by_digest(folder, "kernel", unpacked / "usr/bin/linux.uml", 0o755)
     found |= install_by_digest(folder, "initramfs", initramfs, 0o644)
     for kind, name in LIBRARIES.items():
-        path = next((steps.scratch / PACKAGES[1] / "usr/lib").rglob(name))
+        path = first_of(steps.scratch / PACKAGES[1] / "usr/lib", f"**/{name}")
         found |= install_by_digest(folder, kind, path.resolve(), 0o755)
     return {**found, "kernel_version": version}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.envs.microvm.recipe.steps import Steps
+from penstock.envs.microvm.recipe.steps import Steps, first_of
 
 FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
@@ -19,7 +19,7 @@ def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str
         drivers: In the order of loading: each needs the ones before it.
 
     Raises:
-        BuildError: A program is missing, or a step failed.
+        BuildError: A driver is missing, or a step failed.
 
     """
     program = steps.scratch / "init"
@@ -28,7 +28,7 @@ def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str
     steps.run(f"{what}: compiling the first program", compile_it, timeout_s=120)
     entries = [("modules", _DIRECTORY, b""), ("init", _PROGRAM, program.read_bytes())]
     for number, name in enumerate(drivers):
-        module = next(modules.rglob(f"{name}.ko"))
+        module = first_of(modules, f"**/{name}.ko")
         small = steps.scratch / f"{name}.small"
         strip = ["strip", "--strip-debug", "-o", str(small), str(module)]
         steps.run(f"{what}: {name}", strip, timeout_s=60)

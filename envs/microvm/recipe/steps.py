@@ -1,9 +1,11 @@
 """Build steps: a lock against a second builder, logs, progress, and products installed at once."""
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,8 @@ Say = Callable[[str], None]
 """Shows one line of progress."""
 
 LOG_TAIL_BYTES = 1500
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 class BuildError(BackendUnavailable):
@@ -53,6 +57,19 @@ def need_programs(*programs: str) -> None:
             f"missing programs: {', '.join(missing)}; as root: "
             "sh infra/install-apt.sh infra/apt-packages.txt"
         )
+
+
+def first_of(folder: Path, pattern: str) -> Path:
+    """Return the first file below a folder that fits a pattern.
+
+    Raises:
+        BuildError: What was unpacked there is not laid out as the recipe expects.
+
+    """
+    found = next(folder.glob(pattern), None)
+    if found is None:
+        raise BuildError(f"{folder.name}: expected a file {pattern}, found none")
+    return found
 
 
 class Steps:
@@ -95,6 +112,7 @@ class Steps:
             stderr=out,
             env=os.environ | {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"},
             start_new_session=True,
+            preexec_fn=_end_with_builder,  # noqa: PLW1509 - the builder has no other thread
         )
         if not self._is_awaited:
             _yield_to_others(process.pid)
@@ -106,6 +124,11 @@ class Steps:
             if isinstance(error, subprocess.TimeoutExpired):
                 return None
             raise
+
+
+def _end_with_builder() -> None:
+    """Have the kernel end this program when its builder dies: the next one clears its folder."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _yield_to_others(session: int) -> None:

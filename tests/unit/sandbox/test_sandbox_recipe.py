@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,8 @@ from penstock.envs.backends import backends
 from penstock.envs.microvm.images.assets import load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
-from penstock.envs.microvm.recipe.debian_kernel import module_version
+from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel, module_version
+from penstock.envs.microvm.recipe.initramfs import pack_initramfs
 from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
 
@@ -39,6 +42,39 @@ def test_debians_kernel_is_refused_without_the_seccomp_mode(tmp_path):
 def test_missing_programs_are_all_named():
     with pytest.raises(BuildError, match=r"no-such-a, no-such-b; as root: .*apt-packages"):
         need_programs("sh", "no-such-a", "no-such-b")
+
+
+def test_debians_kernel_names_the_programs_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="missing programs: apt-get, dpkg-deb, gcc, strip"):
+        fetch_kernel(Steps(tmp_path, quiet, is_awaited=True), tmp_path)
+
+
+def test_a_driver_that_a_newer_package_lacks_is_named(tmp_path):
+    with pytest.raises(BuildError, match=r"expected a file \*\*/erofs\.ko, found none"):
+        pack_initramfs(Steps(tmp_path, quiet), "kernel", tmp_path, ["erofs"])
+
+
+def test_a_step_ends_with_its_builder(tmp_path):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from penstock.envs.microvm.recipe.steps import Steps\n"
+        "step = ['sh', '-c', 'echo $$ > pid.new; mv pid.new pid; exec sleep 60']\n"
+        "Steps(Path(sys.argv[1]), print).run('step', step, timeout_s=60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) as builder:
+        until((tmp_path / "pid").exists)
+        builder.kill()
+    step = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
+    until(lambda: not step.exists() or b"sleep" not in step.read_bytes())
+
+
+def until(is_so):
+    for _ in range(3000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError
 
 
 def test_a_failed_step_shows_the_end_of_its_output(tmp_path):
