@@ -1,5 +1,6 @@
 """Sequences of a corpus dealt out to steps and their passes."""
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,16 +95,29 @@ def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
     """
     lengths = pieces[:, 1]
     longest_first = np.argsort(-lengths, kind="stable").tolist()
-    for num_parts in range(max(1, math.ceil(lengths.sum() / tokens_max)), len(pieces) + 1):
-        parts: list[list[int]] = [[] for _ in range(num_parts)]
-        sizes = [0] * num_parts
-        for piece in longest_first:
-            smallest = sizes.index(min(sizes))
-            parts[smallest].append(piece)
-            sizes[smallest] += int(lengths[piece])
-        if max(sizes) <= tokens_max:
+    num_large = int((2 * lengths > tokens_max).sum())  # Of which no two share a part.
+    fewest = max(1, math.ceil(lengths.sum() / tokens_max), num_large)
+    for num_parts in range(fewest, len(pieces) + 1):
+        parts = _dealt(longest_first, lengths, num_parts, tokens_max)
+        if parts is not None:
             return [pieces[part] for part in parts]
     raise ValueError(f"pieces: expected at most {tokens_max} tokens in each, got {lengths.max()}")
+
+
+def _dealt(
+    order: list[int], lengths: np.ndarray, num_parts: int, tokens_max: int
+) -> list[list[int]] | None:
+    """Deal pieces out, each to the smallest part; None where one does not fit there."""
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    sizes = [(0, part) for part in range(num_parts)]
+    for piece in order:
+        size, part = sizes[0]
+        size += int(lengths[piece])
+        if size > tokens_max:
+            return None
+        parts[part].append(piece)
+        heapq.heapreplace(sizes, (size, part))
+    return parts
 
 
 def packed_batch(corpus: Corpus, pieces: np.ndarray) -> PackedBatch:

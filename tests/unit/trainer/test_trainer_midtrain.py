@@ -1,4 +1,5 @@
 import math
+import time
 
 import numpy as np
 import pytest
@@ -95,6 +96,14 @@ def test_a_steps_passes_are_few_and_even_and_hold_each_piece_once(lengths):
     assert max(sizes) - min(sizes) <= max(lengths)
     one_after_the_other = list(packed_runs(pieces, 40))
     assert len(parts) <= max(len(one_after_the_other), math.ceil(sum(lengths) / 40))
+
+
+def test_thousands_of_pieces_are_dealt_out_within_a_steps_time():
+    lengths = [1100] * 4000  # Two do not share a pass: half of them by size, one each in truth.
+    began = time.process_time()
+    parts = even_parts(np.array([(n, length) for n, length in enumerate(lengths)]), 2048)
+    assert len(parts) == len(lengths)
+    assert time.process_time() - began < 5.0
 
 
 def test_tokens_of_no_weight_are_not_learned():
