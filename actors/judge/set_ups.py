@@ -11,6 +11,7 @@ had that machine; a file with the very content that the task itself makes needs 
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -30,17 +31,22 @@ from penstock.messages.task import Split, Task
 
 NUM_FILES_MAX = 2_000
 NUM_BYTES_MAX = 8 << 20
-"""Of what set-ups make; where it is more, it counts as the policy's."""
+"""Of what a task's set-up makes; where it is more, it counts as the policy's."""
+KEPT_BYTES_MAX = 256 << 20
+"""Of all tasks; the least recently used are made again."""
+_FILE_BYTES = 256
+"""What a file takes besides its path and content."""
 
 
 class SetUps:
-    """Runs the set-up of each task once, where it has one."""
+    """Runs the set-up of each task, where it has one, and keeps what it made."""
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds of a grading machine."""
         self._config = config
-        self._made: dict[tuple[Split, str], list[Made]] = {}
-        """Of tasks with set-ups, all of which the judge holds in memory anyway."""
+        self._made: OrderedDict[tuple[Split, str], list[Made]] = OrderedDict()
+        """The most recently used is the last."""
+        self._num_bytes = 0
         self._locks: WeakValueDictionary[tuple[Split, str], asyncio.Lock] = WeakValueDictionary()
 
     async def add(self, task: GradedTask, ctx: Context) -> GradedTask:
@@ -55,9 +61,20 @@ class SetUps:
             return task
         key = (task.task.split, task.task.task_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self._made:
-                self._made[key] = await self._run(task.task, ctx)
-            return msgspec.structs.replace(task, made=self._made[key])
+            made = self._made.get(key)
+            if made is None:
+                made = await self._run(task.task, ctx)
+                self._keep(key, made)
+            else:
+                self._made.move_to_end(key)
+            return msgspec.structs.replace(task, made=made)
+
+    def _keep(self, key: tuple[Split, str], made: list[Made]) -> None:
+        self._made[key] = made
+        self._num_bytes += _num_bytes(made)
+        while self._num_bytes > KEPT_BYTES_MAX:
+            _, oldest = self._made.popitem(last=False)
+            self._num_bytes -= _num_bytes(oldest)
 
     async def _run(self, task: Task, ctx: Context) -> list[Made]:
         config = self._config
@@ -73,6 +90,11 @@ class SetUps:
             retry_on=(SandboxError, DeadlineError),
             is_final=lambda error: isinstance(error, REFUSALS),
         )
+
+
+def _num_bytes(made: list[Made]) -> int:
+    files = [file for step in made for file in step.items()]
+    return sum(_FILE_BYTES + len(path) + len(data or b"") for path, data in files)
 
 
 async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Made]:

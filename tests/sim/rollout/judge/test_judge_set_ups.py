@@ -5,6 +5,7 @@ import pytest
 from tests.sim.rollout.conftest import BUGGY, FINISH, FIX, World, make_command
 from tests.sim.rollout.test_rollout_steps import FIX_N, steps_hidden, steps_task
 
+from penstock.actors.judge import set_ups
 from penstock.messages.reward import CheatKind, Outcome, Verdict
 from penstock.messages.task import HiddenTests, Task, TaskStep
 
@@ -47,6 +48,33 @@ def test_what_setups_made_is_no_cheat(simulate) -> None:
         assert [(one.outcome, one.findings) for one in verdicts] == [(Outcome.SOLVED, [])] * 2
         set_up = [one for one in world.backend.machines if ["bash", "setup.sh"] in one.commands]
         assert len(set_up) == 3  # The episodes' and one of the judge's.
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(("num_bytes_max", "num_made"), [(1 << 20, 2), (600, 3), (1, 3)])
+def test_of_many_tasks_the_last_used_are_kept(
+    simulate, monkeypatch, num_bytes_max, num_made
+) -> None:
+    monkeypatch.setattr(set_ups, "KEPT_BYTES_MAX", num_bytes_max)
+
+    async def scenario(world: World) -> None:
+        task, hidden = set_up_task()
+        task, hidden = (msgspec.structs.replace(one, steps=[]) for one in (task, hidden))
+        tasks = [msgspec.structs.replace(task, task_id=name) for name in ("a", "b")]
+        hiddens = [msgspec.structs.replace(hidden, task_id=name) for name in ("a", "b")]
+        world.policy.scripts = lambda _session: [[FIX], [FINISH]]
+        world.host(world.policy)
+        world.host_machines()
+        await world.put_split(tasks, hiddens)
+        world.host_worker()
+        world.host_judge()
+        for number, which in enumerate((0, 1, 0)):
+            await world.publish(make_command(f"g{number}", tasks[which], group_id=f"g{number}"))
+            verdicts = await world.wait_for(Verdict, number + 1)
+            assert (verdicts[-1].outcome, verdicts[-1].findings) == (Outcome.SOLVED, [])
+        set_up = [one for one in world.backend.machines if ["bash", "setup.sh"] in one.commands]
+        assert len(set_up) == 3 + num_made  # The episodes' and the judge's.
 
     simulate(scenario)
 
