@@ -41,6 +41,7 @@ from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import (
     BusError,
+    CodecError,
     ConfigError,
     CorruptDataError,
     NotFoundError,
@@ -172,11 +173,12 @@ class RunDir:
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 
     def end_state(self) -> None:
-        """Say that the run is down: this process may live on without it."""
-        with contextlib.suppress(FileNotFoundError):
+        """Say that the run is down, if it can be: this process may live on without it."""
+        with contextlib.suppress(OSError, CodecError):
             state = parse_json(self.state.read_bytes(), RunState, str(self.state))
-            ended = msgspec.structs.replace(state, url="", pid=0, regions={})
-            write_atomic(self.state, msgspec.json.encode(ended), mode=0o600)
+            if state.pid == os.getpid():
+                ended = msgspec.structs.replace(state, url="", pid=0, regions={})
+                write_atomic(self.state, msgspec.json.encode(ended), mode=0o600)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:

@@ -1,7 +1,9 @@
 """`import penstock`: runs from a program."""
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.e2e.launched import TINY
 from tests.unit.monitor.story import finished, story
@@ -72,3 +74,30 @@ async def test_a_run_that_this_process_ran_is_down_afterwards(tmp_path: Path) ->
     assert run.read_state() is None
     async for delivery in penstock.open_run("r1", tmp_path).subscribe("RunFinished"):
         assert delivery.event == finished()
+
+
+@pytest.mark.parametrize("content", [b"{", None])
+async def test_a_state_that_cannot_be_ended_hides_no_other_error(tmp_path: Path, content) -> None:
+    run = RunDir(tmp_path / "r1")
+    run.path.mkdir()
+    run.config.write_text("")
+
+    async def fail() -> None:
+        async with event_server(run, load_config(TINY)):
+            run.state.unlink()
+            run.state.write_bytes(content) if content else run.state.mkdir()
+            raise ConfigError("what the run ended with")
+
+    with pytest.raises(ConfigError, match="what the run ended with"):
+        await fail()
+
+
+def test_only_the_process_that_runs_it_ends_a_state(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_state("nats://127.0.0.1:1")
+    others = msgspec.json.decode(run.state.read_bytes()) | {"pid": os.getppid()}
+    run.state.write_bytes(msgspec.json.encode(others))
+    run.end_state()
+    state = run.read_state()
+    assert state is not None
+    assert (state.pid, state.url) == (os.getppid(), "nats://127.0.0.1:1")
