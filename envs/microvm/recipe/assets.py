@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.images.assets import VmAssets, digest_bytes
+from penstock.envs.microvm.images.assets import VmAssets, digest_bytes, digest_file
 from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel
 from penstock.envs.microvm.recipe.image import (
     LAUNCHER_SOURCE,
@@ -29,17 +29,23 @@ from penstock.envs.microvm.recipe.steps import (
 )
 
 _KERNEL_FIELDS = ("kernel", "initramfs", "loader", "library")
+_BUILT_TOGETHER = {
+    "kernel_inputs": _KERNEL_FIELDS,
+    "image_inputs": ("image", "agent"),
+    "launcher_inputs": ("launcher",),
+}
 
 
 def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
-    """Return the current set of VM files, building only what its inputs say is stale.
+    """Return the current set of VM files, building only what is stale or damaged.
 
     Safe when several processes do it at once, and when one of them dies on the way.
 
     Args:
         folder: The cache.
         say: Shows one line of progress.
-        at_once: A run waits for it: where no kernel of ours was compiled yet, Debian's will do.
+        at_once: A run waits for it: where no kernel of ours was compiled yet, Debian's will do,
+            and nothing is read to find damage.
 
     Raises:
         BuildError: A step failed; the old set stays in place.
@@ -54,6 +60,8 @@ def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
 
 def _bring_up_to_date(folder: Path, say: Say, at_once: bool) -> VmAssets:
     old = current_set(VmAssets, folder)
+    if old is not None and not at_once:
+        old = _undamaged(folder, old, say)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         steps = Steps(Path(scratch), say, is_awaited=at_once)
         parts = _kernel_parts(steps, folder, old, at_once)
@@ -65,6 +73,18 @@ def _bring_up_to_date(folder: Path, say: Say, at_once: bool) -> VmAssets:
             return assets
         publish(folder, assets, old)
         return assets
+
+
+def _undamaged(folder: Path, assets: VmAssets, say: Say) -> VmAssets:
+    """Return a set in which damaged files are stale."""
+    names = assets.files()
+    for inputs, kinds in _BUILT_TOGETHER.items():
+        for kind in kinds:
+            digest = getattr(assets, f"{kind}_digest")
+            if kind in names and digest_file(folder / names[kind]) != digest:
+                say(f"{folder / names[kind]}: damaged; it is built again")
+                assets = msgspec.structs.replace(assets, **{inputs: ""})
+    return assets
 
 
 def _kernel_parts(

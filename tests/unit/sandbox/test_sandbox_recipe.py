@@ -143,6 +143,22 @@ def test_only_what_changed_is_built_again(tmp_path, recipe):
     assert {p.name for p in tmp_path.iterdir()} == kept | {"current.json", "build.lock"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "again"), [("kernel", ["kernel"]), ("image", ["image"]), ("launcher", [])]
+)
+def test_a_damaged_file_is_built_again(tmp_path, recipe, kind, again):
+    built, _ = recipe
+    first = build.build_assets(tmp_path, quiet)
+    file, said = tmp_path / first.files()[kind], []
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4])
+    built.clear()
+    assert build.build_assets(tmp_path, said.append) == first
+    assert built == again
+    assert file.read_bytes() == whole
+    assert any(f"{file}: damaged" in line for line in said)
+
+
 def test_a_failed_build_leaves_the_old_set(tmp_path, recipe, monkeypatch):
     _, inputs = recipe
     first = build.build_assets(tmp_path, quiet)
