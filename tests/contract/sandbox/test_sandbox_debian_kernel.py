@@ -26,6 +26,20 @@ def backend(tmp_path_factory):
     return UmlBackend(folder)
 
 
+TRY_CALLS = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+array = struct.pack("IIII", 2, 4, 4096, 1) + bytes(100)
+for name, call in {
+    "bpf": (321, 0, array, len(array)), "io_uring_setup": (425, 8, bytes(120)),
+    "init_module": (175, b"", 0, b""), "kexec_load": (246, 0, 0, 0, 0),
+    "userfaultfd": (323, 0), "unshare": (272, 0x10000000),
+    "mount": (165, b"", b"/mnt", b"hostfs", 0, 0),
+}.items():
+    print(name, libc.syscall(*call))
+"""
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_debians_kernel(backend, check):
     machine = await backend.start()
@@ -44,3 +58,14 @@ async def test_it_is_confined_as_ours_is(backend):
     finally:
         await machine.close()
         await ours.close()
+
+
+async def test_its_programs_reach_no_more_of_the_kernel_than_ours(backend):
+    for one in (backend, UmlBackend()):
+        machine = await one.start()
+        try:
+            tried = await sh(machine, f"python3 -c '{TRY_CALLS}'")
+            assert {line.split()[1] for line in tried.splitlines()} == {"-1"}, tried
+            assert await sh(machine, "cat /proc/kcore /dev/mem 2> /dev/null | wc -c") == "0\n"
+        finally:
+            await machine.close()
