@@ -65,7 +65,7 @@ class VmAssets(AssetSet, frozen=True, kw_only=True):
     launcher_inputs: str = ""
     """Digest of its source."""
     kernel_inputs: str = ""
-    """Digest of the configuration, the patches and the compiler."""
+    """Digest of the configuration, the patches and the compiler; of Debian's, of its recipe."""
     image_inputs: str = ""
     """Digest of the image's recipe and the agent's source."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.envs.microvm.images.assets import VmAssets, digest_bytes, digest_file
-from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel
+from penstock.envs.microvm.recipe.debian_kernel import debian_inputs, fetch_kernel
 from penstock.envs.microvm.recipe.image import (
     LAUNCHER_SOURCE,
     build_agent,
@@ -91,9 +91,11 @@ def _kernel_parts(
     steps: Steps, folder: Path, old: VmAssets | None, at_once: bool
 ) -> dict[str, Any]:
     inputs = digest_bytes(*kernel_inputs())
-    if old is not None and (old.kernel_inputs == inputs or (at_once and old.is_debian)):
+    wants_debian = at_once and (old is None or old.is_debian)
+    wanted = digest_bytes(*debian_inputs()) if wants_debian else inputs
+    if old is not None and old.kernel_inputs == wanted:
         return kept_fields(old, _KERNEL_FIELDS)
-    if at_once and old is None:
+    if wants_debian:
         try:
             return fetch_kernel(steps, folder)
         except BuildError as error:

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from penstock.envs.microvm.images.assets import digest_bytes
 from penstock.envs.microvm.recipe.apt import apt_options, update_lists
-from penstock.envs.microvm.recipe.initramfs import pack_initramfs
+from penstock.envs.microvm.recipe.initramfs import initramfs_inputs, pack_initramfs
 from penstock.envs.microvm.recipe.kernel import OLDEST
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
@@ -24,6 +25,11 @@ SUITE = "sid"
 PACKAGES = ("user-mode-linux", "libc6")
 DRIVERS = ("erofs", "overlay")
 LIBRARIES = {"loader": "ld-linux-x86-64.so.2", "library": "libc.so.6"}
+
+
+def debian_inputs() -> list[bytes]:
+    """Return what decides its files but for the packages' own versions."""
+    return [Path(__file__).read_bytes(), *initramfs_inputs()]
 
 
 def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
@@ -58,7 +64,8 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
     for kind, name in LIBRARIES.items():
         path = first_of(steps.scratch / PACKAGES[1] / "usr/lib", f"**/{name}")
         found |= install_by_digest(folder, kind, path.resolve(), 0o755)
-    return {**found, "kernel_version": version}
+    inputs = digest_bytes(*debian_inputs())
+    return {**found, "kernel_version": version, "kernel_inputs": inputs}
 
 
 def module_version(modules: Path) -> str:

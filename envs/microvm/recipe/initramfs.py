@@ -9,6 +9,11 @@ FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
 
 
+def initramfs_inputs() -> list[bytes]:
+    """Return what decides its content but for the drivers."""
+    return [Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes()]
+
+
 def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str]) -> Path:
     """Build the file system and return its file.
 

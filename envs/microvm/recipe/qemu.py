@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.images.assets import QemuAssets, digest_bytes
-from penstock.envs.microvm.recipe.initramfs import FIRST_PROGRAM, pack_initramfs
+from penstock.envs.microvm.recipe.initramfs import initramfs_inputs, pack_initramfs
 from penstock.envs.microvm.recipe.qemu_program import build_program, program_inputs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
@@ -59,7 +59,7 @@ def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
 
 def _boot_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str, str]:
     package = _package_name()
-    inputs = digest_bytes(package.encode(), Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes())
+    inputs = digest_bytes(package.encode(), Path(__file__).read_bytes(), *initramfs_inputs())
     if old is not None and old.inputs == inputs:
         return kept_fields(old, ("kernel", "initramfs", "inputs"))
     steps.run(f"QEMU: downloading {package}", ["apt-get", "download", package], timeout_s=600)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.envs.backends import backends
-from penstock.envs.microvm.images.assets import load_assets
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel, module_version
@@ -89,7 +89,7 @@ def test_a_failed_step_shows_the_end_of_its_output(tmp_path):
 def recipe(monkeypatch):
     """Builders that make small files; returns the names of what was built."""
     built = []
-    inputs = {"kernel": [b"k1"], "image": [b"i1"]}
+    inputs = {"kernel": [b"k1"], "image": [b"i1"], "debian": [b"d1"]}
 
     def kernel(steps, folder):
         built.append("kernel")
@@ -106,7 +106,8 @@ def recipe(monkeypatch):
         for name in names:
             (folder / f"{name}-debian").write_bytes(name.encode())
         digests = {f"{name}_digest": name for name in names}
-        return {name: f"{name}-debian" for name in names} | digests | {"kernel_version": "7.3"}
+        recipe = {"kernel_version": "7.3", "kernel_inputs": digest_bytes(*inputs["debian"])}
+        return {name: f"{name}-debian" for name in names} | digests | recipe
 
     def image(steps, folder, agent):
         built.append("image")
@@ -118,6 +119,7 @@ def recipe(monkeypatch):
         monkeypatch.setattr(build, name, fake)
     monkeypatch.setattr(build, "kernel_inputs", lambda: inputs["kernel"])
     monkeypatch.setattr(build, "image_inputs", lambda: inputs["image"])
+    monkeypatch.setattr(build, "debian_inputs", lambda: inputs["debian"])
     return built, inputs
 
 
@@ -204,6 +206,15 @@ def test_a_run_that_waits_takes_debians_kernel_until_one_was_compiled(tmp_path, 
     inputs["kernel"] = [b"k2"]
     assert not build.build_assets(tmp_path, quiet, at_once=True).is_debian
     assert built == ["debian", "image", "kernel", "kernel"]
+
+
+def test_debians_kernel_is_taken_again_where_its_recipe_changed(tmp_path, recipe):
+    built, inputs = recipe
+    build.build_assets(tmp_path, quiet, at_once=True)
+    inputs["debian"] = [b"d2"]
+    changed = build.build_assets(tmp_path, quiet, at_once=True)
+    assert changed.kernel_inputs == digest_bytes(b"d2")
+    assert built == ["debian", "image", "debian"]
 
 
 def test_a_run_that_waits_compiles_where_debians_cannot_be_had(tmp_path, recipe, monkeypatch):
