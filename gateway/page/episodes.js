@@ -4,6 +4,7 @@ const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "cat
 const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null, labeler: "operator", key: "", shownEpisode: null };
 const TRAINED = ["solved", "failed", "policy_error", "timeout"]; // Outcome.is_trained
 const fateOf = (row) => TRAINED.includes(row.fate) ? "trained" : words(row.fate ?? "");
+const factOf = (row, key) => key === "fate" ? fateOf(row) : row[key] ?? "";
 const words = (v) => String(v ?? "").replaceAll("_", " ");
 
 async function unpack(name) {
@@ -39,7 +40,7 @@ async function loadEpisode(id) {
 function keeps(row) {
   const { text, ...exact } = episodes.filter;
   const ids = `${row.rollout_id} ${row.group_id ?? ""} ${row.task_id ?? ""} ${row.step ? `step ${row.step}` : ""}`.toLowerCase();
-  return ids.includes(text.toLowerCase()) && Object.entries(exact).every(([key, value]) => !value || (row[key] ?? "") === value);
+  return ids.includes(text.toLowerCase()) && Object.entries(exact).every(([key, value]) => !value || factOf(row, key) === value);
 }
 
 function rowCells(row) {
@@ -62,7 +63,7 @@ function drawRows() {
 
 function choice(key, label) {
   const select = html("select");
-  const values = [...new Set(episodes.rows.map((row) => row[key] ?? ""))].filter(Boolean).sort();
+  const values = [...new Set(episodes.rows.map((row) => factOf(row, key)))].filter(Boolean).sort();
   for (const value of ["", ...values]) {
     const option = html("option", "", value ? words(value) : `any ${label}`);
     option.value = value;
