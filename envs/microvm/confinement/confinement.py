@@ -121,7 +121,7 @@ class Confinement:
         options: Bubblewrap's, for mounts and environment.
         calls: The filter of system calls.
         memory_mib: The guest's, and what its process needs besides.
-        copies: Files to which the machine's process has a copy by path: path inside, by name.
+        copies: Files that the machine's process also finds as a copy: path inside, by name.
         own_user: Whether its user may be another than ours: False if it writes files of ours.
         keeps_addresses: Without address randomization, which user-mode Linux turns off by starting
             itself again, from a path that it does not have here.
