@@ -53,7 +53,7 @@ class SetUps:
         """Return a task with what its set-up makes.
 
         Raises:
-            SandboxError: No machine could say.
+            SandboxError: No machine could run it.
             DeadlineError: None answered in time.
 
         """

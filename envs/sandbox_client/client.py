@@ -28,7 +28,7 @@ class SandboxBusyError(SandboxError, BlockingIOError):
 
 
 REFUSALS = (SandboxBusyError, ImageAbsent, NeedsRefused)
-"""Another attempt at once would end alike."""
+"""A retry at once would end the same way."""
 
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,

@@ -102,7 +102,7 @@ def _base(arguments: argparse.Namespace) -> tuple[object, list[str]]:
     if arguments.qemu:
         build_qemu_assets(folder, say)
     kernel, image = assets.kernel_version, assets.image_digest
-    whose = " of Debian's (`make setup` compiles a faster one)" if assets.is_debian else ""
+    whose = ", Debian's own (`make setup` compiles a faster one)" if assets.is_debian else ""
     lines = [f"ready in {folder}: kernel {kernel}{whose}, image {image[:16]}"]
     return {"kernel": kernel, "base": image}, lines
 

@@ -126,7 +126,7 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
 
 
 def _fate(row: EpisodeRow) -> str:
-    """Return what its step did with an episode; as what it was trained, its outcome says."""
+    """Return what its step did with an episode; how a trained one was judged is its outcome."""
     if row.fate is None:
         return "-"
     return "trained" if Outcome(row.fate).is_trained else row.fate

@@ -99,7 +99,7 @@ def _kernel_parts(
         try:
             return fetch_kernel(steps, folder)
         except BuildError as error:
-            steps.say(f"kernel: Debian's own cannot be had: {error}")
+            steps.say(f"kernel: Debian's own is not available: {error}")
     try:
         path, version = build_kernel(steps, folder)
     except SourceUnavailable as error:

@@ -1,8 +1,8 @@
 """Takes Debian's own user-mode kernel: there in seconds, where ours takes minutes to compile.
 
-It is built for every use, without our patches: machines boot in twice the processor time and run in
-1.7 times of it. The file systems that machines need are modules there, loaded by a first program,
-and it is linked to a C library that may be newer than the host's, which comes along.
+It is built for every use, without our patches: machines take twice the processor time to boot and
+1.7 times as much to run. The file systems that machines need are modules there, loaded by a first
+program, and it is linked to a C library that may be newer than the host's, which comes along.
 """
 
 import re
@@ -43,8 +43,8 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
         The fields of `VmAssets` that a kernel decides.
 
     Raises:
-        BuildError: A program is missing; a package cannot be had, is too old or lacks a file; or a
-            step failed.
+        BuildError: A program is missing, a package is not available, too old or lacks a file, or
+            a step failed.
 
     """
     need_programs("apt-get", "dpkg-deb", "gcc", "strip")
