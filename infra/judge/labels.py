@@ -143,7 +143,8 @@ async def episode_labels(
             trajectory = await read_trajectory(store, last, finished)
         except CodecError:  # A payload was collected.
             continue
-        hidden = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
+        none = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
+        hidden = msgspec.structs.replace(none, steps=[none] * len(task.steps))
         done = read_submission(trajectory, GradedTask(task=task, hidden=hidden), chat)
         work = {"task": done.task, "diff": done.diff, "final": done.final, "turns": done.turns}
         for label in labels.of(rollout_id):

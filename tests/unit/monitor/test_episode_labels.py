@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.unit.monitor.episode_story import HOSTILE, TOKENIZER, episode
+from tests.unit.monitor.episode_story import HOSTILE, TASK, TOKENIZER, episode, with_objects
 from tests.unit.monitor.test_monitor_episodes import folded, memory_bus, stored
 
 from penstock.actors.judge.rubric.config import CriterionConfig
@@ -17,10 +17,12 @@ from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.commands.label import add_label, read_value
 from penstock.infra.commands.show import read_filter, render_episode
 from penstock.infra.judge.labels import episode_labels
+from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of
+from penstock.messages.rollout import RolloutFinished
 from penstock.messages.signals.episode_labels import LABELERS_MAX, EpisodeLabeled, EpisodeLabels
-from penstock.messages.task import Split
+from penstock.messages.task import Split, TaskStep
 
 
 def label(labeler, value, number=0, rollout_id="g0-m0", comment=""):
@@ -132,3 +134,17 @@ async def test_judges_are_compared_with_labels_of_episodes():
     worst = min(criterion.choices, key=lambda one: criterion.choices[one])
     assert [one.choice for one in found] == [best, worst]
     assert found[0].task == HOSTILE and "+b" in found[0].diff
+
+
+async def test_judges_are_compared_with_labels_of_tasks_of_several_steps():
+    store, bus = MemoryStore(), memory_bus()
+    step = TaskStep(instruction="Then this", files={"a.py": "next\n"})
+    await with_objects(store, task=msgspec.structs.replace(TASK, steps=[step]))
+    await store.put(tasks_key(Split.HELDOUT), msgspec.msgpack.encode([]))
+    *turns, finished, verdict = episode("g0-m0")
+    assert isinstance(finished, RolloutFinished)
+    finished = msgspec.structs.replace(finished, step_ends=[0])
+    await bus.publish([*turns, finished, verdict, label("ann", 0.9)])
+    criterion = CriterionConfig(name="good", text="Is it?")
+    [found] = await episode_labels(bus, store, PenstockChat(TOKENIZER), criterion)
+    assert "Then this" in found.task and "-next" in found.diff
