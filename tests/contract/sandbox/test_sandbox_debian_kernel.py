@@ -9,7 +9,8 @@ from penstock.envs.microvm.uml import UmlBackend
 
 from .check_sandbox import CHECKS, sh
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(60, func_only=True)]
+"""Of a check: the download takes as long as it takes, within its own bounds."""
 
 
 @pytest.fixture(scope="module")
