@@ -59,7 +59,8 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
     unpacked = steps.scratch / PACKAGES[0]
     version = module_version(unpacked / "usr/lib/uml/modules")
     initramfs = pack_initramfs(steps, "kernel", unpacked, DRIVERS)
-    found = install_by_digest(folder, "kernel", unpacked / "usr/bin/linux.uml", 0o755)
+    kernel = first_of(unpacked / "usr/bin", "linux.uml")
+    found = install_by_digest(folder, "kernel", kernel, 0o755)
     found |= install_by_digest(folder, "initramfs", initramfs, 0o644)
     for kind, name in LIBRARIES.items():
         path = first_of(steps.scratch / PACKAGES[1] / "usr/lib", f"**/{name}")

@@ -105,7 +105,7 @@ class Steps:
         self, argv: Sequence[str], out: int, timeout_s: float, cwd: Path | None
     ) -> int | None:
         process = subprocess.Popen(
-            argv if self._is_awaited else ["nice", "-n", "10", *argv],
+            ["nice", "-n", "0" if self._is_awaited else "10", *argv],
             cwd=cwd or self.scratch,
             stdin=subprocess.DEVNULL,
             stdout=out,

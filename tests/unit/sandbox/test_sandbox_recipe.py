@@ -83,6 +83,11 @@ def test_a_failed_step_shows_the_end_of_its_output(tmp_path):
         steps.run("step", ["sh", "-c", "echo reason; exit 3"], timeout_s=10)
     with pytest.raises(BuildError, match="ended with None"):
         steps.run("step", ["sleep", "100"], timeout_s=0.05)
+    for is_awaited in (False, True):
+        with pytest.raises(BuildError, match="no-such-program ended with 127"):
+            Steps(tmp_path, quiet, is_awaited=is_awaited).run(
+                "step", ["no-such-program"], timeout_s=10
+            )
 
 
 @pytest.fixture
