@@ -14,7 +14,7 @@ import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.assets import is_being_built
+from penstock.envs.microvm.images.assets import is_being_built, was_there
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
@@ -219,8 +219,8 @@ async def _run(
     forget_gateways(run_dir)
     with interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
-            work = (run_dir, config, names, bus, progress, interrupted, arguments.after)
-            complete = await _work(*work)
+            work = (run_dir, config, names, bus, progress, interrupted)
+            complete = await _work(*work, arguments.after, arguments.since)
             if complete:
                 remove_needless(run_dir, config.sandbox.checkpoints)
                 await collect_if_possible(bus, run_dir.store(), grace_s=PUBLISH_S_MAX)
@@ -244,6 +244,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     progress: Progress,
     interrupted: asyncio.Event,
     installer: int | None,
+    since: float,
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
     await check_log(bus)
@@ -255,6 +256,8 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         if not await before(interrupted, until_installed(installer, "torch")):
             return False
         check_devices(config, names)
+    if "sandbox" in roles_of(config, names) and config.pool.backend == "uml" and was_there(since):
+        cached.append("kernel and image of machines")
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
     started = await run_started(run_dir, config, cached)
     await bus.publish([started, RunOpened(incarnation=incarnation)])

@@ -133,6 +133,14 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
     return folder, assets
 
 
+def was_there(at: float, cache: Path | None = None) -> bool:
+    """Return whether the current set of user-mode machines was there at a time, in unix seconds."""
+    try:
+        return ((cache or vm_cache_dir()) / MANIFEST).stat().st_mtime < at
+    except OSError:
+        return False
+
+
 def is_being_built(cache: Path | None = None) -> bool:
     """Return whether another process builds the set of user-mode machines at this moment."""
     try:

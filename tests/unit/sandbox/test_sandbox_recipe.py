@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.envs.backends import backends
-from penstock.envs.microvm.images.assets import digest_bytes, load_assets
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets, was_there
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel, module_version
@@ -144,6 +144,9 @@ def test_only_what_changed_is_built_again(tmp_path, recipe):
     assert second.kernel_digest == first.kernel_digest
     assert second.image_digest != first.image_digest
     assert load_assets(tmp_path) == (tmp_path, second)
+    made_at = (tmp_path / "current.json").stat().st_mtime
+    assert was_there(made_at + 1.0, tmp_path) and not was_there(made_at, tmp_path)
+    assert not was_there(made_at + 1.0, tmp_path / "elsewhere")
     inputs["image"] = [b"i3"]
     third = build.build_assets(tmp_path, quiet)
     kept = {x for one in (second, third) for x in one.files().values()}
