@@ -181,9 +181,16 @@ async def replay_run(  # noqa: PLR0913
     }
     if not figures["identical"]:
         words = report.first_difference or verdicts.first_difference
-        figures["first_difference"] = words or "the log records no step"
+        figures["first_difference"] = words or _nothing(report.steps_erased)
         figures["other_versions"] = await _other_versions(bus)
     return figures
+
+
+def _nothing(steps_erased: int) -> str:
+    """Return why there was no step to compare."""
+    if not steps_erased:
+        return "the log records no step"
+    return f"all {steps_erased} steps trained users whose content cannot be read here"
 
 
 async def _other_versions(bus: Bus) -> dict[str, str]:

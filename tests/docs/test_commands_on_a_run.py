@@ -1,6 +1,6 @@
 """The commands that pages print about a run and a service, executed as printed on a small one.
 
-One run of two steps serves them all. What reads it is executed in this process, what talks to a
+One run of three steps serves them all. What reads it is executed in this process, what talks to a
 service by a shell, in the folder that holds `runs`.
 """
 
@@ -41,8 +41,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(1800, func_o
 
 WAIT_S = 1500.0
 """On a machine with much other work."""
-SMALL = ("trainer.steps_max=2", "prepare.num_heldout_tasks=2", "users.num_requests=2",
-         "evaluator.num_eval_tasks=2", f"run.wall_s_max={WAIT_S}")  # fmt: skip
+SMALL = ("trainer.steps_max=3", "trainer.checkpoint_steps=1", "users.num_requests=1",
+         "prepare.num_heldout_tasks=2", "evaluator.num_eval_tasks=2",
+         f"run.wall_s_max={WAIT_S}")  # fmt: skip
+"""Settings of the run; its log without keys still has a step that no user's content is in."""
 OUTPUTS = {"DIR", "OUT", "model", "v0", "rloo", "ppo", "short", "traces.jsonl"}
 """Written by more than one page."""
 NAMES = {"RUN": "r1", "[RUN]": "r1", "latest": "r1", "base": "r1", "sft": "r1", "NAME": "policy"}
