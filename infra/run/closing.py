@@ -65,7 +65,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
 
 def faults_of(figures: dict[str, Any], replay: dict[str, Any], given_up: str | None) -> list[str]:
     """Return what makes a run unsound: of its figures, its replay, and why it was given up."""
-    faults = []
+    faults: list[str] = []
     if not figures["ledger"]["balanced"]:
         faults.append("the ledger does not balance: see `penstock status`")
     if difference := replay.get("first_difference"):
