@@ -15,7 +15,8 @@ from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.training import StepCompleted
 
 FAILED = EpisodeEnd.INFRASTRUCTURE_ERROR
-SETTINGS = {"infrastructure_num_min": 20, "steps_max": 30}
+DEFAULT = TrainerConfig().infrastructure_share_max
+SETTINGS = {"infrastructure_share_max": DEFAULT, "infrastructure_num_min": 20, "steps_max": 30}
 
 
 def break_from(world, index_first: int, share: float) -> None:
