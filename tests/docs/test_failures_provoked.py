@@ -149,10 +149,11 @@ def test_a_server_that_cannot_be_ended_is_said(tmp_path, monkeypatch):
     """A process that has ended, and that nobody has waited for, stays."""
     monkeypatch.setattr(server, "STOP_S_MAX", 0.05)
     config = tmp_path / "nats.conf"
-    holder = subprocess.Popen([sys.executable, "-c", "input()", config], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()", config]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         (tmp_path / "pid").write_text(str(holder.pid))
-        Path(f"/proc/{holder.pid}/cmdline").read_bytes()
+        assert holder.stdout is not None and holder.stdout.readline()
         with pytest.raises(ConfigError) as refused:
             server._end_stale(tmp_path / "pid", tmp_path)
         check("and cannot be ended", str(refused.value))
