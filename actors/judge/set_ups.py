@@ -13,13 +13,14 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.config import KILLS_MAX, JudgeConfig
 from penstock.actors.runtime.context import Context
-from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.sandbox import Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import REFUSALS
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks import set_ups
 from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
+from penstock.envs.tasks.grading import TaskUnfitError
 from penstock.envs.tasks.set_ups import has_set_up, made_by, recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import SetupError, contents_at, open_step, open_workspace
@@ -35,6 +36,10 @@ NUM_BYTES_MAX = 8 << 20
 """Of what a task's set-up makes by one step; where it is more, it counts as the policy's."""
 
 
+class StepKilledError(SandboxKilled):
+    """A machine ended by itself under a later step's set-up, without what an episode leaves."""
+
+
 class SetUps:
     """Runs the set-up of each task, where it has one, unless the log has what it made."""
 
@@ -42,12 +47,15 @@ class SetUps:
         """Take the bounds of a grading machine."""
         self._config = config
         self._locks: WeakValueDictionary[tuple[Split, str], asyncio.Lock] = WeakValueDictionary()
+        self._unfit: dict[tuple[Split, str], TaskUnfitError] = {}
+        """Tasks whose set-ups kill machines, at most all of a run."""
 
     async def add(self, task: GradedTask, ctx: Context) -> GradedTask:
         """Return a task with what its set-up makes.
 
         Raises:
             SandboxError: No machine could run it.
+            TaskUnfitError: A later step's killed machine after machine.
             DeadlineError: None answered in time.
             CodecError: What the log has of it cannot be read.
 
@@ -56,9 +64,15 @@ class SetUps:
             return task
         key = (task.task.split, task.task.task_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
+            if key in self._unfit:
+                raise self._unfit[key]
             made = await recorded_set_ups(ctx.store, ctx.last, task.task)
             if not made:
-                changes = await self._run(task.task, ctx)
+                try:
+                    changes = await self._run(task.task, ctx)
+                except TaskUnfitError as error:
+                    self._unfit[key] = error
+                    raise
                 events = [_recorded(task.task, *numbered) for numbered in enumerate(changes)]
                 await ctx.publish(*events)
                 made = [made_by(one) for one in changes]
@@ -66,11 +80,21 @@ class SetUps:
 
     async def _run(self, task: Task, ctx: Context) -> list[Changes]:
         config = self._config
+        killed: list[str] = []
 
         async def attempt() -> list[Changes]:
             lease_id = ctx.new_id("set-up")
-            async with lease_sandbox(ctx, lease_id, config.lease_spec(lease_id, task)) as sandbox:
-                return await run_set_ups(sandbox, task)
+            spec = config.lease_spec(lease_id, task)
+            spec = msgspec.structs.replace(spec, avoid_host=killed[-1] if killed else "")
+            async with lease_sandbox(ctx, lease_id, spec) as sandbox:
+                try:
+                    return await run_set_ups(sandbox, task)
+                except StepKilledError as error:
+                    killed.append(sandbox.host)
+                    if len(killed) < KILLS_MAX:
+                        raise
+                    text = f"task {task.task_id}: {len(killed)} machines killed: {error}"
+                    raise TaskUnfitError(text) from error
 
         return await with_retries(
             attempt,
@@ -96,6 +120,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
     One that fails, because it needs what an episode would have left, has made what is there then.
 
     Raises:
+        StepKilledError: The machine ended by itself under a later set-up.
         SandboxError: The machine failed, or the first set-up in it.
 
     """
@@ -104,8 +129,11 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
     made: list[Changes] = []
     for number in range(len(task.steps) + 1):
         if number:
-            with contextlib.suppress(SetupError):
-                await open_step(sandbox, task.steps[number - 1])
+            try:
+                with contextlib.suppress(SetupError):
+                    await open_step(sandbox, task.steps[number - 1])
+            except SandboxKilled as error:
+                raise StepKilledError(f"set-up of step {number + 1}: {error}") from error
         try:
             changes = await read_changes(
                 sandbox,

@@ -150,3 +150,25 @@ def test_a_machine_that_fails_is_replaced_then_the_rollout_is_masked(simulate, n
             assert "the task's set-up" in verdict.detail
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_a_later_set_up_that_kills_its_machines_is_the_task_s_fault(simulate, num_killed) -> None:
+    async def scenario(world: World) -> None:
+        world.backend.deaths = {1 + number: 7 for number in range(num_killed)}
+        await begin(world, SCRIPT)
+        world.policy.scripts = lambda _session: SCRIPT
+        [verdict] = await world.wait_for(Verdict, 1)
+        if num_killed == 1:
+            assert (verdict.outcome, verdict.findings) == (Outcome.SOLVED, [])
+            return
+        assert verdict.outcome is Outcome.JUDGE_ERROR
+        assert "task train-0: 2 machines killed: set-up of step 2" in verdict.detail
+        assert world.backend.machines[2].commands.count(["bash", "setup.sh"]) == 1
+        world.backend.deaths = {}
+        await world.publish(make_command("g1-m0", set_up_task()[0], group_id="g1"))
+        again = (await world.wait_for(Verdict, 2))[-1]
+        assert (again.outcome, again.detail) == (verdict.outcome, verdict.detail)
+        assert len(world.backend.machines) == 4  # The two episodes' and those that were killed.
+
+    simulate(scenario)
