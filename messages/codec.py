@@ -17,7 +17,7 @@ from penstock.messages.control import (
     RunOpened,
     RunStarted,
 )
-from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded
+from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded, SetUpRecorded
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     ErasurePrepared,
@@ -121,8 +121,8 @@ from penstock.messages.weights import (
 )
 
 EVENTS = (
-    StartRollout, TurnSampled, EpisodeSaved, EpisodeStepEnded, RolloutFinished, StepGraded, Verdict,
-    EpisodeLabeled,
+    StartRollout, TurnSampled, EpisodeSaved, EpisodeStepEnded, RolloutFinished,
+    SetUpRecorded, StepGraded, Verdict, EpisodeLabeled,
     WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,

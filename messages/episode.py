@@ -1,10 +1,12 @@
-"""What an episode stores on its way: saved machines, and what each of its steps left."""
+"""What an episode stores on its way, and what its task's set-up makes before any policy acts."""
 
+import hashlib
 from typing import ClassVar
 
 from penstock.messages.base import Array, Claim, Event, Stream
 from penstock.messages.rollout import EgressAttempt, EpisodeFiles
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
+from penstock.messages.task import Split
 
 
 class EpisodeSaved(Event, frozen=True, kw_only=True):
@@ -64,3 +66,27 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One per rollout and turn, as `RolloutFinished.turn_key` names it."""
         return f"{self.rollout_id}.{self.turn_index}"
+
+
+def set_up_key(split: Split, task_id: str, step: int) -> str:
+    """Return the key of what the set-ups of a task made by a step; its id may be any text."""
+    return f"{split}.{hashlib.sha256(task_id.encode()).hexdigest()[:32]}.{step}"
+
+
+class SetUpRecorded(Event, frozen=True, kw_only=True):
+    """Judge -> judges and readers of episodes: what a task's own set-ups made by one of its steps.
+
+    In a machine that no policy has had. What an episode left just so is no change of the policy's.
+    """
+
+    stream: ClassVar[Stream] = Stream.REWARDS
+    split: Split
+    task_id: str
+    step: NonNegativeInt
+    files: EpisodeFiles | Claim
+    """Against all that the task had written into the machine by then."""
+    deleted: list[str] = []
+
+    def key(self) -> str:
+        """One per task and step."""
+        return set_up_key(self.split, self.task_id, self.step)

@@ -16,6 +16,7 @@ from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.sandbox import SandboxError
+from penstock.envs.tasks.grading import TaskUnfitError
 from penstock.envs.tasks.storage import TaskBook
 from penstock.messages.base import Event
 from penstock.messages.control import MessageRejected
@@ -131,7 +132,7 @@ class JudgeActor(Actor):
             task = await self._tasks.find(ctx.store, rollout.purpose, rollout.task_id)
             trajectory = await read_trajectory(ctx.store, ctx.last, rollout)
             task = await self._set_ups.add(task, ctx)
-        except (NotFoundError, CodecError) as error:
+        except (NotFoundError, CodecError, TaskUnfitError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
         except (SandboxError, DeadlineError) as error:
             detail = f"the task's set-up: {error}"

@@ -16,6 +16,8 @@ from penstock.messages.settings import (
 from penstock.messages.task import Task
 
 JUDGES_MAX = 8
+KILLS_MAX = 2
+"""Machines that the same files may kill before that is their own doing."""
 
 
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.actors.judge.audit import audit
-from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.config import KILLS_MAX, JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.judge.set_ups import own_changes
 from penstock.actors.runtime.context import Context
@@ -49,8 +49,6 @@ from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rpc import with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
-KILLS_MAX = 2
-"""Machines that the same files may kill before that is their own doing."""
 
 
 class HiddenTestsJudge:

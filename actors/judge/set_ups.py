@@ -1,88 +1,100 @@
-"""What a task's set-up makes of its files, in a machine that no policy has had.
+"""Runs a task's set-up in a machine that no policy has had, and records what it makes.
 
 ```
  fresh machine ◀─ files, setup.sh of step 0 ─▶ made[0] ◀─ files, setup.sh of step 1 ─▶ made[1] ..
- what an episode left ── but for what is just as it was made ──▶ what the policy changed
+                    once a task: what the log has (`SetUpRecorded`) is not made again ◀─┘
 ```
-An episode's changes are against the files that its task wrote, so what `setup.sh` made is among
-them. What lies in the episode's own machine proves nothing about who wrote it once the policy has
-had that machine; a file with the very content that the task itself makes needs no proof.
+What becomes of it is in `envs/tasks/set_ups.py`.
 """
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.config import KILLS_MAX, JudgeConfig
 from penstock.actors.runtime.context import Context
-from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.sandbox import Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import REFUSALS
 from penstock.envs.sandbox_client.lease import lease_sandbox
-from penstock.envs.tasks.changes import ChangesError, list_work, read_changes
-from penstock.envs.tasks.storage import GradedTask, Made
+from penstock.envs.tasks import set_ups
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
+from penstock.envs.tasks.grading import TaskUnfitError
+from penstock.envs.tasks.set_ups import has_set_up, made_by, recorded_set_ups
+from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import SetupError, contents_at, open_step, open_workspace
+from penstock.messages.episode import SetUpRecorded
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
+from penstock.messages.rollout import EpisodeFiles
 from penstock.messages.rpc import with_retries
 from penstock.messages.task import Split, Task
 
 NUM_FILES_MAX = 2_000
 NUM_BYTES_MAX = 8 << 20
-"""Of what a task's set-up makes; where it is more, it counts as the policy's."""
-KEPT_BYTES_MAX = 256 << 20
-"""Of all tasks; the least recently used are made again."""
-_FILE_BYTES = 256
-"""What a file takes besides its path and content."""
+"""Of what a task's set-up makes by one step; where it is more, it counts as the policy's."""
+
+
+class StepKilledError(SandboxKilled):
+    """A machine ended by itself under a later step's set-up, without what an episode leaves."""
 
 
 class SetUps:
-    """Runs the set-up of each task, where it has one, and keeps what it made."""
+    """Runs the set-up of each task, where it has one, unless the log has what it made."""
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds of a grading machine."""
         self._config = config
-        self._made: OrderedDict[tuple[Split, str], list[Made]] = OrderedDict()
-        """The most recently used is the last."""
-        self._num_bytes = 0
         self._locks: WeakValueDictionary[tuple[Split, str], asyncio.Lock] = WeakValueDictionary()
+        self._unfit: dict[tuple[Split, str], TaskUnfitError] = {}
+        """Tasks whose set-ups kill machines, at most all of a run."""
 
     async def add(self, task: GradedTask, ctx: Context) -> GradedTask:
         """Return a task with what its set-up makes.
 
         Raises:
             SandboxError: No machine could run it.
+            TaskUnfitError: A later step's killed machine after machine.
             DeadlineError: None answered in time.
+            CodecError: What the log has of it cannot be read.
 
         """
-        if not any(one.has_setup for one in (task.task, *task.task.steps)):
+        if not has_set_up(task.task):
             return task
         key = (task.task.split, task.task.task_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
-            made = self._made.get(key)
-            if made is None:
-                made = await self._run(task.task, ctx)
-                self._keep(key, made)
-            else:
-                self._made.move_to_end(key)
+            if key in self._unfit:
+                raise self._unfit[key]
+            made = await recorded_set_ups(ctx.store, ctx.last, task.task)
+            if not made:
+                try:
+                    changes = await self._run(task.task, ctx)
+                except TaskUnfitError as error:
+                    self._unfit[key] = error
+                    raise
+                events = [_recorded(task.task, *numbered) for numbered in enumerate(changes)]
+                await ctx.publish(*events)
+                made = [made_by(one) for one in changes]
             return msgspec.structs.replace(task, made=made)
 
-    def _keep(self, key: tuple[Split, str], made: list[Made]) -> None:
-        self._made[key] = made
-        self._num_bytes += _num_bytes(made)
-        while self._num_bytes > KEPT_BYTES_MAX:
-            _, oldest = self._made.popitem(last=False)
-            self._num_bytes -= _num_bytes(oldest)
-
-    async def _run(self, task: Task, ctx: Context) -> list[Made]:
+    async def _run(self, task: Task, ctx: Context) -> list[Changes]:
         config = self._config
+        killed: list[str] = []
 
-        async def attempt() -> list[Made]:
+        async def attempt() -> list[Changes]:
             lease_id = ctx.new_id("set-up")
-            async with lease_sandbox(ctx, lease_id, config.lease_spec(lease_id, task)) as sandbox:
-                return await run_set_ups(sandbox, task)
+            spec = config.lease_spec(lease_id, task)
+            spec = msgspec.structs.replace(spec, avoid_host=killed[-1] if killed else "")
+            async with lease_sandbox(ctx, lease_id, spec) as sandbox:
+                try:
+                    return await run_set_ups(sandbox, task)
+                except StepKilledError as error:
+                    killed.append(sandbox.host)
+                    if len(killed) < KILLS_MAX:
+                        raise
+                    text = f"task {task.task_id}: {len(killed)} machines killed: {error}"
+                    raise TaskUnfitError(text) from error
 
         return await with_retries(
             attempt,
@@ -92,27 +104,36 @@ class SetUps:
         )
 
 
-def _num_bytes(made: list[Made]) -> int:
-    files = [file for step in made for file in step.items()]
-    return sum(_FILE_BYTES + len(path) + len(data or b"") for path, data in files)
+def _recorded(task: Task, step: int, made: Changes) -> SetUpRecorded:
+    return SetUpRecorded(
+        split=task.split,
+        task_id=task.task_id,
+        step=step,
+        files=EpisodeFiles(changed=made.files),
+        deleted=made.deleted,
+    )
 
 
-async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Made]:
+async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
     """Return by step what its set-up and those before it made in a fresh machine.
 
     One that fails, because it needs what an episode would have left, has made what is there then.
 
     Raises:
+        StepKilledError: The machine ended by itself under a later set-up.
         SandboxError: The machine failed, or the first set-up in it.
 
     """
     layer_files = await list_work(sandbox) if task.image else []
     await open_workspace(sandbox, task, "set-up", has_git=False)
-    made: list[Made] = []
+    made: list[Changes] = []
     for number in range(len(task.steps) + 1):
         if number:
-            with contextlib.suppress(SetupError):
-                await open_step(sandbox, task.steps[number - 1])
+            try:
+                with contextlib.suppress(SetupError):
+                    await open_step(sandbox, task.steps[number - 1])
+            except SandboxKilled as error:
+                raise StepKilledError(f"set-up of step {number + 1}: {error}") from error
         try:
             changes = await read_changes(
                 sandbox,
@@ -123,21 +144,14 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Made]:
                 layer_files=layer_files,
             )
         except ChangesError:
-            made.append({})
-        else:
-            made.append(changes.files | dict.fromkeys(changes.deleted))
+            changes = Changes()
+        made.append(changes)
     return made
 
 
 def own_changes(rollout: Trajectory, task: GradedTask) -> Trajectory:
     """Return a rollout with the policy's changes alone: without what is as set-ups made it."""
-    made, contents = task.made_by_now, task.task.contents
-    left, gone = rollout.files, rollout.finished.deleted
-    now = {path: left.get(path, None if path in gone else contents.get(path)) for path in made}
-    changed = {path: data for path, data in now.items() if data != made[path]}
-    files = {path: data for path, data in left.items() if path not in made}
-    files |= {path: data for path, data in changed.items() if data is not None}
-    deleted = [path for path in gone if path not in made]
-    deleted += [path for path, data in changed.items() if data is None]
-    finished = msgspec.structs.replace(rollout.finished, deleted=sorted(deleted))
-    return msgspec.structs.replace(rollout, finished=finished, files=files)
+    left = Changes(files=rollout.files, deleted=rollout.finished.deleted)
+    own = set_ups.own_changes(left, task.task.contents, task.made_by_now)
+    finished = msgspec.structs.replace(rollout.finished, deleted=own.deleted)
+    return msgspec.structs.replace(rollout, finished=finished, files=own.files)

@@ -27,6 +27,8 @@ from penstock.messages.reward import CheatFinding, Outcome, StepGraded
 from penstock.messages.task import HiddenTests
 
 _GRADED = frozenset({Outcome.SOLVED, Outcome.FAILED})
+_SAME = [name for name in Findings.__struct_fields__ if name in StepGraded.__struct_fields__]
+"""What a finding and its event call alike; `cheats` are `findings` there."""
 
 
 class StepsJudge:
@@ -79,26 +81,13 @@ def _written(found: Findings, rollout_id: str, step: int, judge_version: str) ->
         rollout_id=rollout_id,
         step=step,
         judge_version=judge_version,
-        outcome=found.outcome,
-        score=found.score,
-        num_tests_passed=found.num_tests_passed,
-        num_tests=found.num_tests,
-        sandbox=found.sandbox,
-        detail=found.detail,
         findings=found.cheats,
+        **{name: getattr(found, name) for name in _SAME},
     )
 
 
 def _read(graded: StepGraded) -> Findings:
-    return Findings(
-        outcome=graded.outcome,
-        score=graded.score,
-        num_tests_passed=graded.num_tests_passed,
-        num_tests=graded.num_tests,
-        sandbox=graded.sandbox,
-        detail=graded.detail,
-        cheats=graded.findings,
-    )
+    return Findings(cheats=graded.findings, **{name: getattr(graded, name) for name in _SAME})
 
 
 def _fault(num_ended: int, task: GradedTask) -> str:

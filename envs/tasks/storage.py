@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.envs.tasks.harbor_folder import split_texts
+from penstock.envs.tasks.set_ups import Made, begun_with
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.workspace import contents_at
 from penstock.messages.bus import ObjectStore
@@ -72,10 +73,6 @@ async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, Hidde
 _SPLITS = {Purpose.TRAIN: Split.TRAIN, Purpose.EVAL: Split.HELDOUT}
 
 
-Made = dict[str, bytes | None]
-"""What a task's own set-up made of its files: path -> content, None where it removed one."""
-
-
 class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task and what grades it."""
 
@@ -94,8 +91,7 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def begun_with(self) -> dict[str, bytes]:
         """The step's files as its set-up leaves them, but for the policy's."""
-        begun = self.task.contents | self.made_by_now
-        return {path: data for path, data in begun.items() if data is not None}
+        return begun_with(self.task.contents, self.made_by_now)
 
     def at_step(self, step: int) -> "GradedTask":
         """Return one of its steps as a task, with all that was asked and written by then."""

@@ -1,8 +1,8 @@
 """`penstock images base|build|ls|gc`: what machines boot, and layers above it.
 
-`base` is idempotent and safe to run twice at once; only what changed is built. It takes about three
-minutes on two cores the first time, mostly the kernel's compilation; with `--at-once`, where none
-was compiled yet, half a minute: machines then boot Debian's own kernel. With `--qemu` also
+`base` is idempotent and safe to run twice at once; only what changed is built. It takes two to
+three minutes on two cores the first time, mostly the kernel's compilation; with `--at-once`, where
+none was compiled yet, half a minute: machines then boot Debian's own kernel. With `--qemu` also
 what QEMU boots, Debian's cloud kernel (a download of 27 MB), and QEMU itself (24 MB of source, five
 more minutes).
 """

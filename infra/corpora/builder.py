@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.actors.trainer.midtraining.corpus import Corpus
-from penstock.messages.errors import PenstockError
+from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
+from penstock.messages.errors import ConfigError, PenstockError
 
 Document = tuple[list[int], list[float]]
 """Token ids, and how much each counts as a target."""
@@ -53,6 +53,21 @@ class CorpusBuilder:
             lengths=np.array([len(document) for document in self._documents], np.int32),
             weights=_flat(self._weights, np.float32),
         )
+
+
+def corpora_built(train: CorpusBuilder, heldout: CorpusBuilder, expected: str) -> dict[str, bytes]:
+    """Return what is trained and what is held out by their keys.
+
+    Raises:
+        ConfigError: One of them has no document; the text is `expected`, which names the setting.
+
+    """
+    if train.is_empty or heldout.is_empty:
+        raise ConfigError(expected)
+    return {
+        MIDTRAIN_KEY: encode_corpus(train.build()),
+        MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
+    }
 
 
 def until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
-from penstock.actors.trainer.midtraining.corpus import encode_corpus
 from penstock.infra.corpora.builder import (
     HELDOUT_EVERY,
-    MIDTRAIN_HELDOUT_KEY,
-    MIDTRAIN_KEY,
     CorpusBuilder,
     Document,
+    corpora_built,
     until,
 )
 from penstock.infra.corpora.text import read_texts
@@ -30,10 +28,7 @@ def corpus_objects(
     """Return what is trained and what is held out by their keys; as `add_corpora`."""
     builders = CorpusBuilder(), CorpusBuilder()
     add_corpora(corpora, chat, tools, tokens_max, stopped, builders)
-    return {
-        MIDTRAIN_KEY: encode_corpus(builders[0].build()),
-        MIDTRAIN_HELDOUT_KEY: encode_corpus(builders[1].build()),
-    }
+    return corpora_built(*builders, "model.corpora: expected at least one")
 
 
 def add_corpora(  # noqa: PLR0913, PLR0917 - what is read, by whom, into what

@@ -18,20 +18,13 @@ from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.policy.summaries import MARK, SummaryConfig, SummaryMode
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
-from penstock.actors.trainer.midtraining.corpus import encode_corpus
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.trail.config import TrailConfig
 from penstock.envs.trail.tasks import Trail, draw_trails
 from penstock.envs.trail.walker import Walker
-from penstock.infra.corpora.builder import (
-    MIDTRAIN_HELDOUT_KEY,
-    MIDTRAIN_KEY,
-    CorpusBuilder,
-    Document,
-    until,
-)
+from penstock.infra.corpora.builder import CorpusBuilder, Document, corpora_built, until
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import add_drills
 from penstock.kernels.arrays import from_array
@@ -71,7 +64,7 @@ class TrailCorpus:
         """Return them by their keys; equal arguments give equal bytes.
 
         Raises:
-            ConfigError: A trail does not fit its limits.
+            ConfigError: A trail does not fit its limits, or there are too few.
             PreparationStoppedError: `stopped` was set meanwhile.
 
         """
@@ -87,11 +80,9 @@ class TrailCorpus:
             builder = train if index % _HELDOUT_EVERY else heldout
             for ids, weights in self._documents(trail, chat):
                 builder.add(ids, weights)
-        return {
-            TOKENIZER_KEY: tokenizer.to_json().encode(),
-            MIDTRAIN_KEY: encode_corpus(train.build()),
-            MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
-        }
+        text = f"expected at least 2, one of them to hold out, got {config.num_demonstrations}"
+        built = corpora_built(train, heldout, f"prepare.num_demonstrations: {text}")
+        return {TOKENIZER_KEY: tokenizer.to_json().encode()} | built
 
     def _draw(self) -> Iterator[Trail]:
         num, limits = self._config.num_demonstrations, self._config.limits

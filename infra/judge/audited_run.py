@@ -10,14 +10,16 @@ import msgspec
 
 from penstock.actors.judge.rubric.contrast import ATTEMPTS_MAX, JudgedAttempt
 from penstock.actors.judge.submission import read_submission
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import write_atomic
+from penstock.envs.tasks.set_ups import recorded_set_ups
 from penstock.envs.tasks.storage import TaskBook
 from penstock.infra.judge.audit import GroupAudit
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.messages.bus import Bus
+from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reading.trajectories import last_of, read_trajectory
@@ -56,28 +58,36 @@ async def read_groups(run: RunDir, num_max: int) -> list[Group]:
     """
     config = load_config(run.config)
     async with open_log(run, "judge") as bus:
-        store, last, tasks = run.store(), last_of(bus), TaskBook()
+        store = run.store()
         text = (await store.get(TOKENIZER_KEY)).decode()
         chat = open_chat(config.model.chat, Tokenizer.from_json(text, TOKENIZER_KEY))
-        groups: list[Group] = []
-        for verdicts in reversed(await _graded(bus)):
-            group: Group = []
-            for verdict in sorted(verdicts, key=lambda one: one.group_index)[:ATTEMPTS_MAX]:
-                try:
-                    rollout = await last(RolloutFinished, verdict.rollout_id)
-                    if rollout is None:
-                        continue
-                    task = await tasks.find(store, Purpose.TRAIN, rollout.task_id)
-                    trajectory = await read_trajectory(store, last, rollout)
-                except (CodecError, NotFoundError):  # Collected or erased since.
+        return await groups_in(bus, store, chat, num_max)
+
+
+async def groups_in(bus: Bus, store: ObjectStore, chat: ChatFormat, num_max: int) -> list[Group]:
+    """Return the groups of a log, as `read_groups` does."""
+    last, tasks = last_of(bus), TaskBook()
+    groups: list[Group] = []
+    for verdicts in reversed(await _graded(bus)):
+        group: Group = []
+        for verdict in sorted(verdicts, key=lambda one: one.group_index)[:ATTEMPTS_MAX]:
+            try:
+                rollout = await last(RolloutFinished, verdict.rollout_id)
+                if rollout is None:
                     continue
-                submission = read_submission(trajectory, task, chat)
-                is_solved = verdict.outcome is Outcome.SOLVED
-                group.append(JudgedAttempt(submission=submission, is_solved=is_solved))
-            if len(group) > 1:
-                groups.append(group)
-            if len(groups) >= num_max:
-                break
+                task = await tasks.find(store, Purpose.TRAIN, rollout.task_id)
+                trajectory = await read_trajectory(store, last, rollout)
+                made = await recorded_set_ups(store, last, task.task)
+            except (CodecError, NotFoundError):  # Collected or erased since.
+                continue
+            task = msgspec.structs.replace(task, made=made)
+            submission = read_submission(trajectory, task, chat)
+            is_solved = verdict.outcome is Outcome.SOLVED
+            group.append(JudgedAttempt(submission=submission, is_solved=is_solved))
+        if len(group) > 1:
+            groups.append(group)
+        if len(groups) >= num_max:
+            break
     return groups
 
 

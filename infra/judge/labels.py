@@ -17,6 +17,7 @@ from penstock.actors.judge.submission import Submission, read_submission
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.set_ups import recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask, load_tasks
 from penstock.infra.corpora.lines import read_lines
 from penstock.infra.export.preferences import PreferenceReader, standing
@@ -141,11 +142,13 @@ async def episode_labels(
             continue
         try:
             trajectory = await read_trajectory(store, last, finished)
+            made = await recorded_set_ups(store, last, task)
         except CodecError:  # A payload was collected.
             continue
         none = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
         hidden = msgspec.structs.replace(none, steps=[none] * len(task.steps))
-        done = read_submission(trajectory, GradedTask(task=task, hidden=hidden), chat)
+        graded = GradedTask(task=task, hidden=hidden, made=made)
+        done = read_submission(trajectory, graded, chat)
         work = {"task": done.task, "diff": done.diff, "final": done.final, "turns": done.turns}
         for label in labels.of(rollout_id):
             choice = nearest_choice(label.value or 0.0, criterion.choices)

@@ -14,21 +14,14 @@ from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
-from penstock.actors.trainer.midtraining.corpus import encode_corpus
 from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
-from penstock.infra.corpora.builder import (
-    MIDTRAIN_HELDOUT_KEY,
-    MIDTRAIN_KEY,
-    CorpusBuilder,
-    until,
-)
+from penstock.infra.corpora.builder import CorpusBuilder, corpora_built, until
 from penstock.infra.corpora.own import add_corpora, sample_texts
 from penstock.infra.models.settings import CorpusConfig
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split
 
 _SKIPPED_FOLDERS = frozenset(
@@ -92,14 +85,10 @@ def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
         heldout.add_pieces(tokenizer.encode(text), 1.0, config.piece_tokens)
     tools = OfferedTools(words=tools_prompt(config.harness))
     add_corpora(corpora, chat, tools, tokens_max, stopped, (train, heldout))
-    if train.is_empty or heldout.is_empty:
-        text = "expected demonstrations and standard-library code, or model.corpora in their place"
-        raise ConfigError(f"prepare.num_demonstrations, prepare.code_tokens: {text}")
-    return {
-        TOKENIZER_KEY: tokenizer.to_json().encode(),
-        MIDTRAIN_KEY: encode_corpus(train.build()),
-        MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
-    }
+    text = "expected demonstrations and standard-library code, or model.corpora in their place"
+    fields = "prepare.num_demonstrations, prepare.code_tokens"
+    built = corpora_built(train, heldout, f"{fields}: {text}")
+    return {TOKENIZER_KEY: tokenizer.to_json().encode()} | built
 
 
 def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:

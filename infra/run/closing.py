@@ -20,6 +20,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.runs import RunDir
 from penstock.infra.run.summary import run_summary
+from penstock.messages.reading.trajectories import last_of
 
 Say = Callable[[str], None]
 
@@ -52,7 +53,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
     figures = run_summary(state, config, replay, started_at=started_at, ended_at=ended_at)
     encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
     write_atomic(run.summary, encoded + b"\n")
-    write_report(run, state, await episodes.packed(run.store()))
+    write_report(run, state, await episodes.packed(run.store(), last_of(bus)))
     for line in closing_table(figures):
         say(line)
     say(f"report: {run.report}")

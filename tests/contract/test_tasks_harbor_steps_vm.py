@@ -82,10 +82,9 @@ async def test_what_setups_make_is_known_without_the_policy(pool, tmp_path):  # 
     }
     candidate, _ = make(tmp_path / "steps", **changed)
     machine = (await pool.acquire(200.0)).sandbox
-    made = {"made.txt": b"made\n", "setup.sh": None}
-    assert await run_set_ups(machine, candidate.task) == [
-        made, {"made.txt": b"made\n", "conftest.py": b"\n"}
-    ]  # fmt: skip
+    first, later = await run_set_ups(machine, candidate.task)
+    assert (first.files, first.deleted) == ({"made.txt": b"made\n"}, ["setup.sh"])
+    assert later.files == {"made.txt": b"made\n", "conftest.py": b"\n"} and not later.deleted
 
 
 async def test_the_gates_go_through_all_steps(pool, tmp_path):  # noqa: F811

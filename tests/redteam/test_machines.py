@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.contract.sandbox.check_sandbox import FILL_SYSTEM_V
 
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.confinement.confinement import UID_FIRST
@@ -217,6 +218,8 @@ async def test_no_program_fills_its_machine_to_death():
             assert b"No space left on device" in filled.stderr
         segments = await attack(machine, ["python3", "-c", SEGMENTS])
         assert segments.stdout == b"made 0\n"
+        queues = await attack(machine, ["python3", "-c", FILL_SYSTEM_V])
+        assert queues.stdout.decode().count("ENOSPC") == 2
         hog = await attack(machine, ["python3", "-c", HOG])
         assert hog.exit_code in {-9, 1}  # killed, or refused memory
         await attack(machine, ["sh", "-c", OWN_MOUNT])

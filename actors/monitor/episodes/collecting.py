@@ -10,7 +10,9 @@ from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.monitor.episodes.reading import EpisodeReader
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
+from penstock.messages.episode import SetUpRecorded
 from penstock.messages.errors import PenstockError
+from penstock.messages.reading.trajectories import Last
 from penstock.messages.requests.episodes import ROWS_MAX, EpisodeFilter
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
@@ -45,18 +47,25 @@ class EpisodeCollector:
         if isinstance(event, RolloutFinished | Verdict | TurnSampled | EpisodeLabeled):
             self._keep(event.rollout_id, event)
 
-    async def last(self, event_type: type[E], key: str, /) -> E | None:
-        """Return a kept event, as a log would."""
-        rollout_id = key if event_type is RolloutFinished else key.rpartition(".")[0]
-        event = self._kept.get(rollout_id, {}).get((event_type, key))
-        return event if isinstance(event, event_type) else None
-
-    async def packed(self, store: ObjectStore) -> tuple[bytes, bytes]:
+    async def packed(self, store: ObjectStore, log: Last) -> tuple[bytes, bytes]:
         """Return as JSON the rows, newest first, and an object of views by rollout id.
 
         Episodes that cannot be read, or that no room is left for, have a row alone.
+
+        Args:
+            store: The run's.
+            log: Reads what is of a task and not of one episode.
+
         """
-        reader = EpisodeReader(store, self.last)
+
+        async def last(event_type: type[E], key: str, /) -> E | None:
+            if event_type is SetUpRecorded:
+                return await log(event_type, key)
+            rollout_id = key if event_type is RolloutFinished else key.rpartition(".")[0]
+            event = self._kept.get(rollout_id, {}).get((event_type, key))
+            return event if isinstance(event, event_type) else None
+
+        reader = EpisodeReader(store, last)
         rows = self.index.select(EpisodeFilter())
         views: dict[str, msgspec.Raw] = {}
         num_bytes = 0

@@ -9,6 +9,8 @@ import numpy as np
 
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.changes import Changes
+from penstock.envs.tasks.set_ups import begun_with, own_changes, recorded_set_ups
 from penstock.envs.tasks.storage import load_tasks
 from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
@@ -85,7 +87,7 @@ class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Empty where the run's tasks do not have it."""
     turns: list[TurnView] = []
     diff: str = ""
-    """Unified, of the task's files, those of its later steps too, against what the episode left."""
+    """Unified, of the task's files, as its set-ups left them, against what the episode left."""
     files_missing: str = ""
     """Why there is no diff."""
     verdict: VerdictView | None = None
@@ -164,10 +166,14 @@ class EpisodeReader:
     async def _diff(self, event: RolloutFinished, task: Task | None) -> tuple[str, str]:
         try:
             changed = await load_files(self._store, event.files)
+            by_step = await recorded_set_ups(self._store, self._last, task) if task else []
         except CodecError as error:
             return "", str(error)
-        before = contents_at(task, len(event.step_ends)) if task else {}
-        return unified_diff(before, changed, event.deleted), ""
+        step = len(event.step_ends)
+        contents = contents_at(task, step) if task else {}
+        made = by_step[step] if step < len(by_step) else {}
+        own = own_changes(Changes(files=changed, deleted=event.deleted), contents, made)
+        return unified_diff(begun_with(contents, made), own.files, own.deleted), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:

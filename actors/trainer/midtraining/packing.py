@@ -92,7 +92,13 @@ def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
 
     The longest piece comes first, each to the part that is smallest then; one part more where one
     would hold over `tokens_max` tokens, which no piece does alone.
+
+    Raises:
+        ValueError: There is no piece, or one of more than `tokens_max` tokens.
+
     """
+    if not len(pieces):
+        raise ValueError("pieces: expected at least one, got none")
     lengths = pieces[:, 1]
     longest_first = np.argsort(-lengths, kind="stable").tolist()
     num_large = int((2 * lengths > tokens_max).sum())  # Of which no two share a part.

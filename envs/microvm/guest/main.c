@@ -28,6 +28,9 @@
 #define FILES_PERCENT_MAX 70
 #define SHARED_PERCENT 10
 #define SEGMENTS_PERCENT 2
+#define QUEUE_BYTES 2048
+#define MESSAGE_BYTES 64
+#define SEMAPHORES "250 2048 32 128"
 #define BYTES_PER_INODE (16u << 10)
 #define PROCESSOR_BYTES_MAX 16384
 #define PROCESSOR_COPY "/mnt/cpuinfo"
@@ -57,8 +60,9 @@ static const char *lower_folders(void) {
 }
 
 /* Whatever outlives the processes that the kernel may kill when memory is short is bounded, all of it
- * together below 90% of the memory: files and their inodes (70 + 6), /dev/shm (10 + 1), segments of
- * System V (2). Else a program could fill it, and the kernel would find nothing left to kill. */
+ * together below 90% of the memory: files and their inodes (70 + 6), /dev/shm (10 + 1), of System V
+ * segments (2), queues and semaphores (1). Else a program could fill it, and the kernel would find
+ * nothing left to kill. */
 static uint64_t memory_bytes(void) {
     struct sysinfo info;
     must(sysinfo(&info) == 0, "sysinfo");
@@ -79,13 +83,29 @@ static void mount_files(void) {
     mount_bounded("/mnt", bytes < most ? bytes : most, "755");
 }
 
-static void bound_segments(void) {
-    char pages[32];
-    int n = snprintf(pages, sizeof pages, "%llu", (unsigned long long)(memory_bytes() / 100 *
-                     SEGMENTS_PERCENT / 4096));
-    int fd = open("/proc/sys/kernel/shmall", O_WRONLY | O_CLOEXEC);
-    must(fd >= 0 && write(fd, pages, (size_t)n) == n, "bound segments");
+static void bound(const char *name, const char *value) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/sys/kernel/%s", name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    must(fd >= 0 && write(fd, value, strlen(value)) == (ssize_t)strlen(value), path);
     close(fd);
+}
+
+static void bound_number(const char *name, uint64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    bound(name, text);
+}
+
+/* A queue holds at most as many messages as bytes, and an empty message takes MESSAGE_BYTES. The
+ * semaphores are those of a set, in all, of one call, and their sets: 0.2 MiB at most. */
+static void bound_system_v(void) {
+    uint64_t memory = memory_bytes();
+    bound_number("shmall", memory / 100 * SEGMENTS_PERCENT / 4096);
+    bound_number("msgmax", QUEUE_BYTES);
+    bound_number("msgmnb", QUEUE_BYTES);
+    bound_number("msgmni", memory / 128 / (QUEUE_BYTES * MESSAGE_BYTES));
+    bound("sem", SEMAPHORES);
 }
 
 /* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. A kernel
@@ -130,7 +150,7 @@ static void mount_root(void) {
     mkdir("/dev/pts", 0755);
     mkdir("/dev/shm", 0755);
     mount_bounded("/dev/shm", memory_bytes() / 100 * SHARED_PERCENT, "1777");
-    bound_segments();
+    bound_system_v();
     mount("devpts", "/dev/pts", "devpts", 0, "ptmxmode=666,mode=620");
 }
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,15 @@ Say = Callable[[str], None]
 """Shows one line of progress."""
 
 LOG_TAIL_BYTES = 1500
+_UNREACHED = re.compile(
+    "Temporary failure|Could not (resolve|connect)|Unable to connect|NewConnectionError"
+    "|Connection (failed|refused|timed out)|Network is unreachable"
+)
+"""What apt, curl and pip say without a network."""
+_NEEDS_NETWORK = (
+    "it needs the network: connect this machine, or set http_proxy to a proxy, "
+    "and run the command again"
+)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -97,8 +107,10 @@ class Steps:
         if code != 0:
             with log.open("rb") as file:
                 file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-                tail = file.read().decode(errors="replace")
-            raise BuildError(f"{what}: {argv[0]} ended with {code}; {log} ends with:\n{tail}")
+                tail = file.read().decode(errors="replace").strip()
+            lines = [f"{what}: {argv[0]} ended with {code}; {log} ends with:", tail]
+            lines += [_NEEDS_NETWORK] if _UNREACHED.search(tail) else []
+            raise BuildError("\n".join(lines))
         self.say(f"{what}: {time.monotonic() - started:.0f} s")
 
     def _wait(

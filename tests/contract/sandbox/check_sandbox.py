@@ -229,6 +229,35 @@ async def a_full_disk_is_said_and_survived(machine: Machine) -> None:
     assert await sh(machine, "rm big; echo fine > ok; cat ok") == "fine\n"
 
 
+FILL_SYSTEM_V = """
+import ctypes, errno, struct
+libc = ctypes.CDLL(None, use_errno=True)
+message = struct.pack("l2048x", 1)
+queues = sent = sets = 0
+while queues < 40 and (queue := libc.msgget(queues + 1, 0o1600)) >= 0:
+    queues += 1
+    while libc.msgsnd(queue, message, 0, 0o4000) == 0:
+        sent += 1
+print(queues, errno.errorcode[ctypes.get_errno()], sent)
+while sets < 40 and libc.semget(sets + 1, 250, 0o1600) >= 0:
+    sets += 1
+print(sets, errno.errorcode[ctypes.get_errno()])
+queue = libc.msgget(1, 0)
+libc.msgctl(queue, 0, None)
+queue = libc.msgget(1, 0o1600)
+print(libc.msgsnd(queue, message, 2048, 0o4000), libc.msgsnd(queue, message, 2048, 0o4000))
+"""
+
+
+async def queues_and_semaphores_of_system_v_are_bounded(machine: Machine) -> None:
+    if machine.info.backend == "process":
+        return  # The host's own kernel has them.
+    said = await sh(machine, f"python3 -c '{FILL_SYSTEM_V}'")
+    (queues, refused, sent), (sets, too_many), fit = map(str.split, said.splitlines())
+    assert (refused, too_many, fit) == ("ENOSPC", "ENOSPC", ["0", "-1"])
+    assert int(queues) >= 4 and int(sent) == 2048 * int(queues) and int(sets) == 8
+
+
 SECRET = "/tests/secret/answer"
 SPY = f"cat {SECRET}; ls -A /tests/secret; echo x > /tests/secret/own; kill -9 $PPID"
 """What code under test would try."""
@@ -299,6 +328,7 @@ CHECKS = (
     large_arguments_pass_through_the_narrow_line,
     senseless_requests_are_refused,
     a_full_disk_is_said_and_survived,
+    queues_and_semaphores_of_system_v_are_bounded,
     tests_run_apart_from_the_code,
     after_close_every_call_fails,
 )

@@ -11,6 +11,7 @@ from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.log_folds import fold_log
 from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir
+from penstock.messages.reading.trajectories import last_of
 from penstock.messages.telemetry import Wait
 
 from .browser import chromium
@@ -82,7 +83,8 @@ async def test_a_hostile_episode_is_shown_as_text(site, tmp_path, width, height,
     await site.bus.publish([*story(), *episode("h0-m0", "h0"), *episode("h0-m1", "h0")])
     await with_objects(site.store)
     run, episodes = RunDir(tmp_path / "r1"), EpisodeCollector()
-    write_report(run, await fold_log(site.bus, episodes), await episodes.packed(site.store))
+    state = await fold_log(site.bus, episodes)
+    write_report(run, state, await episodes.packed(site.store, last_of(site.bus)))
     url = run.report.as_uri() if is_report else site.url
     text = "document.getElementById('episodes').innerText"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -262,7 +262,7 @@ class World:
         self.backend = FakeBackend()
         self._hosted: list[Hosted] = []
         self._names = itertools.count()
-        self._bus = self._connect("test")
+        self.bus = self._connect("test")
 
     def _connect(self, name: str) -> MemoryBus:
         return MemoryBus(self.server, run_id="test", store=self.store, name=name)
@@ -273,7 +273,7 @@ class World:
     def client(self, name: str = "test") -> HostContext:
         """Return a context of the test's own."""
         identity = ActorIdentity(name=name, incarnation="i", seed=0)
-        return HostContext(identity, bus=self._bus, store=self.store, clock=VirtualClock())
+        return HostContext(identity, bus=self.bus, store=self.store, clock=VirtualClock())
 
     async def sleep(self, duration_s: float) -> None:
         await asyncio.sleep(duration_s)
@@ -321,14 +321,14 @@ class World:
         await self.store.put(hidden_tests_key(split), msgspec.msgpack.encode(hidden))
 
     async def publish(self, *events: Event) -> None:
-        await self._bus.publish(events)
+        await self.bus.publish(events)
 
     async def read(self, event_type: type[Event]) -> list[Event]:
         """Return all stored events of a type; rollouts with their turns and files read in."""
-        events = [d.event async for d in self._bus.follow([event_type], stop_at_end=True)]
+        events = [d.event async for d in self.bus.follow([event_type], stop_at_end=True)]
         if event_type is not RolloutFinished:
             return events
-        last = last_of(self._bus)
+        last = last_of(self.bus)
         return [Whole(await read_trajectory(self.store, last, event)) for event in events]
 
     async def wait_for(self, event_type: type[Event], count: int, within_s: float = 600.0) -> list:
@@ -354,7 +354,7 @@ class World:
         for hosted in self._hosted:
             if not hosted.task.done():
                 await hosted.stop()
-        await self._bus.close()
+        await self.bus.close()
 
     async def check_ledger(self) -> None:
         """Every stored turn is in its rollout's trajectory, once, and no other turn is."""

@@ -42,6 +42,7 @@ def test_large_parts_are_those_of_turns_and_files():
         "InferenceRecorded": ["turn"],
         "EpisodeStepEnded": ["files"],
         "RolloutFinished": ["files"],
+        "SetUpRecorded": ["files"],
     }
 
 

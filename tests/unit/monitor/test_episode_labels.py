@@ -80,7 +80,7 @@ async def test_labels_are_in_rows_views_reports_and_the_terminal(capsys):
     collector = EpisodeCollector()
     for event in events:
         collector.apply(event, 0.0)
-    views = msgspec.json.decode((await collector.packed(store))[1])
+    views = msgspec.json.decode((await collector.packed(store, last_of(bus)))[1])
     assert views["g0-m0"]["labels"][0]["comment"] == HOSTILE
 
 

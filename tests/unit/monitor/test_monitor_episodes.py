@@ -114,12 +114,12 @@ async def test_a_terminal_shows_a_hostile_episode_as_text(capsys):
 
 
 async def test_a_report_holds_the_newest_episodes_within_its_bounds():
-    store = await stored()
+    store, last = await stored(), last_of(memory_bus())
     collector = EpisodeCollector(num_episodes_max=2)
     for at, name in enumerate(["a", "b", "c"]):
         for event in episode(name, group=name):
             collector.apply(event, float(at))
-    rows, views = map(msgspec.json.decode, await collector.packed(store))
+    rows, views = map(msgspec.json.decode, await collector.packed(store, last))
     assert [row["rollout_id"] for row in rows] == ["c", "b"]
     assert sorted(views) == ["b", "c"]
     assert views["c"]["turns"][1]["pieces"]
@@ -127,7 +127,7 @@ async def test_a_report_holds_the_newest_episodes_within_its_bounds():
     for name in ("a", "b"):
         for event in episode(name):
             few.apply(event, 0.0)
-    assert list(msgspec.json.decode((await few.packed(store))[1])) == ["b"]
+    assert list(msgspec.json.decode((await few.packed(store, last))[1])) == ["b"]
 
 
 def test_filters_keep_what_they_say():

@@ -90,6 +90,24 @@ def test_a_failed_step_shows_the_end_of_its_output(tmp_path):
             )
 
 
+@pytest.mark.parametrize(
+    ("said", "is_network"),
+    [
+        ("Temporary failure resolving 'deb.debian.org'", True),
+        ("Could not connect to deb.debian.org:80 (1.2.3.4). - connect (111: ...)", True),
+        ("curl: (6) Could not resolve host: deb.debian.org", True),
+        ("pip: NewConnectionError(Failed to establish a new connection)", True),
+        ("E: Unable to locate package user-mode-linux", False),
+    ],
+)
+def test_a_step_that_needs_the_network_says_what_to_do(tmp_path, said, is_network):
+    with pytest.raises(BuildError) as failed:
+        Steps(tmp_path, quiet).run("step", ["sh", "-c", f'echo "{said}"; exit 100'], timeout_s=10)
+    text = str(failed.value)
+    assert said in text
+    assert ("it needs the network: connect this machine" in text) is is_network
+
+
 @pytest.fixture
 def recipe(monkeypatch):
     """Builders that make small files; returns the names of what was built."""

@@ -41,6 +41,13 @@ def corpus(config, **limits):
     return made.objects(threading.Event())
 
 
+@pytest.mark.parametrize("num_demonstrations", [0, 1])
+def test_too_few_demonstrations_are_refused_by_their_setting(config, num_demonstrations):
+    section = msgspec.structs.replace(config.prepare, num_demonstrations=num_demonstrations)
+    with pytest.raises(ConfigError, match=r"prepare\.num_demonstrations: expected at least 2"):
+        corpus(msgspec.structs.replace(config, prepare=section))
+
+
 @pytest.fixture(scope="module")
 def documents(config):
     objects = corpus(config)

@@ -98,6 +98,13 @@ def test_a_steps_passes_are_few_and_even_and_hold_each_piece_once(lengths):
     assert len(parts) <= max(len(one_after_the_other), math.ceil(sum(lengths) / 40))
 
 
+def test_no_pieces_and_those_that_fit_no_pass_are_refused():
+    with pytest.raises(ValueError, match="pieces: expected at least one, got none"):
+        even_parts(np.zeros((0, 2), np.int64), 40)
+    with pytest.raises(ValueError, match="pieces: expected at most 40 tokens in each, got 41"):
+        even_parts(np.array([(0, 3), (3, 41)]), 40)
+
+
 def test_thousands_of_pieces_are_dealt_out_within_a_steps_time():
     lengths = [1100] * 4000  # Two do not share a pass: half of them by size, one each in truth.
     began = time.process_time()

@@ -1,13 +1,33 @@
 """A task's `setup.sh` runs in a machine of the judge's own, once, and what it makes is no cheat."""
 
+import re
+
 import msgspec
 import pytest
-from tests.sim.rollout.conftest import BUGGY, FINISH, FIX, World, make_command
+from tests.sim.rollout.conftest import (
+    BUGGY,
+    FINISH,
+    FIX,
+    Hosted,
+    World,
+    make_command,
+    make_hidden,
+    make_task,
+)
 from tests.sim.rollout.test_rollout_steps import FIX_N, steps_hidden, steps_task
 
-from penstock.actors.judge import set_ups
+from penstock.actors.judge.rubric.config import CriterionConfig
+from penstock.actors.monitor.episodes.collecting import EpisodeCollector
+from penstock.actors.monitor.episodes.index import EpisodeIndex
+from penstock.actors.monitor.episodes.reading import EpisodeReader
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.infra.judge.audited_run import groups_in
+from penstock.infra.judge.labels import episode_labels
+from penstock.messages.episode import SetUpRecorded
+from penstock.messages.reading.trajectories import last_of
 from penstock.messages.reward import CheatKind, Outcome, Verdict
-from penstock.messages.task import HiddenTests, Task, TaskStep
+from penstock.messages.signals.episode_labels import EpisodeLabeled
+from penstock.messages.task import HiddenTests, Split, Task, TaskStep
 
 FIRST = "rm setup.sh; echo 'x = 1' > conftest.py"
 LATER = "echo '[pytest]' > pytest.ini; test -f seen.txt || exit 1"
@@ -28,7 +48,8 @@ def set_up_task() -> tuple[Task, HiddenTests]:
     return task, msgspec.structs.replace(hidden, steps=hidden.steps[:1])
 
 
-async def verdicts_of(world: World, *scripts: list) -> list[Verdict]:
+async def begin(world: World, *scripts: list, group_id: str = "") -> Hosted:
+    """Return the judge."""
     task, hidden = set_up_task()
     by_rollout = {f"g{number}-m0": script for number, script in enumerate(scripts)}
     world.policy.scripts = lambda session: by_rollout[session]
@@ -36,8 +57,13 @@ async def verdicts_of(world: World, *scripts: list) -> list[Verdict]:
     world.host_machines()
     await world.put_split([task], [hidden])
     world.host_worker()
-    world.host_judge()
-    await world.publish(*(make_command(name, task, group_id=name) for name in by_rollout))
+    commands = (make_command(name, task, group_id=group_id or name) for name in by_rollout)
+    await world.publish(*commands)
+    return world.host_judge()
+
+
+async def verdicts_of(world: World, *scripts: list, **changes: str) -> list[Verdict]:
+    await begin(world, *scripts, **changes)
     verdicts = await world.wait_for(Verdict, len(scripts))
     return sorted(verdicts, key=lambda verdict: verdict.rollout_id)
 
@@ -52,29 +78,44 @@ def test_what_setups_made_is_no_cheat(simulate) -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize(("num_bytes_max", "num_made"), [(1 << 20, 2), (600, 3), (1, 3)])
-def test_of_many_tasks_the_last_used_are_kept(
-    simulate, monkeypatch, num_bytes_max, num_made
-) -> None:
-    monkeypatch.setattr(set_ups, "KEPT_BYTES_MAX", num_bytes_max)
-
+def test_what_one_judge_made_another_one_knows(simulate) -> None:
     async def scenario(world: World) -> None:
-        task, hidden = set_up_task()
-        task, hidden = (msgspec.structs.replace(one, steps=[]) for one in (task, hidden))
-        tasks = [msgspec.structs.replace(task, task_id=name) for name in ("a", "b")]
-        hiddens = [msgspec.structs.replace(hidden, task_id=name) for name in ("a", "b")]
-        world.policy.scripts = lambda _session: [[FIX], [FINISH]]
-        world.host(world.policy)
-        world.host_machines()
-        await world.put_split(tasks, hiddens)
-        world.host_worker()
+        judge = await begin(world, SCRIPT, SCRIPT)
+        await world.wait_for(SetUpRecorded, 2)  # Of each step.
+        await judge.kill()
         world.host_judge()
-        for number, which in enumerate((0, 1, 0)):
-            await world.publish(make_command(f"g{number}", tasks[which], group_id=f"g{number}"))
-            verdicts = await world.wait_for(Verdict, number + 1)
-            assert (verdicts[-1].outcome, verdicts[-1].findings) == (Outcome.SOLVED, [])
+        verdicts = await world.wait_for(Verdict, 2)
+        assert [(one.outcome, one.findings) for one in verdicts] == [(Outcome.SOLVED, [])] * 2
         set_up = [one for one in world.backend.machines if ["bash", "setup.sh"] in one.commands]
-        assert len(set_up) == 3 + num_made  # The episodes' and the judge's.
+        assert len(set_up) == 3  # The episodes' and one of the judges'.
+
+    simulate(scenario)
+
+
+async def diffs_of(world: World, rollout_id: str) -> list[str]:
+    """Return what viewer, report, audit and calibration show as an episode's changes."""
+    labeled = {"group_id": "g0", "label_id": "l", "labeler": "ann", "value": 1.0}
+    await world.publish(EpisodeLabeled(rollout_id=rollout_id, **labeled))
+    await world.put_split([make_task("h", Split.HELDOUT)], [make_hidden("h")])
+    await world.store.put(TOKENIZER_KEY, world.tokenizer.to_json().encode())
+    view = await EpisodeReader(world.store, last_of(world.bus)).read(rollout_id, EpisodeIndex())
+    [group] = await groups_in(world.bus, world.store, world.chat, num_max=1)
+    criterion = CriterionConfig(name="clear", text="Is it?")
+    [label] = await episode_labels(world.bus, world.store, world.chat, criterion)
+    collector = EpisodeCollector()
+    async for delivery in world.bus.follow(collector.types, stop_at_end=True):
+        collector.apply(delivery.event, delivery.stored_at)
+    _, views = await collector.packed(world.store, last_of(world.bus))
+    reported = msgspec.json.decode(views)[rollout_id]["diff"]
+    return [view.diff, reported, group[0].submission.diff, label.diff]
+
+
+def test_what_set_ups_made_is_nowhere_shown_as_the_policy_s(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await verdicts_of(world, SCRIPT, SCRIPT, group_id="g")
+        for diff in await diffs_of(world, "g0-m0"):
+            assert "+    return x * 2" in diff and "seen.txt" in diff
+            assert not re.search(r"setup\.sh|conftest\.py|pytest\.ini", diff)
 
     simulate(scenario)
 
@@ -107,5 +148,27 @@ def test_a_machine_that_fails_is_replaced_then_the_rollout_is_masked(simulate, n
         else:
             assert verdict.outcome is Outcome.INFRASTRUCTURE_ERROR
             assert "the task's set-up" in verdict.detail
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_a_later_set_up_that_kills_its_machines_is_the_task_s_fault(simulate, num_killed) -> None:
+    async def scenario(world: World) -> None:
+        world.backend.deaths = {1 + number: 7 for number in range(num_killed)}
+        await begin(world, SCRIPT)
+        world.policy.scripts = lambda _session: SCRIPT
+        [verdict] = await world.wait_for(Verdict, 1)
+        if num_killed == 1:
+            assert (verdict.outcome, verdict.findings) == (Outcome.SOLVED, [])
+            return
+        assert verdict.outcome is Outcome.JUDGE_ERROR
+        assert "task train-0: 2 machines killed: set-up of step 2" in verdict.detail
+        assert world.backend.machines[2].commands.count(["bash", "setup.sh"]) == 1
+        world.backend.deaths = {}
+        await world.publish(make_command("g1-m0", set_up_task()[0], group_id="g1"))
+        again = (await world.wait_for(Verdict, 2))[-1]
+        assert (again.outcome, again.detail) == (verdict.outcome, verdict.detail)
+        assert len(world.backend.machines) == 4  # The two episodes' and those that were killed.
 
     simulate(scenario)
