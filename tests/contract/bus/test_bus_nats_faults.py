@@ -96,10 +96,11 @@ async def test_a_request_is_asked_again_after_a_cut(world, proxied):
     proxy, bus = proxied
     server = await world.bus()
     asked = []
+    was_cut = asyncio.Event()
 
     async def answer(message):
         asked.append(message)
-        await asyncio.sleep(0.2)
+        await was_cut.wait()
         yield message
 
     await server.serve("slow", answer)
@@ -108,6 +109,7 @@ async def test_a_request_is_asked_again_after_a_cut(world, proxied):
         while not asked:
             await asyncio.sleep(0.01)
     proxy.cut()
+    was_cut.set()
     assert await request == saved(1)
     assert len(asked) == 2
 
