@@ -261,7 +261,7 @@ def find_server(explicit: Path | None = None) -> Path:
 def _checked(program: Path) -> Path:
     try:
         answer = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+            [program, "--version"], capture_output=True, text=True, timeout=START_S_MAX, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NotFoundError(f"nats-server: {program} does not run: {error}") from error

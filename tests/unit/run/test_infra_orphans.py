@@ -20,7 +20,7 @@ actor = subprocess.Popen(
     ["sh", "-c", "setsid sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
 )
 left = int(actor.stdout.readline())
-while b"setsid" in Path(f"/proc/{left}/cmdline").read_bytes():
+while not Path(f"/proc/{left}/cmdline").read_bytes().startswith(b"sleep"):
     time.sleep(0.01)
 actor.kill()
 actor.wait()
@@ -46,12 +46,13 @@ from penstock.infra.run.orphans import adopt_orphans, reap_ended
 adopt_orphans()
 own = subprocess.Popen(["true"], start_new_session=True)
 actor = subprocess.Popen(
-    ["sh", "-c", "setsid sh -c 'echo $$; sleep 0.2' &"], stdout=subprocess.PIPE,
-    start_new_session=True,
+    ["sh", "-c", "exec 3<&0; setsid sh -c 'echo $$; read end <&3' &"], stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, start_new_session=True,
 )
 left = int(actor.stdout.readline())
 actor.wait()
 print(reap_ended({own.pid, actor.pid}), Path(f"/proc/{left}").exists())
+actor.stdin.close()
 actor.stdout.read()
 while Path(f"/proc/{left}/stat").read_text().split()[2] != "Z":
     time.sleep(0.01)
