@@ -14,7 +14,7 @@ from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import StepCompleted
 
 NUM_TASKS = 60
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 class Engine(Actor):
