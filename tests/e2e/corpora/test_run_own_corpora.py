@@ -46,12 +46,12 @@ def write_corpora(folder: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def launch(tmp_path):
-    """Start runs that end after mid-training, or go on with one."""
+    """Start runs of one step after mid-training, or go on with one."""
     config = tmp_path / "own.toml"
     tables = {
         "base": str(TINY),
         "model": {"corpora": write_corpora(tmp_path / "mine")},
-        "trainer": {"steps_max": 0, "midtrain": MIDTRAIN},
+        "trainer": {"steps_max": 1, "midtrain": MIDTRAIN},
         "prepare": {"code_tokens": 0},
         "run": {"wall_s_max": WAIT_S},
     }
@@ -75,7 +75,7 @@ def completed(run: Launched) -> dict[str, object]:
 
 def weights_of(run: Launched) -> dict[str, bytes]:
     folder = run.runs / f"{run.folder.name}-model"
-    done = penstock(run.runs, "export", run.folder.name, "-o", str(folder))
+    done = penstock(run.runs, "export", run.folder.name, "--version", "0", "-o", str(folder))
     assert done.returncode == 0, done.stderr
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_in_mid_training_ends_with_the_bits_of_one_that_is_
     assert gone(of_run | (machines() - before))
     again = launch("killed", resume=True)
     assert again.wait(WAIT_S) == 0, again.output
+    again.check_sound(steps=1)
 
     expected, found = completed(whole), completed(again)
     assert (expected["num_resumed"], found["num_resumed"]) == (0, 2)
