@@ -86,7 +86,7 @@ def _key(command: Sequence[str], content: bytes) -> str:
 
 @cache
 def _version(compiler: str) -> bytes:
-    done = subprocess.run([compiler, "--version"], capture_output=True, timeout=10, check=False)
+    done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60, check=False)
     return done.stdout
 
 

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.infra.bus.server import deathsig
-from penstock.infra.bus.server.server import HUB_DOMAIN, LEAF_USER, MAX_PAYLOAD_BYTES
+from penstock.infra.bus.server.server import (
+    GREET_S_MAX,
+    HUB_DOMAIN,
+    LEAF_USER,
+    MAX_PAYLOAD_BYTES,
+)
 from penstock.infra.regions.links import Link, LinkError, free_port
 from penstock.infra.regions.settings import RegionPlace
 
@@ -131,7 +136,7 @@ listen: "127.0.0.1:{port}"
 max_payload: {MAX_PAYLOAD_BYTES}
 max_pending: {256 << 20}
 write_deadline: "60s"
-authorization {{ token: {json.dumps(token)} }}
+authorization {{ token: {json.dumps(token)}, timeout: {GREET_S_MAX} }}
 mappings: {{ "$JS.API.>": "$JS.{HUB_DOMAIN}.API.>" }}
 leafnodes {{
   reconnect: "1s"

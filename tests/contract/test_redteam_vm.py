@@ -33,7 +33,7 @@ EXPECTED = ["[3, 2]", "[9]", "[]", "[]"]
 TASK = Task(
     task_id="t", category="bug", split=Split.TRAIN, instruction="Fix largest in pick.py",
     files={"pick.py": BUG, "README": "pick\n"},
-    limits=Limits(tool_s_max=5.0, output_bytes_max=4096),
+    limits=Limits(tool_s_max=15.0, output_bytes_max=4096),
 )  # fmt: skip
 HIDDEN = HiddenTests(
     task_id="t", files={PROGRAM_FILE: program("pick", CALLS)}, argv=ARGV, expected=EXPECTED,

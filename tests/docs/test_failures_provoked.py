@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import msgspec
 import pytest

@@ -64,8 +64,11 @@ class Launched:
     def until(self, text: str, *, wait_s: float = WAIT_S) -> None:
         """Wait until it says something."""
         deadline = time.monotonic() + wait_s
-        while text not in self.output:
-            assert self.process.poll() is None, f"ended before {text!r}:\n{self.output}"
+        while True:
+            has_ended = self.process.poll() is not None  # What it said last comes before its end.
+            if text in self.output:
+                return
+            assert not has_ended, f"ended before {text!r}:\n{self.output}"
             assert time.monotonic() < deadline, f"no {text!r}:\n{self.output}"
             time.sleep(0.05)
 

@@ -26,7 +26,7 @@ FIELDS = {
 def run(tmp_path_factory):
     before = machines()
     launched = Launched(tmp_path_factory.mktemp("runs"))
-    code = launched.wait()
+    code = launched.wait(220.0)
     assert code == 0, launched.output
     launched.machines_left = machines() - before
     return launched

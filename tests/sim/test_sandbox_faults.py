@@ -45,7 +45,7 @@ def backend():
 
 
 async def test_a_machine_killed_during_a_command_is_a_death(backend):
-    machine = await backend.start()
+    machine = await backend.start(timeout_s=60.0)
     running = asyncio.create_task(machine.exec(["sleep", "1000"], timeout_s=1000.0))
     await machine.exec(["true"], timeout_s=20.0)
     inside = children_of(machine.process.pid)
@@ -58,7 +58,7 @@ async def test_a_machine_killed_during_a_command_is_a_death(backend):
 
 
 async def test_a_guest_that_powers_off_is_a_death(backend):
-    machine = await backend.start()
+    machine = await backend.start(timeout_s=60.0)
     with pytest.raises(SandboxDied):
         await machine._connection.call(GuestRequest(op="shutdown"), timeout_s=5.0)
     await machine.close()
@@ -66,7 +66,7 @@ async def test_a_guest_that_powers_off_is_a_death(backend):
 
 async def test_a_guest_whose_line_is_cut_ends_itself(backend):
     # The second guard against orphans, for an owner that dies before bubblewrap watches it.
-    machine = await backend.start()
+    machine = await backend.start(timeout_s=60.0)
     inside = children_of(machine.process.pid)
     machine._connection.abort()
     assert await asyncio.to_thread(left_of, inside) == []
@@ -74,7 +74,7 @@ async def test_a_guest_whose_line_is_cut_ends_itself(backend):
 
 
 async def test_a_machine_that_hangs_is_a_timeout(backend):
-    machine = await backend.start()
+    machine = await backend.start(timeout_s=60.0)
     machine.hang_grace_s = 0.1
     stopped = children_of(machine.process.pid)
     for pid in stopped:
@@ -88,7 +88,7 @@ async def test_a_machine_that_hangs_is_a_timeout(backend):
 async def test_a_boot_that_fails_has_the_last_words(backend):
     backend._program = lambda fd, files: ["/no-such-kernel"]
     with pytest.raises(SandboxDied, match="no-such-kernel"):
-        await backend.start()
+        await backend.start(timeout_s=60.0)
 
 
 async def test_the_pool_replaces_what_dies(backend):
@@ -116,10 +116,10 @@ def test_kill_9_of_the_owner_leaves_no_orphan():
 
 
 async def test_no_descriptor_stays_open(backend):
-    machine = await backend.start()
+    machine = await backend.start(timeout_s=60.0)
     before = num_descriptors(os.getpid())
     for _ in range(3):
-        other = await backend.start()
+        other = await backend.start(timeout_s=60.0)
         await other.exec(["true"], timeout_s=20.0)
         await other.close()
     assert num_descriptors(os.getpid()) == before

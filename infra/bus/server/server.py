@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 MAX_PAYLOAD_BYTES = 1 << 20
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
+GREET_S_MAX = 30
+"""For a client to show its token: by default 2 s, which one of a busy machine may miss."""
 LEAF_USER = "leaf"
 VERSION_MIN = (2, 12)
 """Atomic batch publish came with 2.12."""
@@ -156,7 +158,7 @@ listen: "127.0.0.1:{port}"
 max_payload: {MAX_PAYLOAD_BYTES}
 max_pending: {256 << 20}
 write_deadline: "10s"
-authorization {{ token: {json.dumps(token)} }}
+authorization {{ token: {json.dumps(token)}, timeout: {GREET_S_MAX} }}
 jetstream {{
   store_dir: {store}
   sync_interval: always
@@ -167,7 +169,7 @@ jetstream {{
 
 
 def _with_leaves(config: str, listen: str, token: str) -> str:
-    user = f"user: {LEAF_USER}, password: {json.dumps(token)}"
+    user = f"user: {LEAF_USER}, password: {json.dumps(token)}, timeout: {GREET_S_MAX}"
     leaves = f"leafnodes {{ listen: {json.dumps(listen)}, authorization {{ {user} }} }}\n"
     return config.replace("jetstream {", f"jetstream {{\n  domain: {HUB_DOMAIN}") + leaves
 
@@ -261,7 +263,7 @@ def find_server(explicit: Path | None = None) -> Path:
 def _checked(program: Path) -> Path:
     try:
         answer = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+            [program, "--version"], capture_output=True, text=True, timeout=START_S_MAX, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NotFoundError(f"nats-server: {program} does not run: {error}") from error

@@ -14,7 +14,8 @@ from penstock.messages.task import CreditsChanged, Purpose, Sampling, Split, Sta
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, StepCompleted
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+"""Only what hangs meets it."""
 T = TypeVar("T")
 
 

@@ -72,7 +72,7 @@ async def an_idle_stream_meets_its_deadline(world: World) -> None:
         await asyncio.sleep(DEADLINE_S)
 
     stop = await bus.serve("stalls", stalls)
-    replies = bus.stream_request("stalls", Ack(), idle_s=0.3)
+    replies = bus.stream_request("stalls", Ack(), idle_s=3.0)
     assert await take(replies, 1) == [Ack()]
     with pytest.raises(DeadlineError, match="stalls"):
         await anext(replies)

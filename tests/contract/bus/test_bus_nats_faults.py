@@ -8,15 +8,17 @@ import signal
 
 import pytest
 from tests.contract.bus.bus_world import saved, step, task
+from tests.contract.bus.plain_server import plain_server
 from tests.contract.bus.test_bus_nats import NatsWorld
 
 from penstock.infra.bus.jetstream import puller
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import BusError
 from penstock.messages.task import StartRollout
 from penstock.messages.training import CheckpointSaved, StepCompleted
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Proxy:
@@ -25,6 +27,8 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self.port = port
         self.swallows = False
+        self.holds_s = 0.0
+        """How long it holds back what the next client says."""
         self.writers: list[asyncio.StreamWriter] = []
 
     async def start(self) -> int:
@@ -40,6 +44,9 @@ class Proxy:
         )
 
     async def pump(self, reader, writer, *, answers: bool) -> None:
+        if not answers:
+            holds_s, self.holds_s = self.holds_s, 0.0
+            await asyncio.sleep(holds_s)
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 if not (answers and self.swallows):
@@ -96,10 +103,11 @@ async def test_a_request_is_asked_again_after_a_cut(world, proxied):
     proxy, bus = proxied
     server = await world.bus()
     asked = []
+    was_cut = asyncio.Event()
 
     async def answer(message):
         asked.append(message)
-        await asyncio.sleep(0.2)
+        await was_cut.wait()
         yield message
 
     await server.serve("slow", answer)
@@ -108,6 +116,7 @@ async def test_a_request_is_asked_again_after_a_cut(world, proxied):
         while not asked:
             await asyncio.sleep(0.01)
     proxy.cut()
+    was_cut.set()
     assert await request == saved(1)
     assert len(asked) == 2
 
@@ -152,6 +161,19 @@ async def test_a_wrong_token_is_refused_at_once(world):
     with pytest.raises(BusError, match=r"127\.0\.0\.1") as caught:
         await NatsBus.connect(url, run_id="r1", store=world.store, name="x")
     assert "wrong@" not in str(caught.value)
+
+
+async def test_a_process_that_was_too_slow_to_show_its_token_shows_it_again(tmp_path):
+    with plain_server(tmp_path, 'authorization { token: "t", timeout: 0.5 }') as port:
+        proxy = Proxy(port)
+        proxy.holds_s = 1.5
+        url = f"nats://t@127.0.0.1:{await proxy.start()}"
+        bus = await NatsBus.connect(url, run_id="r1", store=MemoryStore(), name="slow")
+        await bus.flush()
+        assert len(proxy.writers) >= 4, "two connections"
+        await bus.close()
+        proxy.listener.close()
+        proxy.cut()
 
 
 async def test_a_full_stream_refuses_and_forgets_nothing(world):
@@ -218,7 +240,7 @@ async def run_through_kills(world: NatsWorld, num_kills: int, num_batches: int) 
 
 
 async def test_five_kills_lose_and_repeat_no_effect(world):
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(150):
         await run_through_kills(world, num_kills=5, num_batches=40)
 
 

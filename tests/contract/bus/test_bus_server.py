@@ -13,7 +13,7 @@ import pytest
 from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.messages.errors import BusError, NotFoundError
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def is_alive(pid: int) -> bool:

@@ -28,7 +28,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
 from penstock.messages.errors import DeadlineError
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 _obstacles: list[str] = []
 LINK = LinkSection(bandwidth_mbit_s=80.0, rtt_ms=60.0)
 NUM_BYTES = 1_000_000
@@ -93,7 +93,7 @@ async def dial(opened) -> tuple[float, float, int]:
     process = await asyncio.create_subprocess_exec(
         *entrance, sys.executable, "-c", DIAL, opened.hub_address, stdout=subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         output, _ = await process.communicate()
     connect_s, read_s, received = output.split()
     return float(connect_s), float(read_s), int(received)
@@ -133,7 +133,7 @@ async def test_an_actor_behind_a_link_has_the_whole_bus(link, tmp_path):
             *place.entrance, sys.executable, "-c", script,
             stdin=subprocess.PIPE, cwd=Path.cwd(),
         )  # fmt: skip
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             await process.communicate(place.url.encode())
         assert process.returncode == 0
         found = await hub.last(ActorStarted)

@@ -43,7 +43,7 @@ async def test_backend(name, check):
     if name in SLOW and not (found := await asyncio.to_thread(probed, name)).available:
         assert "the guest" not in found.reason, "a guest that is refused is no reason to skip"
         pytest.skip(f"{name} runs no guest code here: {found.reason}")
-    machine = await opened(name).start()
+    machine = await opened(name).start(timeout_s=60.0)
     try:
         await check(machine)
     finally:
@@ -51,7 +51,7 @@ async def test_backend(name, check):
 
 
 async def test_a_memory_hog_and_a_fork_bomb_leave_the_machine_usable():
-    machine = await opened("uml").start()
+    machine = await opened("uml").start(timeout_s=60.0)
     try:
         hog = "x = bytearray(1 << 20)\nwhile True: x += x"
         result = await machine.exec(["python3", "-I", "-S", "-c", hog], timeout_s=20.0)
@@ -64,7 +64,7 @@ async def test_a_memory_hog_and_a_fork_bomb_leave_the_machine_usable():
 
 
 async def test_the_guest_kernel_is_not_the_hosts():
-    machine = await opened("uml").start()
+    machine = await opened("uml").start(timeout_s=60.0)
     try:
         said = await sh(machine, "uname -r; cat /proc/1/comm")
         version, init = said.split()
@@ -103,7 +103,7 @@ def test_an_empty_cache_says_how_to_get_the_files(tmp_path):
 
 async def test_a_machine_whose_line_is_cut_ends_by_itself():
     """Its owner was killed before the kernel had been told to take the machine along."""
-    machine = await opened("uml").start()
+    machine = await opened("uml").start(timeout_s=60.0)
     try:
         machine._connection.abort()
         async with asyncio.timeout(20.0):

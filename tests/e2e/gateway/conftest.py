@@ -156,7 +156,7 @@ class Site:
         self.tokenizer = tokenizer
         self.chat = PenstockChat(tokenizer)
         self.generator = ScriptedGenerator()
-        config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
+        config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=30.0)
         config = msgspec.structs.replace(config, **settings)
         self.url = ""
         self.gateway = Gateway(

@@ -1,6 +1,7 @@
 """What one key may store as feedback, and whose feedback counts."""
 
 import asyncio
+import time
 
 import aiohttp
 import msgspec
@@ -42,16 +43,18 @@ async def test_a_flood_of_feedback_is_refused_before_it_is_stored(site):
     async with aiohttp.ClientSession(site.url) as http:
         body = {"request_id": await ask(site, http), "name": "accept", "value": 1}
         body |= {"comment": "x" * 16_000}
-        statuses = [
-            (await http.post("/v1/feedback", json=body, headers=bearer())).status
-            for _ in range(100)
-        ]
-        reply = await http.post("/v1/feedback", json=body, headers=bearer())
-        error = (await reply.json())["error"]
+        began, statuses = time.monotonic(), []
+        for number in range(200):
+            reply = await http.post("/v1/feedback", json=body, headers=bearer())
+            statuses.append(reply.status)
+            if number >= 100 and reply.status != 200:
+                break
+        error, minutes = (await reply.json())["error"], (time.monotonic() - began) / 60
     assert statuses[0] == 200
     assert error["code"] == "feedback_limit_exceeded" and int(reply.headers["Retry-After"]) > 0
     assert "256 KiB" in error["message"]
-    assert len(await site.events(FeedbackReceived)) == statuses.count(200) <= 18
+    allowed = (256 << 10) * (1 + minutes) / 16_000 + 1
+    assert len(await site.events(FeedbackReceived)) == statuses.count(200) <= allowed
 
 
 @pytest.fixture

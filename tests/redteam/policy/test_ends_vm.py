@@ -9,6 +9,7 @@ The bus is in memory; everything else is what a run has, on the machine's own cl
 import os
 import signal
 
+import msgspec
 import pytest
 from tests.sim.boots.processes import children_of
 from tests.sim.rollout.conftest import BUGGY, FINISH, LOOK, Call, World, make_command, tokenizer
@@ -27,7 +28,7 @@ TASK = Task(
     task_id="train-0", category="operator", split=Split.TRAIN, instruction="Fix double in m.py",
     files={"m.py": BUGGY},
     limits=Limits(
-        num_turns_max=6, num_tokens_max=8192, turn_tokens_max=1024, wall_s_max=5.0, tool_s_max=2.0
+        num_turns_max=6, num_tokens_max=8192, turn_tokens_max=1024, wall_s_max=60.0, tool_s_max=2.0
     ),
 )  # fmt: skip
 HIDDEN = HiddenTests(
@@ -49,8 +50,9 @@ def leave(content: str) -> list[Call]:
 
 EATER = "python3 -c 'x = []\nwhile 1: x.append(bytearray(1 << 24))'"
 FAILED, POLICY_ERROR, TIMEOUT = Outcome.FAILED, Outcome.POLICY_ERROR, Outcome.TIMEOUT
+LATE = "a call that never ends"
 PLANTED: dict[str, tuple[list[list[Call]], set[Outcome]]] = {
-    "a call that never ends": (
+    LATE: (
         [run("while :; do :; done")] * 9, {FAILED, TIMEOUT},
     ),
     "loops left behind that ignore signals": (
@@ -96,15 +98,17 @@ def backend():
         pytest.skip(str(missing))
 
 
-async def end_of(world: World, script: list[list[Call]]) -> tuple[RolloutFinished, Verdict]:
+async def end_of(
+    world: World, script: list[list[Call]], task: Task = TASK
+) -> tuple[RolloutFinished, Verdict]:
     """Run one episode and grade it."""
     world.policy.scripts = lambda _session: script
-    await world.put_split([TASK], [HIDDEN])
+    await world.put_split([task], [HIDDEN])
     world.host(world.policy)
     world.host_machines(live_max=2)
     world.host_worker()
     world.host_judge()
-    await world.publish(make_command("g0-m0", TASK))
+    await world.publish(make_command("g0-m0", task))
     [rollout] = await world.wait_for(RolloutFinished, 1)
     [verdict] = await world.wait_for(Verdict, 1)
     return rollout, verdict
@@ -113,10 +117,13 @@ async def end_of(world: World, script: list[list[Call]]) -> tuple[RolloutFinishe
 @pytest.mark.parametrize("name", PLANTED)
 async def test_a_planted_policy_is_never_masked(tokenizer, backend, name) -> None:
     script, outcomes = PLANTED[name]
+    wall_s_max = 5.0 if name == LATE else TASK.limits.wall_s_max
+    limits = msgspec.structs.replace(TASK.limits, wall_s_max=wall_s_max)
     world = World(tokenizer)
     world.backend = backend
     try:
-        rollout, verdict = await end_of(world, script)
+        task = msgspec.structs.replace(TASK, limits=limits)
+        rollout, verdict = await end_of(world, script, task)
     finally:
         await world.close()
     assert rollout.turns

@@ -20,7 +20,7 @@ actor = subprocess.Popen(
     ["sh", "-c", "setsid sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
 )
 left = int(actor.stdout.readline())
-while b"setsid" in Path(f"/proc/{left}/cmdline").read_bytes():
+while not Path(f"/proc/{left}/cmdline").read_bytes().startswith(b"sleep"):
     time.sleep(0.01)
 actor.kill()
 actor.wait()
@@ -33,7 +33,7 @@ other.kill()
 
 def test_orphans_are_ended_and_children_of_ours_are_not():
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", LAUNCHER], capture_output=True, text=True, timeout=150, check=True
     )
     assert done.stdout.splitlines() == ["1 False", "None None"]
 
@@ -46,12 +46,13 @@ from penstock.infra.run.orphans import adopt_orphans, reap_ended
 adopt_orphans()
 own = subprocess.Popen(["true"], start_new_session=True)
 actor = subprocess.Popen(
-    ["sh", "-c", "setsid sh -c 'echo $$; sleep 0.2' &"], stdout=subprocess.PIPE,
-    start_new_session=True,
+    ["sh", "-c", "exec 3<&0; setsid sh -c 'echo $$; read end <&3' &"], stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, start_new_session=True,
 )
 left = int(actor.stdout.readline())
 actor.wait()
 print(reap_ended({own.pid, actor.pid}), Path(f"/proc/{left}").exists())
+actor.stdin.close()
 actor.stdout.read()
 while Path(f"/proc/{left}/stat").read_text().split()[2] != "Z":
     time.sleep(0.01)
@@ -61,7 +62,7 @@ print(reap_ended({own.pid, actor.pid}), Path(f"/proc/{left}").exists(), own.wait
 
 def test_adopted_children_are_reaped_when_they_have_ended():
     done = subprocess.run(
-        [sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=150, check=True
     )
     assert done.stdout.splitlines() == ["0 True", "1 False 0"]
 

@@ -86,4 +86,4 @@ from penstock.infra.run.prepare import build
 config = parse_new(read_toml(Path("tests/e2e/tiny.toml")), "tiny")
 assert build(config, threading.Event())
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from penstock.infra.run import launcher
 from penstock.messages.errors import BusError, DeadlineError
 
@@ -26,7 +24,6 @@ class DyingServer:
         raise self.failures.pop(0)
 
 
-@pytest.mark.timeout(10)
 async def test_a_server_that_dies_while_it_starts_is_started_again(monkeypatch, capsys):
     monkeypatch.setattr(launcher, "SERVER_PAUSE_S", 0.0)
     server = DyingServer(BusError("ended with -9 at start"), DeadlineError("not ready"))

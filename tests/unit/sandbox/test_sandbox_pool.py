@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from penstock.actors.runtime.clock import run_virtual
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
@@ -54,7 +55,7 @@ class PlainBackend:
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -93,7 +94,7 @@ async def test_live_max_holds_and_who_waits_is_served_in_order():
         await until(lambda: pool.counters().waiting == 2)
         assert pool.counters().live == 2
         await pool.release(first.lease_id)
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=30)
         assert done == {waiting[0]}
         assert len(backend.open_machines()) == 2
         await pool.release("w0")
@@ -123,19 +124,22 @@ async def test_one_lease_id_gives_one_machine():
         assert len(backend.machines) == 1
 
 
-async def test_a_lease_that_nobody_renews_is_reaped():
-    backend = PlainBackend()
-    async with Pool(backend, size=0, live_max=4) as pool:
-        kept = await pool.acquire(0.2)
-        lost = await pool.acquire(0.2)
-        for _ in range(10):
-            pool.lease(kept.lease_id)
-            await asyncio.sleep(0.04)
-        assert lost.sandbox.closed
-        assert not kept.sandbox.closed
-        assert pool.counters().expired == 1
-        with pytest.raises(NotFoundError, match="expired"):
-            pool.lease(lost.lease_id)
+def test_a_lease_that_nobody_renews_is_reaped():
+    async def scenario():
+        backend, now = PlainBackend(), asyncio.get_running_loop().time
+        async with Pool(backend, size=0, live_max=4, monotonic=now) as pool:
+            kept = await pool.acquire(0.2)
+            lost = await pool.acquire(0.2)
+            for _ in range(10):
+                pool.lease(kept.lease_id)
+                await asyncio.sleep(0.04)
+            assert lost.sandbox.closed
+            assert not kept.sandbox.closed
+            assert pool.counters().expired == 1
+            with pytest.raises(NotFoundError, match="expired"):
+                pool.lease(lost.lease_id)
+
+    run_virtual(scenario())
 
 
 async def test_a_lease_whose_asker_left_is_not_leaked():

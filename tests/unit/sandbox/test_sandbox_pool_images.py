@@ -72,7 +72,7 @@ class Shop:
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -151,7 +151,7 @@ async def test_a_broken_image_holds_up_no_other(tmp_path):
         await pool.acquire(60.0, image=one)
         with pytest.raises(SandboxDied, match="no boot today"):
             await pool.acquire(60.0, image=one)
-        assert await pool.acquire(60.0, timeout_s=1.0)
+        assert await pool.acquire(60.0)
 
 
 async def test_what_a_killed_host_left_is_removed(tmp_path):
