@@ -141,9 +141,15 @@ class Evaluator(Actor):
         ]
 
     def _request(self, ctx: Context) -> Effects:
-        """Start the current evaluation's rollouts as soon as a replica serves its version."""
+        """Start the current evaluation's rollouts as soon as a replica serves its version.
+
+        The first rollouts of training come before those of version 0: workers take what they are
+        given in order.
+        """
         due = self._book.to_request(ctx.monotonic())
         if due is None or not self._replicas.ready(Purpose.EVAL, pinned(due.policy_version)):
+            return ()
+        if due.policy_version == 0 and not self._replicas.ready(Purpose.TRAIN):
             return ()
         self._book.requested(due.eval_id)
         return (EvalRequested(**msgspec.structs.asdict(due)),)

@@ -229,6 +229,24 @@ def test_training_waits_for_the_baseline(simulate) -> None:
     simulate(scenario)
 
 
+def test_training_comes_before_an_evaluation_beside_it(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        world.host_pacer(
+            group_size=1, groups_per_batch=1, staleness_max=0, await_baseline=False,
+        )  # fmt: skip
+        world.host_evaluator(num_eval_tasks=2)
+        await world.publish(midtrained(), reported(0, "east", serves=[Purpose.EVAL]))
+        await asyncio.sleep(2.0)
+        assert world.commands() == []
+        await world.publish(reported(0, "west", serves=[Purpose.TRAIN]))
+        commands = await world.wait_for_commands(3)
+        purposes = [command.purpose for command in commands]
+        assert purposes == [Purpose.TRAIN, Purpose.EVAL, Purpose.EVAL]
+
+    simulate(scenario)
+
+
 def test_grants_wait_for_the_slowest_replica(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
