@@ -38,6 +38,7 @@ from penstock.infra.run.disk import check_space, remove_needless
 from penstock.infra.run.hosts import (
     check_apart,
     check_devices,
+    check_judge_keys,
     check_new,
     check_stores,
     join_run,
@@ -200,13 +201,14 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
             install what is missing.
         DeviceUnavailableError: A GPU that a setting names is not there; without torch it is not
             looked for.
-        ConfigError: A bucket refuses.
+        ConfigError: A bucket refuses, or a judge's key is not there.
 
     """
     if "sandbox" in roles_of(config, names) and not is_being_built():
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
     if has_torch:
         check_devices(config, names)
+    check_judge_keys(config, names)
     check_stores(config)
 
 

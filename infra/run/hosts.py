@@ -9,12 +9,14 @@ A host's own file says how it reaches the servers and the store; everything else
 
 import argparse
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import tomli_w
 
+from penstock.actors.judge.rubric.endpoint import read_key
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.answers import JetStreamError
@@ -260,6 +262,19 @@ def check_devices(config: RunConfig, names: Sequence[str]) -> None:
             from penstock.actors.policy.device import check_device  # Imports torch.
 
             check_device(device, setting)
+
+
+def check_judge_keys(config: RunConfig, names: Sequence[str]) -> None:
+    """Check that the keys of rubric judges are there, where the judge is one of some entries.
+
+    Raises:
+        ConfigError: One is not where the settings say, or is none.
+
+    """
+    if "judge" in roles_of(config, names):
+        for judge in config.judge.judges:
+            if judge.endpoint is not None:
+                read_key(judge.endpoint, os.environ)
 
 
 def check_stores(config: RunConfig) -> None:

@@ -156,7 +156,10 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
     """
     if config.key_env:
         field = f"judge.judges.endpoint.key_env {config.key_env}"
-        key = environment.get(config.key_env, "")
+        if config.key_env not in environment:
+            text = "expected a key in this environment variable; it is not set"
+            raise ConfigError(f"{field}: {text}")
+        key = environment[config.key_env]
     elif config.key_file:
         field = f"judge.judges.endpoint.key_file {config.key_file}"
         try:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.judge_service import JudgeService, make_rubric
+from tests.unit.judge.test_judge_attacks import CONFIG
 
 from penstock.actors.judge.rubric.config import EndpointConfig
 from penstock.actors.judge.rubric.endpoint import (
@@ -16,6 +17,8 @@ from penstock.actors.judge.rubric.endpoint import (
 from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.infra.judge.asking import Unwatched
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.hosts import check_judge_keys
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import JudgeScore
 
@@ -185,3 +188,14 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path) -> None:
         open_with(key_file="/a\0b")
     with pytest.raises(ConfigError, match="key_env or key_file, got both"):
         open_with(key_env="A", key_file="/b")
+
+
+def test_a_judges_key_is_missed_before_a_run_starts(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.replace("URL", "https://judge.example/v1") + 'key_env = "ABSENT_KEY"\n')
+    config = load_config(path)
+    with pytest.raises(ConfigError, match=r"key_env ABSENT_KEY: .*; it is not set"):
+        check_judge_keys(config, list(config.processes))
+    check_judge_keys(config, ["trainer"])
+    monkeypatch.setenv("ABSENT_KEY", KEY)
+    check_judge_keys(config, list(config.processes))
