@@ -28,8 +28,8 @@ run: .cache/apt.done $(VENV)/.light  ## The quickstart: a real run, end to end
 examples: setup  ## Three small programs, a few minutes each: examples/README.md
 	@rm -rf runs/examples && mkdir -p runs/examples
 	$(BIN)/python examples/monitor.py runs/examples/own-parts & monitor=$$!; trap "kill $$monitor 2>/dev/null" EXIT; \
-	  cd examples/own_parts && ../../$(BIN)/penstock --runs-dir ../../runs/examples run --config config.toml \
-	  --run-id own-parts --no-replay && wait $$monitor
+	  PYTHONPATH=examples/own_parts $(BIN)/penstock --runs-dir runs/examples run \
+	  --config examples/own_parts/config.toml --run-id own-parts --no-replay && wait $$monitor
 	$(BIN)/python examples/live_users.py
 
 test: setup style  ## All gates and the fast tests

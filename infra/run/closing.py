@@ -1,6 +1,7 @@
 """The end of a run: replay, summary, report and closing table, from one reading of its log."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.runs import RunDir
 from penstock.infra.run.summary import run_summary
+from penstock.messages.reading.references import is_reference
 from penstock.messages.reading.trajectories import last_of
 
 Say = Callable[[str], None]
@@ -81,12 +83,14 @@ def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]
     write_atomic(run.report, render_page(encode_state(state), episodes).encode())
 
 
-def next_steps(run_dir: RunDir) -> list[str]:
+def next_steps(run_dir: RunDir, config: RunConfig) -> list[str]:
     """Return commands that look at a finished run, as they can be typed here."""
     program = os.path.relpath(sys.argv[0])
     if program.endswith(".py"):  # Started by `python -m`.
         program = f"{os.path.relpath(sys.executable)} -m penstock.infra.cli"
     program += f" --runs-dir {os.path.relpath(run_dir.path.parent)}"
+    if _names_own_code(config) and (path := os.environ.get("PYTHONPATH")):  # Where it was found.
+        program = f"PYTHONPATH={shlex.quote(path)} {program}"
     run = run_dir.run_id
     return [
         "next:",
@@ -96,6 +100,12 @@ def next_steps(run_dir: RunDir) -> list[str]:
         f"  {program} replay {run} --what-if trainer.estimator=rloo   # under another objective",
         f"  {program} export {run} -o model   # weights as a Hugging Face folder",
     ]
+
+
+def _names_own_code(config: RunConfig) -> bool:
+    parts = (config.pacer.harness, config.judge.judge, config.trainer.loss.name)
+    makers = (source.make for source in config.prepare.sources)
+    return any(map(is_reference, (*parts, *makers)))
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:

@@ -231,7 +231,7 @@ async def _run(
                     started_at=arguments.since,
                     with_replay=not arguments.no_replay,
                 )
-                for line in next_steps(run_dir):
+                for line in next_steps(run_dir, config):
                     progress.say(line)
                 return 0 if is_sound else UNSOUND
     progress.say(f"stopped; resume with: penstock run --resume {run_dir.run_id}")
