@@ -22,7 +22,7 @@ class ActorViews:
     def __init__(self, actors: dict[str, ActorView]) -> None:
         self._actors = actors
         self.service_since = 0.0
-        """Start of the service on the run: actors of the run that it has not are not missing."""
+        """Start of the service on the run, which does not miss the run's other actors."""
         self._last: dict[str, tuple[float, float]] = {}
         """Actor -> time and busy seconds of its last report."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -44,9 +44,10 @@ class ActorViews:
         """Return what the run waits for; a finished one waits for nothing."""
         for view in self._actors.values():
             view.is_reporting = is_reporting(view, now)
+            view.has_ended = view.at <= self.service_since
         if is_over:
             return StallView(words="the run is finished")
-        known = {n: view for n, view in self._actors.items() if view.at > self.service_since}
+        known = {name: view for name, view in self._actors.items() if not view.has_ended}
         return explain(known, now, quiet_s)
 
     def _on_started(self, event: ActorStarted, at: float) -> None:

@@ -203,6 +203,8 @@ class ActorView(msgspec.Struct, kw_only=True):
     at: float = 0.0
     """Unix seconds of its last report."""
     is_reporting: bool = True
+    has_ended: bool = False
+    """Whether it was the run's alone: the service on the run works without it."""
     uptime_s: float = 0.0
     busy_fraction: float = 0.0
     """Share of the time since it started."""

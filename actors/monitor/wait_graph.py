@@ -139,7 +139,7 @@ def _without_waits(actors: Mapping[str, ActorView], now: float, quiet_s: float) 
     gone = [name for name, view in actors.items() if not is_reporting(view, now)]
     words = "nothing is waiting"
     if gone:
-        words = f"nothing is waiting, but {', '.join(gone)} no longer reports"
+        words = f"nothing is waiting, but no reports come from {', '.join(gone)}"
     if quiet_s >= QUIET_S:
         words = f"nothing has moved for {quiet_s:.0f} s, yet {words}"
     root = gone[0] if gone else ""

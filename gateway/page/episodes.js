@@ -1,5 +1,5 @@
 // Episodes: the list with its filters, and one of them turn by turn. All text is set as text.
-const ROWS_SHOWN = 300;
+const ROWS_SHOWN = 300, ROWS_MAX = 5000; // messages/requests/episodes.py
 const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "category"], ["fate", "fate"]];
 const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null, labeler: "operator", key: "", shownEpisode: null };
 const TRAINED = ["solved", "failed", "policy_error", "timeout"]; // Outcome.is_trained
@@ -33,7 +33,7 @@ async function loadEpisode(id) {
   const view = episodes.views[id];
   if (!view) throw new Error("the report does not hold this episode: penstock show has it");
   const row = episodes.rows.find((one) => one.rollout_id === id);
-  const group = episodes.rows.filter((one) => one.group_id === row.group_id).sort((a, b) => a.rollout_id.localeCompare(b.rollout_id));
+  const group = episodes.rows.filter((one) => one.group_id === row.group_id && one.task_id === row.task_id).sort((a, b) => a.rollout_id.localeCompare(b.rollout_id));
   return { ...view, row, group };
 }
 
@@ -51,13 +51,13 @@ function rowCells(row) {
     row.step ? `${row.step}` : "–", fateOf(row), row.advantage ? row.advantage.toFixed(2) : "", row.label === undefined ? "" : row.label.toFixed(2)];
 }
 
-const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage", "label"], rows.map(rowCells), [4, 5, 6, 7, 9, 10], { optional: [2, 6, 7, 8, 9] });
+const episodeTable = (rows) => table(["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate", "advantage", "label"], rows.map(rowCells), [4, 5, 6, 7, 9, 10], { optional: [1, 2, 6, 7, 8, 9, 10] });
 
 function drawRows() {
   const kept = episodes.rows.filter(keeps);
   const more = html("button", "", `Show more of ${integer(kept.length)}`);
   more.onclick = () => { episodes.shown += 1000; drawRows(); };
-  const count = html("p", "sub", `${integer(kept.length)} of ${integer(episodes.rows.length)} episodes, newest first`);
+  const count = html("p", "sub", `${integer(kept.length)} of ${episodes.rows.length < ROWS_MAX ? "" : "the newest "}${integer(episodes.rows.length)} episodes, newest first`);
   episodes.list.replaceChildren(count, kept.length ? episodeTable(kept.slice(0, episodes.shown)) : empty("No episode is like this."), kept.length > episodes.shown ? more : "");
 }
 

@@ -113,7 +113,7 @@ function drawMidtrain() {
   const speed = midtrain.tokens_per_s ? ` · ${short(midtrain.tokens_per_s)} tokens/s` : "";
   const total = midtrain.num_tokens_total ? ` of ${short(midtrain.num_tokens_total)}` : "";
   const line = midtrain.wall_s
-    ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · held-out perplexity ${trim(midtrain.heldout_perplexity)}`
+    ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · perplexity ${trim(midtrain.heldout_perplexity)} on held-out text, demonstrations aside`
     : `${short(midtrain.num_tokens ?? 0)}${total} tokens${speed}`;
   fill("midtrain", note(`Nats per token. ${line}`), graph ?? empty("Mid-training has not begun."));
 }
@@ -151,18 +151,20 @@ function drawCompute() {
   const roles = Object.entries(compute.roles ?? {});
   if (!compute.processor_s) return fill("compute", empty("Nobody has measured processor time yet."));
   const said = (tokens) => Object.entries(tokens).filter(([, n]) => n).map(([what, n]) => `${integer(n)} ${what.replace("_", "-")}`).join(", ");
-  const rows = roles.map(([name, one]) => [name, integer(one.processor_s), percent(one.share), percent(one.rl_share), said(one.tokens)]);
+  const hasRl = roles.some(([, one]) => one.rl_share);
+  const rows = roles.map(([name, one]) => [name, integer(one.processor_s), percent(one.share), hasRl ? percent(one.rl_share) : "–", said(one.tokens)]);
   const bar = stackedBar(roles.map(([name, one], i) => ({ name, value: Math.round(one.processor_s), color: 1 + (i % 6) })));
   const line = html("p", "sub", `${integer(compute.processor_s)} processor seconds, ${integer(compute.machines_s)} of them machines'`);
-  fill("compute", line, bar, table(["roles", "seconds", "share", "since mid-training", "tokens"], rows, [1, 2, 3]));
+  fill("compute", line, bar, table(["roles", "seconds", "share", "since mid-training", "tokens"], rows, [1, 2, 3], { long: 4, optional: [3] }));
 }
 
 function drawLedger() {
   const { ledger } = state;
-  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["withheld", 3], ["in_flight", 1]];
+  const FATES = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["withheld", 3], ["in_flight", 1]];
   const label = (name) => name.replace("_", " ");
   const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} faults`);
   const versions = Object.keys(ledger.rows).map(Number).sort((a, b) => b - a).slice(0, 5);
+  const fates = FATES.filter(([name]) => [ledger.totals, ...versions.map((v) => ledger.rows[v])].some((row) => row[name]));
   const head = ["tokens", "generated", ...fates.map(([n]) => label(n))];
   const line = (name, row) => [name, integer(row.generated), ...fates.map(([n]) => integer(row[n]))];
   const rows = [line("all versions", ledger.totals), ...versions.map((v) => line(`version ${v}`, ledger.rows[v]))];
@@ -173,7 +175,7 @@ function drawLedger() {
   }));
   const faults = (ledger.violations ?? []).map((v) => html("p", "sub bad-text", v));
   const bar = stackedBar(fates.map(([name, color]) => ({ name: label(name), value: ledger.totals[name] ?? 0, color })));
-  const line1 = html("p", "sub", "Every sampled token ends in one column", ledger.totals.generated ? badge : null);
+  const line1 = html("p", "sub", "Every sampled token ends in one column; those without tokens are left out", ledger.totals.generated ? badge : null);
   const said = Object.entries(ledger.preferences ?? {}).filter(([name, count]) => count || name === "made");
   const words = said.map(([name, count]) => `${integer(count)} ${name}`).join(", ");
   const judged = words ? [html("p", "sub", `Corrections and judgments: ${words}`)] : [];
@@ -210,11 +212,11 @@ function drawOutcomes() {
 function drawActors() {
   const { actors, run, stall } = state;
   const inChain = new Set((stall.chain ?? []).map((e) => e.actor));
-  const rows = Object.entries(actors).sort((a, b) => a[0].localeCompare(b[0])).map(([name, a]) => {
+  const rows = Object.entries(actors).filter(([, a]) => !a.has_ended).sort((a, b) => a[0].localeCompare(b[0])).map(([name, a]) => {
     const busy = run.phase === "finished" ? a.busy_fraction : a.busy_fraction_recent;
     const bar = html("span", "bar", html("i"));
     bar.firstChild.style.width = percent(busy);
-    const wait = a.waits[0];
+    const wait = run.phase === "finished" ? undefined : a.waits[0];
     const over = wait && run.now - wait.since > wait.deadline_s;
     const silent = !a.is_reporting && run.phase !== "finished";
     const words = silent ? html("span", "bad-text", `no report for ${duration(run.now - a.at)}${a.last_error ? ` · ${a.last_error}` : ""}`)
@@ -226,6 +228,8 @@ function drawActors() {
   fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], { long: 4, optional: [2, 3] }) : empty("No actor has reported yet."));
 }
 
+const MOMENTARY = ["live", "idle", "leased", "waiting"]; // Of machines, as their host last reported.
+
 function drawSandbox() {
   const { sandbox } = state;
   const list = html("dl");
@@ -236,7 +240,12 @@ function drawSandbox() {
     pair("machines used", integer(sandbox.num_vms));
     pair("boot, median", milliseconds(sandbox.boot_ms_p50));
   }
-  for (const [name, value] of Object.entries(sandbox.gauges)) pair(name.replaceAll("_", " "), trim(value));
+  const isOver = state.run.phase === "finished";
+  for (const [name, value] of Object.entries(sandbox.gauges)) {
+    if (name === "boot_ms_p50" || (isOver && MOMENTARY.includes(name))) continue;
+    if (name === "boot_ms_p99") pair("boot, 99th percentile", milliseconds(value));
+    else pair(name.replaceAll("_", " "), Number.isInteger(value) ? integer(value) : trim(value));
+  }
   fill("sandbox", list.children.length ? list : empty("No machine has been used yet."));
 }
 

@@ -14,9 +14,10 @@ function drawDeltas() {
     const deltas = r.deltas.filter((d) => d.kind !== "full" && d.num_bytes > 0);
     const last = deltas[deltas.length - 1];
     const ratios = deltas.filter((d) => d.changed_fraction > 0).map((d) => d.full_bytes / d.num_bytes);
-    const held = Object.entries(r.replicas).filter(([replica]) => !r.lost.includes(replica)).map(([, v]) => v);
+    const lost = state.run.phase === "finished" ? [] : r.lost; // At its end all stop.
+    const held = Object.entries(r.replicas).filter(([replica]) => !lost.includes(replica)).map(([, v]) => v);
     const versions = [...new Set(held)].sort((a, b) => a - b).map((v) => `v${v}`);
-    const served = [...(held.length > 1 ? [`${held.length} replicas`] : []), ...versions, ...(r.lost.length ? [`${r.lost.length} lost`] : [])].join(", ");
+    const served = [...(held.length > 1 ? [`${held.length} replicas`] : []), ...versions, ...(lost.length ? [`${lost.length} lost`] : [])].join(", ");
     const bad = r.num_digest_mismatches;
     const behind = r.lag_versions ? `${integer(r.lag_versions)} versions, ${duration(r.lag_s)}` : "0";
     return [

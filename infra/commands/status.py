@@ -270,6 +270,8 @@ def _judges(judges: dict[str, JudgeView]) -> Table:
 def _actors(state: MonitorState) -> Table:
     table = Table("actor", "busy", "queued", "restarts", "waits for", box=None)
     for name, view in sorted(state.actors.items()):
+        if view.has_ended:
+            continue
         restarts = str(max(0, view.num_starts - 1))
         is_over = state.run.phase == "finished"
         busy = f"{view.busy_fraction if is_over else view.busy_fraction_recent:.0%}"
@@ -283,7 +285,7 @@ def _waits_for(view: ActorView, state: MonitorState) -> Text:
     if not view.is_reporting and state.run.phase != "finished":
         silent_s = state.run.now - view.at
         return Text(f"no report for {silent_s:.0f} s {view.last_error}".rstrip(), "red")
-    if not view.waits:
+    if not view.waits or state.run.phase == "finished":
         return Text("–", "dim")
     wait = view.waits[0]
     waited_s = max(0.0, state.run.now - wait.since)

@@ -47,9 +47,10 @@ class EpisodeIndex:
         kept = (row for row in reversed(self._rows.values()) if wanted.keeps(row))
         return list(islice(kept, wanted.limit))
 
-    def group(self, group_id: str) -> list[EpisodeRow]:
-        """Return the episodes of a group, in the order of their ids."""
-        return [self._rows[rollout_id] for rollout_id in sorted(self._groups.get(group_id, ()))]
+    def group(self, group_id: str, task_id: str) -> list[EpisodeRow]:
+        """Return a group's attempts at a task, in the order of their ids; evaluations have many."""
+        rows = (self._rows[rollout_id] for rollout_id in sorted(self._groups.get(group_id, ())))
+        return [row for row in rows if row.task_id == task_id]
 
     def _row(self, rollout_id: str, group_id: str) -> EpisodeRow:
         row = self._rows.get(rollout_id)

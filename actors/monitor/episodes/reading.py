@@ -134,7 +134,7 @@ class EpisodeReader:
             labels=[await self._label(one) for one in index.labels.of(rollout_id)],
             error=event.error,
             egress=event.egress,
-            group=index.group(event.group_id),
+            group=index.group(event.group_id, event.task_id),
         )
 
     async def _label(self, label: EpisodeLabeled) -> LabelView:

@@ -169,7 +169,9 @@ def test_a_service_does_not_miss_the_actors_of_its_run():
         fold.apply(report(name, name, AT, 0.0), AT)
     fold.apply(RunOpened(incarnation="i", is_service=True), AT + 100.0)
     fold.apply(report("gateway", "gateway", AT + 101.0, 0.0), AT + 101.0)
-    assert fold.state(AT + 102.0).stall.words == "nothing is waiting"
-    assert "gateway no longer reports" in fold.state(AT + 200.0).stall.words
+    found = fold.state(AT + 102.0)
+    assert found.stall.words == "nothing is waiting"
+    assert [name for name, view in found.actors.items() if not view.has_ended] == ["gateway"]
+    assert "no reports come from gateway" in fold.state(AT + 200.0).stall.words
     fold.apply(RunOpened(incarnation="j"), AT + 201.0)
     assert "trainer" in fold.state(AT + 202.0).stall.words

@@ -89,4 +89,4 @@ def test_short_waits_are_no_stall_and_missing_actors_are_named():
     gone = {"trainer": actor("trainer", at=NOW - 30.0), "pacer": actor("pacer")}
     stall = explain(gone, NOW, quiet_s=30.0)
     assert (stall.is_stalled, stall.root) == (True, "trainer")
-    assert "nothing is waiting, but trainer no longer reports" in stall.words
+    assert "nothing is waiting, but no reports come from trainer" in stall.words
