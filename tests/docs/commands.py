@@ -17,7 +17,8 @@ PROGRAM = re.compile(r"(?:\.venv[\w-]*/bin/)?(?:penstock|make|python|pip|helm|ku
 
 FAST = (
     *("penstock init", "penstock images ls", "penstock deploy render", "penstock weights"),
-    ". .venv/bin/activate",
+    *(". .venv/bin/activate", "cd my-project", "python -m pytest", "penstock judge attack"),
+    "penstock simulate weights",
 )
 """Executed by `test_commands.py`, in the order of their page."""
 SLOW = (
@@ -27,6 +28,8 @@ SLOW = (
     *("penstock mismatch latest", "penstock run --resume"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
+JUDGES = ("penstock judge calibrate", "penstock judge audit")
+"""Executed there with a judge that answers."""
 SERVED = (
     *("penstock top", "penstock channel", "penstock chat", "printf", "penstock agent"),
     "PENSTOCK_AGENT_KEY=",
@@ -42,10 +45,8 @@ IN_MACHINES = (
     *("penstock tasks stats", "penstock images build mytask", "penstock images gc"),
 )
 """Executed by `test_commands_in_machines.py`."""
-EXECUTED = (*FAST, *SLOW, *ERASING, *SERVED, *SERVING, *SINKS, *IN_MACHINES)
+EXECUTED = (*FAST, *SLOW, *JUDGES, *ERASING, *SERVED, *SERVING, *SINKS, *IN_MACHINES)
 NOT_RUN = {
-    "cd my-project": "a new project's tests and run: tests/unit/infra/test_own_parts.py",
-    "python -m pytest": "as above",
     "pip install": "changes the environment",
     "make": "whole targets, of which CI runs `make test`; that they exist is checked",
     "'OPENAI_API_KEY=": "other people's agents: tests/clients",
@@ -55,8 +56,8 @@ NOT_RUN = {
     "penstock actor": "needs several hosts: tests/e2e/test_run_hosts.py",
     "penstock mismatch": "minutes; one of a run is executed",
     "penstock bench": "minutes to hours of a quiet machine",
-    "penstock simulate": "minutes: tests/sim/users/test_users_parts.py",
-    "penstock judge": "needs an endpoint: tests/e2e/judges",
+    "penstock simulate users": "a quarter of an hour: tests/sim/users/test_users_parts.py",
+    "penstock simulate sandboxes": "minutes: tests/sim/test_sandbox_fleet_burst.py",
     "penstock tasks make stdlib": "hundreds of tasks, minutes of machines",
     "penstock images build pg": "needs a mirror of Debian's packages",
     "helm": "needs a cluster",

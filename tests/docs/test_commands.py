@@ -1,8 +1,10 @@
 """Every command that README and docs print: the parser takes it, and it is executed or listed."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.docs.commands import (
     pages,
     penstock_words,
 )
+from tests.docs.judge import judging
 
 from penstock.infra.cli import make_parser
 from penstock.infra.run.config_file import load_config
@@ -82,8 +85,10 @@ def test_the_parser_takes_each_command(command: Command):
 )
 def test_settings_that_pages_print_are_settings(table: str, tmp_path: Path):
     """What else a table needs, e.g. a checkpoint or another region, is up to its user."""
+    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    base = "" if table.startswith("base = ") else 'base = "infra/configs/quickstart.toml"\n'
     path = tmp_path / "page.toml"
-    path.write_text(f'base = "{ROOT}/infra/configs/quickstart.toml"\n{table}')
+    path.write_text(base + table)
     try:
         load_config(path)
     except ConfigError as error:
@@ -123,6 +128,34 @@ def test_the_environment_is_activated_as_printed():
     line = f"{command.text} && command -v penstock"
     done = subprocess.run(["/bin/sh", "-c", line], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.endswith(b"/.venv/bin/penstock\n")
+
+
+@pytest.mark.timeout(180, func_only=True)  # Another process, which imports torch.
+def test_a_new_projects_tests_pass_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    execute("penstock init my-project")
+    [enter], [test] = named("cd my-project"), named("python -m pytest")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{enter.text} && {test.text}"], capture_output=True, text=True,
+        env=os.environ | {"PATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+def test_a_judge_is_attacked_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUDGE_KEY", "sk-of-the-page")
+    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    with judging(tmp_path):
+        for command in named("penstock judge attack"):
+            execute(command, CONFIG="judged.toml")
+
+
+def test_weights_are_simulated_as_printed():
+    for command in named("penstock simulate weights"):
+        execute(f"{command.text} --steps 2 --replicas 8 --ranks 8")  # Of 1,000 and 512.
 
 
 def test_other_commands_without_a_run_work_as_printed(

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from tests.docs.commands import (
     ERASING,
+    JUDGES,
     ROOT,
     SERVED,
     SERVING,
@@ -35,6 +36,7 @@ from tests.docs.commands import (
     execute,
     joined,
 )
+from tests.docs.judge import judging
 from tests.e2e.launched import TINY, penstock
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(1800, func_only=True)]
@@ -104,6 +106,16 @@ def test_commands_on_a_run(command: Command, folder: Path, episode: str):
         execute("penstock fidelity probe --backend uml -o b.json")
         shutil.copy("b.json", "a.json")
     execute(command, **(NAMES | {"latest": "latest", "EPISODE": episode}))
+
+
+@each_of(*JUDGES)
+def test_commands_of_judges(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-of-the-page")
+    with judging(folder):
+        execute(command)
+    assert Path(
+        "calibration.json" if "calibrate" in command.words else "runs/r1/audit.json"
+    ).exists()
 
 
 class OtlpReceiver(BaseHTTPRequestHandler):

@@ -32,6 +32,8 @@ from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, 
 
 MACHINES = vm_cache_dir()
 QUICKSTART = str(ROOT / "infra/configs/quickstart.toml")
+ENDPOINT = "{url='http://127.0.0.1:9/v1', model='m', key_env='ABSENT_KEY'}"
+JUDGE = f"{{name='q', weight=0.1, criteria=[{{name='c', text='Right?'}}], endpoint={ENDPOINT}}}"
 
 
 def check(message: str, said: str) -> None:
@@ -57,6 +59,10 @@ def check(message: str, said: str) -> None:
         (
             "in the environment",
             ["run", "--config", QUICKSTART, "--set", "store={kind='s3', bucket='b', endpoint='http://127.0.0.1:1'}"],
+        ),
+        (
+            "in this environment variable; it is not set",
+            ["run", "--config", QUICKSTART, "--set", f"judge.judges=[{JUDGE}]"],
         ),
         (
             "found no",
