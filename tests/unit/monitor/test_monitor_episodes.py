@@ -59,6 +59,8 @@ async def test_an_episode_is_read_whole():
     store, bus = await stored(), memory_bus()
     events = [*episode("g0-m0"), *episode("g0-m1", outcome=Outcome.FAILED), manifest("g0-m0")]
     await bus.publish(events)
+    another = [one for one in episode("g0-m2") if isinstance(one, RolloutFinished)]
+    events += [msgspec.structs.replace(one, task_id="another") for one in another]
     view = await EpisodeReader(store, last_of(bus)).read("g0-m0", folded(*events))
     assert view.instruction == HOSTILE
     assert ["".join(one.pieces) for one in view.turns] == ["read é", "edit"]
