@@ -189,26 +189,6 @@ function drawCharges() {
   fill("charges", line1, rows.length ? table(["since", "item", "task", "cause"], rows, []) : empty("Nothing is in quarantine."));
 }
 
-function drawOutcomes() {
-  const { rollouts } = state;
-  const tones = { solved: 3, failed: 1, policy_error: 4, timeout: 5, infrastructure_error: 2, judge_error: 2, stale: 6, filtered: 6, cancelled: 6 };
-  const parts = Object.entries(rollouts.outcomes).sort((a, b) => b[1] - a[1]).map(([name, value]) => ({ name, value, color: tones[name] ?? 6 }));
-  const total = parts.reduce((sum, p) => sum + p.value, 0);
-  if (!rollouts.num_finished) { fill("outcomes", empty("No rollout has finished yet.")); return; }
-  const list = html("dl");
-  for (const p of parts) {
-    const swatch = html("i", "swatch");
-    swatch.style.background = `var(--c${p.color})`;
-    list.append(html("dt", "", swatch, p.name.replace("_", " ")), html("dd", "", `${integer(p.value)} · ${percent(p.value / total)}`));
-  }
-  const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
-  pair("turns per rollout", trim(rollouts.num_turns / rollouts.num_finished));
-  pair("tokens per rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
-  pair("tool calls (invalid ones) per rollout", `${trim(rollouts.num_calls / rollouts.num_finished)} (${trim(rollouts.num_invalid_calls / rollouts.num_finished)})`);
-  if (rollouts.num_summaries) pair("tokens in summaries", percent(rollouts.num_summary_tokens / rollouts.num_sampled_tokens));
-  fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
-}
-
 function drawActors() {
   const { actors, run, stall } = state;
   const inChain = new Set((stall.chain ?? []).map((e) => e.actor));
@@ -283,7 +263,7 @@ const SECTIONS = {
   behavior: [["behavior"], drawBehavior], tasks: [["tasks"], drawTasks],
   compute: [["compute"], drawCompute],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
-  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges], gates: [["gates"], drawGates],
+  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges], judges: [["judges"], drawJudges], gates: [["gates"], drawGates],
 };
 
 function draw(changed) {

@@ -1,4 +1,4 @@
-// Where training tasks come from and how they go; the sets of evaluations.
+// Where training tasks come from and how they go; the sets of evaluations; judges beside the tests.
 function drawTasks() {
   const { num_groups, num_fresh, num_revisits, num_skipped, sources, sets, num_eval_attempts, eval_s } = state.tasks;
   const rows = Object.entries(sources).map(([name, of]) => [name || "tasks", integer(of.num_groups), integer(of.num_judged), of.num_judged ? percent(of.num_solved / of.num_judged) : "–"]);
@@ -17,4 +17,17 @@ function drawTasks() {
     categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
     note(`Cost of all evaluations: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}, beside training.`),
   ] : [empty("Nothing has been evaluated yet.")]));
+}
+
+// Judges beside the tests; a run without any has no such card.
+function drawJudges() {
+  const judges = Object.entries(state.judges ?? {}).sort();
+  document.getElementById("judges").hidden = !judges.length;
+  const mean = (sum, one) => one.num_scored ? (sum / one.num_scored).toFixed(3) : "–";
+  const rows = judges.map(([name, one]) => [
+    name, integer(one.num_scored), mean(one.score_sum, one), mean(one.disagreement_sum, one), integer(one.num_failed), integer(one.num_prompt_tokens + one.num_reply_tokens),
+    html("span", one.is_failing ? "bad-text" : "muted", one.is_failing ? `not scoring: ${one.note}` : one.note || "–"),
+  ]);
+  const head = ["judge/criterion", "scored", "mean", "disagreement", "failed", "tokens", "note"];
+  fill("judges", note("Scores of training rollouts, from 0 to 1, and how far repeats disagreed"), table(head, rows, [1, 2, 3, 4, 5], { long: 6, optional: [3, 5] }));
 }
