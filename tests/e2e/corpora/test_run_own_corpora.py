@@ -77,7 +77,7 @@ def launch(tmp_path):
 def until_it_goes_on(run: Launched) -> None:
     """Wait for a save of a trainer that went on from another one's."""
     for _ in range(int(WAIT_S / POLL_S)):
-        for path in run.folder.glob("objects/midtrain/saves/*"):
+        for path in run.folder.glob("objects/midtrain/saves/[0-9]*"):
             with contextlib.suppress(FileNotFoundError):  # A newer one took its place.
                 if read_head(path.read_bytes(), path.name).num_resumed:
                     return
