@@ -8,6 +8,7 @@ import sys
 
 import aiohttp
 import pytest
+from tests.redteam.gateway.test_live_users import recorded
 
 from penstock.gateway.exchange.spool import Spool
 from penstock.messages.errors import QueueFullError
@@ -94,9 +95,7 @@ async def test_a_full_disk_refuses_further_requests_and_leaves_no_reply_unrecord
 async def test_a_gateway_without_room_takes_no_request_on(bus, tmp_path, tokenizer, monkeypatch):
     Outage(bus, monkeypatch)
     site = Site(bus, tmp_path, tokenizer, spool_bytes_max=100)
-    Spool(tmp_path / "spool", 1000).put(
-        "x", RemoteError(kind=RemoteErrorKind.FAILED, error="." * 99)
-    )
+    Spool(tmp_path / "spool", 1 << 20).put("x", recorded(site, "u-a"))
     async with site.running(), aiohttp.ClientSession(site.url, headers=HEADERS) as http:
         reply = await http.post("/v1/chat/completions", json=GOOD)
         assert (reply.status, (await reply.json())["error"]["code"]) == (503, "log_unavailable")

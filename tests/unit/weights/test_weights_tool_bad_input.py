@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_nothing_behind(paths, action):
     before = sorted(paths.iterdir())
     command = [sys.executable, "-c", SCRIPT, "2000", action, paths / "base", second]
     done = subprocess.run(
-        [*command, "-o", paths / "out"], capture_output=True, text=True, timeout=50, check=False
+        [*command, "-o", paths / "out"], capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 2 and "OSError" in done.stderr and "/out'" in done.stderr
     assert sorted(paths.iterdir()) == before
