@@ -9,6 +9,7 @@ What becomes of it is in `envs/tasks/set_ups.py`.
 
 import asyncio
 import contextlib
+import logging
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -21,15 +22,17 @@ from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks import set_ups
 from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.grading import TaskUnfitError
-from penstock.envs.tasks.set_ups import has_set_up, made_by, recorded_set_ups
+from penstock.envs.tasks.set_ups import Made, has_set_up, made_by, recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import SetupError, contents_at, open_step, open_workspace
 from penstock.messages.episode import SetUpRecorded
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.rollout import EpisodeFiles
 from penstock.messages.rpc import with_retries
 from penstock.messages.task import Split, Task
+
+log = logging.getLogger(__name__)
 
 NUM_FILES_MAX = 2_000
 NUM_BYTES_MAX = 8 << 20
@@ -47,8 +50,8 @@ class SetUps:
         """Take the bounds of a grading machine."""
         self._config = config
         self._locks: WeakValueDictionary[tuple[Split, str], asyncio.Lock] = WeakValueDictionary()
-        self._unfit: dict[tuple[Split, str], TaskUnfitError] = {}
-        """Tasks whose set-ups kill machines, at most all of a run."""
+        self._unfit: dict[tuple[Split, str], str] = {}
+        """Why, of tasks whose set-ups kill machines; at most all of a run."""
 
     async def add(self, task: GradedTask, ctx: Context) -> GradedTask:
         """Return a task with what its set-up makes.
@@ -57,7 +60,6 @@ class SetUps:
             SandboxError: No machine could run it.
             TaskUnfitError: A later step's killed machine after machine.
             DeadlineError: None answered in time.
-            CodecError: What the log has of it cannot be read.
 
         """
         if not has_set_up(task.task):
@@ -65,13 +67,15 @@ class SetUps:
         key = (task.task.split, task.task.task_id)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._unfit:
-                raise self._unfit[key]
-            made = await recorded_set_ups(ctx.store, ctx.last, task.task)
+                raise TaskUnfitError(self._unfit[key])
+            made = await _recorded_before(task.task, ctx)
             if not made:
                 try:
                     changes = await self._run(task.task, ctx)
                 except TaskUnfitError as error:
-                    self._unfit[key] = error
+                    self._unfit[key] = str(
+                        error
+                    )  # The error itself would keep its callers' frames.
                     raise
                 events = [_recorded(task.task, *numbered) for numbered in enumerate(changes)]
                 await ctx.publish(*events)
@@ -104,6 +108,15 @@ class SetUps:
         )
 
 
+async def _recorded_before(task: Task, ctx: Context) -> list[Made]:
+    """Return what the log has; nothing where the store lost it, as no event replaces another."""
+    try:
+        return await recorded_set_ups(ctx.store, ctx.last, task)
+    except CodecError as error:
+        log.warning("task %s: its set-up is run again: %s", task.task_id, error)
+        return []
+
+
 def _recorded(task: Task, step: int, made: Changes) -> SetUpRecorded:
     return SetUpRecorded(
         split=task.split,
@@ -128,13 +141,10 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
     await open_workspace(sandbox, task, "set-up", has_git=False)
     made: list[Changes] = []
     for number in range(len(task.steps) + 1):
-        if number:
-            try:
+        try:
+            if number:
                 with contextlib.suppress(SetupError):
                     await open_step(sandbox, task.steps[number - 1])
-            except SandboxKilled as error:
-                raise StepKilledError(f"set-up of step {number + 1}: {error}") from error
-        try:
             changes = await read_changes(
                 sandbox,
                 contents_at(task, number),
@@ -145,6 +155,10 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
             )
         except ChangesError:
             changes = Changes()
+        except SandboxKilled as error:
+            if not number:
+                raise
+            raise StepKilledError(f"set-up of step {number + 1}: {error}") from error
         made.append(changes)
     return made
 

@@ -21,6 +21,8 @@ from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.monitor.episodes.reading import EpisodeReader
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.envs.tasks.grading import TaskUnfitError
+from penstock.envs.tasks.storage import GradedTask
 from penstock.infra.judge.audited_run import groups_in
 from penstock.infra.judge.labels import episode_labels
 from penstock.messages.episode import SetUpRecorded
@@ -38,19 +40,19 @@ FORGE = ("write_file", {"path": "pytest.ini", "content": "[pytest]\n"})
 SCRIPT = [[FIX, SEE], [FINISH], [FIX_N], [FINISH]]
 
 
-def set_up_task() -> tuple[Task, HiddenTests]:
+def set_up_task(first: str = FIRST) -> tuple[Task, HiddenTests]:
     task, hidden = steps_task(), steps_hidden()
     files = {"n.py": BUGGY, "setup.sh": LATER}
     later = TaskStep(instruction="Fix double in n.py", files=files, has_setup=True)
     task = msgspec.structs.replace(
-        task, files=task.files | {"setup.sh": FIRST}, has_setup=True, steps=[later]
+        task, files=task.files | {"setup.sh": first}, has_setup=True, steps=[later]
     )
     return task, msgspec.structs.replace(hidden, steps=hidden.steps[:1])
 
 
-async def begin(world: World, *scripts: list, group_id: str = "") -> Hosted:
+async def begin(world: World, *scripts: list, group_id: str = "", first: str = FIRST) -> Hosted:
     """Return the judge."""
-    task, hidden = set_up_task()
+    task, hidden = set_up_task(first)
     by_rollout = {f"g{number}-m0": script for number, script in enumerate(scripts)}
     world.policy.scripts = lambda session: by_rollout[session]
     world.host(world.policy)
@@ -88,6 +90,24 @@ def test_what_one_judge_made_another_one_knows(simulate) -> None:
         assert [(one.outcome, one.findings) for one in verdicts] == [(Outcome.SOLVED, [])] * 2
         set_up = [one for one in world.backend.machines if ["bash", "setup.sh"] in one.commands]
         assert len(set_up) == 3  # The episodes' and one of the judges'.
+
+    simulate(scenario)
+
+
+def test_what_the_store_lost_of_it_is_made_again(simulate) -> None:
+    first = f"{FIRST}; printf '%70000d' 0 > large.txt"  # Too large for an event.
+
+    async def scenario(world: World) -> None:
+        await begin(world, SCRIPT, first=first)
+        world.policy.scripts = lambda _session: SCRIPT
+        await world.wait_for(Verdict, 1)
+        keys = [key for event in await world.read(SetUpRecorded) for key in event.object_keys()]
+        for key in keys:
+            await world.store.delete(key)
+        await world.publish(make_command("g1-m0", set_up_task(first)[0], group_id="g1"))
+        verdicts = await world.wait_for(Verdict, 2)
+        assert [(one.outcome, one.findings) for one in verdicts] == [(Outcome.SOLVED, [])] * 2
+        assert len(keys) == 2
 
     simulate(scenario)
 
@@ -152,11 +172,16 @@ def test_a_machine_that_fails_is_replaced_then_the_rollout_is_masked(simulate, n
     simulate(scenario)
 
 
-@pytest.mark.parametrize("num_killed", [1, 2])
-def test_a_later_set_up_that_kills_its_machines_is_the_task_s_fault(simulate, num_killed) -> None:
+SET_UP, READING = 7, 8
+
+
+@pytest.mark.parametrize(("num_killed", "dies_at"), [(1, SET_UP), (2, SET_UP), (2, READING)])
+def test_a_later_set_up_that_kills_its_machines_is_the_task_s_fault(
+    simulate, num_killed, dies_at
+) -> None:
     async def scenario(world: World) -> None:
-        world.backend.deaths = {1 + number: 7 for number in range(num_killed)}
-        await begin(world, SCRIPT)
+        world.backend.deaths = {1 + number: dies_at for number in range(num_killed)}
+        judge = await begin(world, SCRIPT)
         world.policy.scripts = lambda _session: SCRIPT
         [verdict] = await world.wait_for(Verdict, 1)
         if num_killed == 1:
@@ -164,11 +189,21 @@ def test_a_later_set_up_that_kills_its_machines_is_the_task_s_fault(simulate, nu
             return
         assert verdict.outcome is Outcome.JUDGE_ERROR
         assert "task train-0: 2 machines killed: set-up of step 2" in verdict.detail
-        assert world.backend.machines[2].commands.count(["bash", "setup.sh"]) == 1
+        num_run = world.backend.machines[2].commands.count(["bash", "setup.sh"])
+        assert num_run == 1 + (dies_at == READING)
         world.backend.deaths = {}
         await world.publish(make_command("g1-m0", set_up_task()[0], group_id="g1"))
         again = (await world.wait_for(Verdict, 2))[-1]
         assert (again.outcome, again.detail) == (verdict.outcome, verdict.detail)
         assert len(world.backend.machines) == 4  # The two episodes' and those that were killed.
+        errors = [await refusal(judge, world) for _ in range(2)]
+        assert errors[0] is not errors[1]  # One would keep the frames of all who have met it.
 
     simulate(scenario)
+
+
+async def refusal(judge: Hosted, world: World) -> TaskUnfitError:
+    task, hidden = set_up_task()
+    with pytest.raises(TaskUnfitError) as caught:
+        await judge.actor._set_ups.add(GradedTask(task=task, hidden=hidden), world.client())
+    return caught.value
