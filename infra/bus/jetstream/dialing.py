@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _NUM_CANCELS_MAX = 100
 _REFUSALS = ("authorization violation", "authentication expired")
-"""Not "authentication timeout", which tells that a busy machine was slow to send them."""
+"""Not "authentication timeout": a busy machine was slow to send them, and tries again."""
 
 
 class Dialing:

@@ -73,6 +73,7 @@ async def test_a_reply_that_takes_too_long_is_a_clean_error(bus, tmp_path, token
             reply = await ask(http, stream=True)
             if reply.status == 200:
                 break
+        assert reply.status == 200
         text = await reply.text()
         assert '"code":"deadline_exceeded"' in text
         assert "[DONE]" not in text
