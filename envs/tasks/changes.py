@@ -79,8 +79,9 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
     files: dict[str, bytes] = {}
     num_bytes = 0
     for path in paths:
-        data = await _read(sandbox, path, num_bytes_max)
-        if data == initial.get(path):
+        had = initial.get(path)
+        data = await _read(sandbox, path, max(num_bytes_max, len(had or b"")))
+        if data == had:
             continue
         files[path] = data
         num_bytes += len(data)
