@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 NUM_FILES_MAX = 2_000
 NUM_BYTES_MAX = 8 << 20
 """Of what a task's set-up makes by one step; where it is more, it counts as the policy's."""
+TOTAL_BYTES_MAX = 32 << 20
+"""By all of its steps: every rollout that is judged has a copy."""
 
 
 class StepKilledError(SandboxKilled):
@@ -140,6 +142,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
     layer_files = await list_work(sandbox) if task.image else []
     await open_workspace(sandbox, task, "set-up", has_git=False)
     made: list[Changes] = []
+    num_bytes_left = TOTAL_BYTES_MAX
     for number in range(len(task.steps) + 1):
         try:
             if number:
@@ -149,7 +152,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
                 sandbox,
                 contents_at(task, number),
                 num_files_max=NUM_FILES_MAX,
-                num_bytes_max=NUM_BYTES_MAX,
+                num_bytes_max=min(NUM_BYTES_MAX, num_bytes_left),
                 has_layer=bool(task.image),
                 layer_files=layer_files,
             )
@@ -159,6 +162,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
             if not number:
                 raise
             raise StepKilledError(f"set-up of step {number + 1}: {error}") from error
+        num_bytes_left -= sum(map(len, changes.files.values()))
         made.append(changes)
     return made
 

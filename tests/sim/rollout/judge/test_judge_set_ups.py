@@ -16,6 +16,7 @@ from tests.sim.rollout.conftest import (
 )
 from tests.sim.rollout.test_rollout_steps import FIX_N, steps_hidden, steps_task
 
+from penstock.actors.judge import set_ups
 from penstock.actors.judge.rubric.config import CriterionConfig
 from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.episodes.index import EpisodeIndex
@@ -108,6 +109,17 @@ def test_what_the_store_lost_of_it_is_made_again(simulate) -> None:
         verdicts = await world.wait_for(Verdict, 2)
         assert [(one.outcome, one.findings) for one in verdicts] == [(Outcome.SOLVED, [])] * 2
         assert len(keys) == 2
+
+    simulate(scenario)
+
+
+def test_what_set_ups_make_is_bounded_over_all_steps(simulate, monkeypatch) -> None:
+    monkeypatch.setattr(set_ups, "TOTAL_BYTES_MAX", 10)
+
+    async def scenario(world: World) -> None:
+        await begin(world, SCRIPT)
+        events = await world.wait_for(SetUpRecorded, 2)
+        assert [sorted(event.files.changed) for event in events] == [["conftest.py"], []]
 
     simulate(scenario)
 
