@@ -1,7 +1,7 @@
 // The view: one function a section, from the state to elements.
 const BLANK = {
   run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
-  rollouts: { ends: {}, outcomes: {} }, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
+  rollouts: { ends: {}, outcomes: {} }, judges: {}, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
   charges: { num_proven: 0, num_suspected: 0, num_quarantined: 0, quarantined: [] },
   behavior: { training: [], evals: [], gains: [] }, compute: {}, tasks: { sources: {}, sets: {} }, live: {}, gates: { channels: {}, decided: [] }, actors: {}, stall: {}, log: [],
 };

@@ -21,7 +21,7 @@ function drawTasks() {
 
 // Judges beside the tests; a run without any has no such card.
 function drawJudges() {
-  const judges = Object.entries(state.judges ?? {}).sort();
+  const judges = Object.entries(state.judges).sort();
   document.getElementById("judges").hidden = !judges.length;
   const mean = (sum, one) => one.num_scored ? (sum / one.num_scored).toFixed(3) : "–";
   const rows = judges.map(([name, one]) => [
