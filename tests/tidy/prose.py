@@ -42,6 +42,7 @@ FOREIGN = {
     "task.toml": "Harbor's task format",
     "own.py": "of a project that `penstock init` writes",
     "base.toml": "of such a project",
+    "judged.toml": "a user's own, on docs/rewards.md",
     "instruction.md": "Harbor's task format",
     "setup.sh": "Harbor's task format",
     "tests/test.sh": "Harbor's task format",
