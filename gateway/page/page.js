@@ -73,7 +73,7 @@ function drawTiles() {
     tile("Held-out pass rate", last ? percent(passRate(last)) : "–", evals.length > 1 ? `from ${percent(passRate(first))} before RL` : last ? `of ${last.num_tasks} tasks` : "not evaluated yet"),
     tile("Reward, last step", step && "reward_mean" in step.metrics ? step.metrics.reward_mean.toFixed(3) : "–", step && "pass_rate" in step.metrics ? `pass rate ${percent(step.metrics.pass_rate)}` : "no step yet"),
     tile("Steps", integer(run.step), `${integer(state.rollouts.num_finished)} rollouts`),
-    tile("Staleness seen", integer(staleness.seen_max), staleness.budget_max >= 0 ? `budget ${staleness.budget_max} versions` : "versions", within ? "" : "bad-text"),
+    tile("Staleness seen", integer(staleness.seen_max), staleness.budget_max >= 0 ? `budget ${staleness.budget_max} version${staleness.budget_max === 1 ? "" : "s"}` : "versions", within ? "" : "bad-text"),
     tile("Ledger", settled ? (ledger.balanced ? "balanced" : "off") : "–", `${short(settled)} tokens sampled`, settled ? (ledger.balanced ? "good-text" : "bad-text") : ""),
     tile("VM boot, median", sandbox.boot_ms_p50 ? milliseconds(sandbox.boot_ms_p50) : "–", `${integer(sandbox.num_vms)} machines`),
     tile("Users' requests", integer(live.num_requests), `${integer(live.num_feedback)} signals, ${integer(live.num_trained)} trained`),
