@@ -75,9 +75,8 @@ class SetUps:
                 try:
                     changes = await self._run(task.task, ctx)
                 except TaskUnfitError as error:
-                    self._unfit[key] = str(
-                        error
-                    )  # The error itself would keep its callers' frames.
+                    # Its text alone: the error would keep the frames of its callers.
+                    self._unfit[key] = str(error)
                     raise
                 events = [_recorded(task.task, *numbered) for numbered in enumerate(changes)]
                 await ctx.publish(*events)
