@@ -10,8 +10,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.keys import KeySpec
-from penstock.gateway.keys_file import KeysFile
+from penstock.gateway.keys import KeysFile, KeySpec
 from penstock.gateway.listening import Listener
 from penstock.gateway.services import Services
 from penstock.messages.base import Event

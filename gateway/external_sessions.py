@@ -17,12 +17,11 @@ from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.serve import Admitted, admit, hold_places
 from penstock.gateway.exchange.session_tokens import SessionTokens, check_session
-from penstock.gateway.feedback import check_feedback, give
+from penstock.gateway.feedback import FeedbackBody, check_feedback, give
 from penstock.gateway.record import Answered, Requester, consent_of
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import check_depth, decode_body
 from penstock.gateway.routes.chat import ChatBodyMessage, ChatTool, read_messages, read_tools
-from penstock.gateway.routes.feedback import FeedbackBody
 from penstock.gateway.services import Owner, Services
 from penstock.kernels.arrays import to_array
 from penstock.messages.feedback import FeedbackReceived

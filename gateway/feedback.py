@@ -1,4 +1,7 @@
-"""`/v1/feedback`: users' signals on requests, changed, taken back, and what became of them."""
+"""`/v1/feedback`: users' signals on requests, changed, taken back, and what became of them.
+
+Bodies of `/v1/feedback`.
+"""
 
 from typing import Any
 
@@ -11,7 +14,6 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content, with_correction_ids
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
-from penstock.gateway.routes.feedback import AmendmentBody, FeedbackBatch, FeedbackBody
 from penstock.gateway.services import Services
 from penstock.messages.errors import ErasedError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
@@ -19,6 +21,45 @@ from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.signals.declaration import SignalSpec
 from penstock.messages.streams import check_token
+
+
+class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/feedback`; `key`/`metric_name` and `score` are other names."""
+
+    name: str = ""
+    key: str = ""
+    metric_name: str = ""
+    value: float | bool | None = None
+    score: float | bool | None = None
+    feedback_id: str = ""
+    request_id: str = ""
+    session_id: str = ""
+    """Instead of a request: the last one of the session."""
+    user: str = ""
+    """The end user who gives it, as the requests name users; default: who made the request."""
+    weight: float = 1.0
+    comment: str = ""
+    correction: str = ""
+    source: str = ""
+    occurred_at: str = ""
+    metadata: dict[str, str] | None = None
+
+
+class FeedbackBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/feedback/batch`."""
+
+    items: list[msgspec.Raw]
+    """Bodies of `POST /v1/feedback`."""
+
+
+class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `PATCH /v1/feedback/{feedback_id}`: only what changes."""
+
+    value: float | bool | None = None
+    weight: float | None = None
+    comment: str | None = None
+    correction: str | None = None
+
 
 TEXT_CHARS_MAX = 16_384
 ID_CHARS_MAX = 128

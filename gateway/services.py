@@ -26,8 +26,7 @@ from penstock.gateway.exchange.summaries import Summaries
 from penstock.gateway.fates import FeedbackFates
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
-from penstock.gateway.limits import KeyLimits, OwnLimits
-from penstock.gateway.shared_limits import SharedLimits
+from penstock.gateway.limits import KeyLimits, OwnLimits, SharedLimits
 from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose

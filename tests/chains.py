@@ -14,7 +14,7 @@ from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation
-from penstock.envs.harness.versions import functions_of
+from penstock.envs.harness.tools import functions_of
 from penstock.kernels.arrays import from_array
 from penstock.kernels.route_segments import seal_routes
 from penstock.messages.rollout import (

@@ -10,7 +10,7 @@ from penstock.actors.generator.engine import (
     EngineNotReadyError,
     InvalidRequestError,
 )
-from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
+from penstock.actors.generator.sampler import GrammarMasks, TurnGrammar
 from penstock.actors.policy.settings import fault_of
 from penstock.messages.errors import QueueFullError
 from penstock.messages.task import Sampling

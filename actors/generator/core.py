@@ -4,11 +4,15 @@
 
 Every method runs on the engine's one worker thread. A step decodes one token for every decoding
 request and computes up to `prefill_tokens_max` prompt tokens beside them.
+
+A request inside the torch engine: what was asked, and what came of it so far.
+
+One token for each request of a step: shaped, drawn, pushed.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +21,244 @@ import torch
 from penstock.actors.generator.decoders.graph import GraphDecoder
 from penstock.actors.generator.decoders.native import NativeDecoder
 from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
-from penstock.actors.generator.draws import NO_NUMBERS, draw
-from penstock.actors.generator.engine import EngineMetrics, TokenChunk
-from penstock.actors.generator.kv_cache import SlotCache, shared_prefix
+from penstock.actors.generator.engine import (
+    EngineMetrics,
+    InvalidRequestError,
+    RequestFailedError,
+    TokenChunk,
+)
+from penstock.actors.generator.kv_cache import CacheRow, SlotCache, shared_prefix
 from penstock.actors.generator.options import EngineOptions
-from penstock.actors.generator.request import GenerationRequest
+from penstock.actors.generator.sampler import (
+    SamplingBatch,
+    Shaped,
+    TurnGrammar,
+    TurnShaper,
+    finite_rows,
+    top_tokens,
+    uniforms_for,
+)
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.device import open_device
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import greedy_logprobs, probe_prompts
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.ops import raise_deferred_errors
-from penstock.messages.rollout import StopReason
+from penstock.messages.errors import PenstockError
+from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.task import Sampling
+
+
+class GenerationRequest:
+    """Belongs to the engine's worker thread once it is added."""
+
+    def __init__(  # noqa: PLR0913 - what was asked
+        self,
+        token_ids: np.ndarray,
+        sampling: Sampling,
+        request_id: str,
+        session_id: str,
+        routes_from: int,
+        *,
+        num_resumed: int = 0,
+        grammar: TurnGrammar | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.session_id = session_id
+        self.prompt = np.ascontiguousarray(token_ids, dtype=np.int32)
+        self.num_prompt_tokens = len(self.prompt)
+        self.sampling = sampling
+        self.routes_from = routes_from
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        self.uniforms = uniforms_for(sampling, num_resumed)
+        self.shaper = TurnShaper.of(sampling, grammar)
+        self.num_resumed = num_resumed
+        self.num_sampled = 0
+        self.is_decoding = False
+        """Whether all of its prompt is computed."""
+        self.is_suspect = False
+        """Whether it shared a step that failed, and has had none for itself since."""
+        self.last_token = -1
+        self.row: CacheRow | None = None
+        self._created = time.perf_counter()
+        self._queue_ms = 0.0
+        self._num_cached = 0
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._shaped: list[Shaped] = []
+        self._top: list[tuple[np.ndarray, np.ndarray]] = []
+        self._next: Shaped | None = None
+        """Of the token that is about to be drawn."""
+        self._next_top: tuple[np.ndarray, np.ndarray] | None = None
+
+    def start(self, row: CacheRow) -> None:
+        """Take a row whose first `length` tokens are cached."""
+        self.row = row
+        self._num_cached = row.length
+        self._queue_ms = (time.perf_counter() - self._created) * 1e3
+
+    def begin(self, vocab_size: int) -> None:
+        """Take in what the turn has already.
+
+        Raises:
+            InvalidRequestError: Its grammar does not allow that.
+
+        """
+        if self.shaper is not None:
+            self.shaper.begin(self.prompt, vocab_size, self.num_resumed)
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether `shape` has anything to do."""
+        return self.shaper is not None or self.sampling.num_top_logprobs > 0
+
+    def shape(self, logits: torch.Tensor) -> None:
+        """Shape the next token's logits [V], in place.
+
+        Raises:
+            InvalidRequestError: Of its grammar.
+
+        """
+        if self.shaper is not None:
+            self._next = self.shaper.shape(logits)
+        if self.sampling.num_top_logprobs:
+            count = self.sampling.num_top_logprobs
+            self._next_top = top_tokens(logits, self.sampling.temperature, count)
+
+    def push(self, token_id: int, logprob: float) -> None:
+        """Note one sampled token.
+
+        Raises:
+            InvalidRequestError: Its grammar has become too complex.
+
+        """
+        if self.shaper is not None:
+            self.shaper.accept(token_id)
+        if self._next is not None:
+            self._shaped.append(self._next)
+        if self._next_top is not None:
+            self._top.append(self._next_top)
+        self.last_token = token_id
+        self.num_sampled += 1
+        self._token_ids.append(token_id)
+        self._logprobs.append(logprob)
+
+    def stop_reason(self, num_tokens_max: int) -> StopReason | None:
+        """Say whether the last token ended the request."""
+        if self.last_token in self.stop_ids:
+            return StopReason.STOP
+        full = self.num_prompt_tokens + self.num_sampled >= num_tokens_max
+        if full or self.num_sampled >= self.sampling.num_tokens_max:
+            return StopReason.LENGTH
+        return None
+
+    def restart(self, context: np.ndarray) -> None:
+        """Go on as a request whose prompt is all that was computed and sampled so far."""
+        self.prompt = context
+        self.is_decoding = False
+
+    @property
+    def num_pending(self) -> int:
+        """Sampled tokens that no chunk has carried yet."""
+        return len(self._token_ids)
+
+    def flush(
+        self,
+        policy_version: int,
+        stop_reason: StopReason | None = None,
+        routed_experts: np.ndarray | None = None,
+        route_spans: Sequence[VersionSpan] = (),
+        *,
+        fault: Exception | None = None,
+    ) -> TokenChunk:
+        """Make a chunk of what is pending."""
+        supports = [one.support for one in self._shaped if one.support is not None]
+        ids, logprobs = zip(*self._top, strict=True) if self._top else ((), ())
+        chunk = TokenChunk(
+            token_ids=np.array(self._token_ids, dtype=np.int32),
+            behavior_logprobs=np.array(self._logprobs, dtype=np.float32),
+            policy_version=policy_version,
+            stop_reason=stop_reason,
+            support=np.stack(supports) if supports else None,
+            is_forced=np.array([one.is_forced for one in self._shaped], dtype=bool),
+            top_ids=np.stack(ids) if ids else None,
+            top_logprobs=np.stack(logprobs) if logprobs else None,
+            routed_experts=routed_experts,
+            routes_from=self.routes_from,
+            route_spans=tuple(route_spans),
+            num_cached_tokens=self._num_cached,
+            queue_ms=self._queue_ms,
+            error=_told(fault),
+            is_refused=isinstance(fault, InvalidRequestError),
+        )
+        self._token_ids, self._logprobs = [], []
+        self._shaped, self._top = [], []
+        return chunk
+
+
+def _told(fault: Exception | None) -> str:
+    if fault is None:
+        return ""
+    return str(fault) if isinstance(fault, PenstockError) else repr(fault)
+
+
+NO_NUMBERS = RequestFailedError("the logits of its context are no finite numbers")
+Logits = np.ndarray | torch.Tensor
+Sample = Callable[[Logits, SamplingBatch], tuple[list[int], list[float]]]
+
+
+def draw(
+    requests: Sequence[GenerationRequest], logits: Logits, sample: Sample
+) -> list[Exception | None]:
+    """Give each request its next token.
+
+    Args:
+        requests: M of them.
+        logits: float32 [M, V]; overwritten.
+        sample: the decoder's.
+
+    Returns:
+        Why a request got none: `NO_NUMBERS`, or an `InvalidRequestError` of its own grammar.
+
+    """
+    faults: list[Exception | None] = [None] * len(requests)
+    is_finite = finite_rows(logits)
+    if not is_finite.all():
+        logits[~is_finite] = 0.0
+    for index, request in enumerate(requests):
+        if not is_finite[index]:
+            faults[index] = NO_NUMBERS
+        elif request.is_shaped:
+            faults[index] = _try_shape(request, logits[index])
+    batch = SamplingBatch(
+        temperatures=[request.sampling.temperature for request in requests],
+        uniforms=[request.uniforms[request.num_sampled] for request in requests],
+    )
+    token_ids, logprobs = sample(logits, batch)
+    drawn = zip(requests, token_ids, logprobs, strict=True)
+    for index, (request, token_id, logprob) in enumerate(drawn):
+        if faults[index] is None:
+            faults[index] = _try_push(request, token_id, logprob)
+    return faults
+
+
+def _try_shape(request: GenerationRequest, row: Logits) -> InvalidRequestError | None:
+    try:
+        request.shape(row if isinstance(row, torch.Tensor) else torch.from_numpy(row))
+    except InvalidRequestError as error:
+        return error
+    return None
+
+
+def _try_push(
+    request: GenerationRequest, token_id: int, logprob: float
+) -> InvalidRequestError | None:
+    try:
+        request.push(token_id, logprob)
+    except InvalidRequestError as error:
+        return error
+    return None
+
 
 _DEVICE = "generator.device"
 _SHARED_PREFIX_WORTH = 16

@@ -1,14 +1,34 @@
-"""The embedded engine: the policy in torch, continuous batching, staged weight swaps."""
+"""The embedded engine: the policy in torch, continuous batching, staged weight swaps.
+
+In-flight weight updates: two policies, one sampling, one being written.
+
+    begin: standby <- copy of live    apply: write standby    commit: verify, then swap the two
+
+Only the swap keeps a step from running; it exchanges two references.
+
+The engine's worker thread: steps of the core, with commands run in between.
+
+    event loop ──commands──▶ inbox ──▶ worker: command, step, step, command, step ...
+        ▲                                  │
+        └────── call_soon_threadsafe ◀─────┘ chunks
+
+The worker alone touches the core while it runs, so no lock guards the batch.
+"""
 
 import asyncio
+import queue
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+import torch
 
 from penstock.actors.generator.checks import check_ready, check_request, open_grammar
-from penstock.actors.generator.core import EngineCore, Output
+from penstock.actors.generator.core import EngineCore, GenerationRequest, Output
 from penstock.actors.generator.engine import (
     EngineCapabilities,
     EngineDiedError,
@@ -19,18 +39,208 @@ from penstock.actors.generator.engine import (
     RequestFailedError,
     TokenChunk,
 )
-from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
-from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.generator.staging import StagedWeights
-from penstock.actors.generator.updates import StagedUpdates
-from penstock.actors.generator.worker import EngineWorker
+from penstock.actors.generator.sampler import GrammarMasks
+from penstock.actors.generator.updates import StagedUpdates, check_patch
+from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import has_kernels
 from penstock.actors.policy.probe import check_probe
 from penstock.kernels.decode.layout import DecodeWeights
+from penstock.kernels.delta import Patch
+from penstock.kernels.ops import delta_apply
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.task import Sampling
+
+
+class StagedWeights:
+    """The double buffer. Not thread-safe: its owner runs one method at a time."""
+
+    def __init__(self, config: PolicyConfig, device: torch.device) -> None:
+        self._live = _empty_policy(config, device)
+        self._standby = _empty_policy(config, device)
+        self._views: dict[str, torch.Tensor] | None = None
+        """Views of the standby, while an update is open."""
+
+    def begin(self) -> None:
+        """Open an update that starts from the live weights."""
+        live, standby = hf_views(self._live), hf_views(self._standby)
+        for name, view in standby.items():
+            view.copy_(live[name])
+        self._views = standby
+
+    def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
+        """Write into the standby."""
+        views = self._open_views()
+        for name, patch in patches.items():
+            view = views.get(name)
+            check_patch(name, patch, None if view is None else view.shape)
+            assert view is not None, "checked"
+            if isinstance(patch, np.ndarray):
+                view.copy_(_from_bits(patch))
+            else:
+                _write_patch(view, patch)
+
+    def verify(self, root_digest: str) -> None:
+        """Check the standby against the digest that its publisher announced."""
+        found = _published_digest(self._open_views())
+        if found != root_digest:
+            raise CorruptDataError(f"staged weights have root digest {found}, not {root_digest}")
+
+    @property
+    def standby(self) -> Policy:
+        """The policy that is being written."""
+        self._open_views()
+        return self._standby
+
+    def swap(self) -> None:
+        """Close the update: the standby is live."""
+        self._open_views()
+        self._live, self._standby, self._views = self._standby, self._live, None
+
+    def digest(self) -> str:
+        """Return the root digest of the live weights."""
+        return _published_digest(hf_views(self._live))
+
+    def _open_views(self) -> dict[str, torch.Tensor]:
+        if self._views is None:
+            raise InvalidRequestError("no weight update is open; call begin_update first")
+        return self._views
+
+
+def _empty_policy(config: PolicyConfig, device: torch.device) -> Policy:
+    policy = Policy(config).to(device)
+    for parameter in policy.parameters():
+        parameter.detach().zero_()
+    return policy.requires_grad_(False).eval()
+
+
+def _published_digest(views: Mapping[str, torch.Tensor]) -> str:
+    return state_digest({name: view.to(PUBLISHED_DTYPE) for name, view in views.items()})
+
+
+def _write_patch(view: torch.Tensor, patch: Patch) -> None:
+    indices, values = patch.flat_indices, patch.values
+    flat, places, written = view.view(-1), torch.from_numpy(indices), _from_bits(values)
+    if has_kernels(flat):
+        delta_apply(flat, places.to(flat.device, torch.int32), written.to(flat.device))
+    else:
+        flat[places] = written
+
+
+def _from_bits(values: np.ndarray) -> torch.Tensor:
+    """Widen bfloat16 bit patterns to float32, exactly."""
+    return torch.from_numpy((values.astype(np.uint32) << 16).view(np.float32))
+
+
+_COMMAND_S = 30.0
+"""A command waits for one step at most; this much means that the worker hangs."""
+
+T = TypeVar("T")
+
+
+class EngineWorker:
+    """Runs a core until stopped."""
+
+    def __init__(self, core: EngineCore, deliver: Callable[[list[Output]], None]) -> None:
+        """Deliver is called on the event loop with the chunks of a step."""
+        self.core = core
+        self.is_paused = False
+        self.error = ""
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether steps can run."""
+        return self._thread.is_alive() and not self._is_stopping
+
+    def start(self) -> None:
+        """Start the thread; call on the event loop that gets the chunks."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after the step in progress.
+
+        Raises:
+            DeadlineError: the step does not end.
+
+        """
+        if self._is_stopping or self._loop is None:
+            return
+        self._is_stopping = True
+        self.post(lambda: None)
+        try:
+            async with asyncio.timeout(_COMMAND_S):
+                await asyncio.to_thread(self._thread.join)
+        except TimeoutError as error:
+            raise DeadlineError(f"the engine's worker runs {_COMMAND_S} s after a stop") from error
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Run a command between two steps, without waiting for it."""
+        self._inbox.put(command)
+
+    async def call(self, command: Callable[[], T]) -> T:
+        """Run a command between two steps and return its result.
+
+        Raises:
+            EngineNotReadyError: the worker has ended.
+            DeadlineError: it did not come to the command in time.
+
+        """
+        if not self.is_alive:
+            raise EngineNotReadyError(f"the engine does not run {self.error}".rstrip())
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(run)
+        try:
+            async with asyncio.timeout(_COMMAND_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise DeadlineError(f"no engine step ended within {_COMMAND_S} s") from error
+
+    def emit(self, outputs: list[Output]) -> None:
+        """Hand chunks over to the event loop."""
+        if outputs and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _run(self) -> None:
+        fix_threads(self.core.options.num_threads)
+        try:
+            while not self._is_stopping and not self.core.fault:
+                self._run_commands()
+                if self._has_work():
+                    self.emit(self.core.step())
+        except Exception as error:
+            self.core.fault = repr(error)
+        if self.core.fault:
+            self.error = self.core.fault
+            self.emit(self.core.abort(None))
+
+    def _has_work(self) -> bool:
+        core = self.core
+        has_requests = core.num_running > 0 or bool(core.waiting)
+        return has_requests and not self.is_paused and core.model is not None
+
+    def _run_commands(self) -> None:
+        """Run what is in the inbox; wait for something if there is nothing else to do."""
+        if not self._has_work():
+            self._inbox.get()()
+        for _ in range(self._inbox.qsize()):
+            self._inbox.get()()
+
 
 _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""

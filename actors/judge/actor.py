@@ -5,9 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.judges import make_judge
-from penstock.actors.judge.lengths import LengthMeter
-from penstock.actors.judge.panel import Panel
+from penstock.actors.judge.judges import LengthMeter, Panel, make_judge
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
 from penstock.actors.judge.set_ups import SetUps
 from penstock.actors.policy.chat.format import ChatFormat

@@ -41,7 +41,7 @@ from penstock.envs.tasks.grading import (
     TestsKilledError,
     run_hidden_tests,
 )
-from penstock.envs.tasks.harbor_foreign import gives_fractions, read_fraction
+from penstock.envs.tasks.harbor.foreign import gives_fractions, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory

@@ -1,17 +1,152 @@
-"""The monitor as an actor: follows all streams; answers for the run's state and its episodes."""
+"""The monitor as an actor: follows all streams; answers for the run's state and its episodes.
 
-from collections.abc import AsyncIterator, Mapping
+The view model in Prometheus' text format.
+"""
 
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.actors.monitor.behavior_views import behavior_figures
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.monitor.episodes.service import EpisodeService
-from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import RunFold
-from penstock.actors.monitor.state import encode_state
+from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus, Serve
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
+
+Samples = Iterable[tuple[list[str], float]]
+"""Label values and the value."""
+
+
+def exposition(state: MonitorState) -> bytes:
+    """Return all series of one state, from a registry of its own."""
+    registry = CollectorRegistry()
+    registry.register(_StateCollector(state))
+    return generate_latest(registry)
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: MonitorState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._learning()
+        yield from self._weights()
+        yield from self._work()
+        yield from self._compute()
+        yield from self._actors()
+
+    def _learning(self) -> Iterator[Metric]:
+        state, midtrain = self._state, self._state.midtrain
+        yield _value("step", "Optimizer steps taken.", state.run.step)
+        newest = state.steps[-1].metrics if state.steps else {}
+        samples = [([name], value) for name, value in newest.items()]
+        yield _gauge("step_metric", "Metrics of the newest step.", ["name"], samples)
+        if state.evals:
+            last = state.evals[-1]
+            rate = last.num_solved / max(1, last.num_tasks)
+            yield _value("heldout_pass_rate", "Pass rate of the newest evaluation.", rate)
+            wrong = sum(point.num_wrong_version for point in state.evals)
+            yield _value("heldout_wrong_version", "Verdicts not counted: other version.", wrong)
+        samples = [([str(staleness)], n) for staleness, n in state.staleness.tokens.items()]
+        yield _counter("trained_tokens", "Trained tokens by staleness.", ["staleness"], samples)
+        yield _value("midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)
+        yield _value("midtrain_loss", "Nats per token.", midtrain.loss_last)
+        yield _gauge("behavior", "How the newest training rollouts go.", ["name"], self._behavior())
+
+    def _behavior(self) -> Samples:
+        recent = self._state.behavior.recent
+        figures = behavior_figures(recent) if recent is not None else {}
+        return [([name], value) for name, value in figures.items() if value is not None]
+
+    def _weights(self) -> Iterator[Metric]:
+        regions, label = self._state.regions, ["region"]
+        served = [
+            ([name, replica], version)
+            for name, region in regions.items()
+            for replica, version in region.replicas.items()
+        ]
+        yield _gauge("served_version", "Policy version served.", [*label, "replica"], served)
+        newest = {name: region.deltas[-1] for name, region in regions.items() if region.deltas}
+        samples = [([name], delta.num_bytes) for name, delta in newest.items()]
+        yield _gauge("delta_bytes", "Size of the newest version.", label, samples)
+        samples = [([name], delta.pause_ms / 1e3) for name, delta in newest.items()]
+        yield _gauge("swap_pause_seconds", "Pause of the newest swap.", label, samples)
+        samples = [([name], region.num_digest_mismatches) for name, region in regions.items()]
+        yield _counter("digest_mismatches", "Versions with a wrong digest.", label, samples)
+        samples = [([name], region.lag_versions) for name, region in regions.items()]
+        yield _gauge("weight_lag_versions", "Lag of the slowest replica.", label, samples)
+        samples = [([name], region.lag_s) for name, region in regions.items()]
+        yield _gauge("weight_lag_seconds", "Age of the first version it lacks.", label, samples)
+        samples = [([name], region.queue_s) for name, region in regions.items()]
+        yield _gauge("queue_seconds", "Mean queue time of generators.", label, samples)
+        samples = [([name], region.num_bytes) for name, region in regions.items()]
+        yield _counter("relayed_bytes", "Fetched by the region, all versions.", label, samples)
+
+    def _work(self) -> Iterator[Metric]:
+        state, totals = self._state, self._state.ledger.totals
+        samples = [([outcome], count) for outcome, count in state.rollouts.outcomes.items()]
+        yield _counter("rollouts", "Judged training rollouts.", ["outcome"], samples)
+        samples = [([fate], getattr(totals, fate)) for fate in totals.__struct_fields__]
+        yield _gauge("ledger_tokens", "Sampled tokens by fate.", ["fate"], samples)
+        kinds = ("requests", "feedback", "retracted", "joined", "trained")
+        samples = [([kind], getattr(state.live, f"num_{kind}")) for kind in kinds]
+        yield _counter("live", "Users' requests and feedback.", ["kind"], samples)
+        balanced = int(state.ledger.balanced)
+        yield _value("ledger_balanced", "1 if every token is accounted for.", balanced)
+        yield _value("rejected", "Dead letters.", state.run.num_rejected)
+        yield _value("sandbox_boot_seconds", "Median.", state.sandbox.boot_ms_p50 / 1e3)
+
+    def _compute(self) -> Iterator[Metric]:
+        roles = self._state.compute.roles
+        samples = [([name], role.processor_s) for name, role in roles.items()]
+        yield _counter("processor_seconds", "By kind of roles.", ["role"], samples)
+        tokens = [
+            ([name, what], count)
+            for name, role in roles.items()
+            for what, count in role.tokens.items()
+        ]
+        yield _counter("role_tokens", "Tokens by kind of roles.", ["role", "what"], tokens)
+        waits = self._state.training.wait_s_p95 or 0.0
+        yield _value("step_wait_seconds_p95", "A step's wait for its batch.", waits)
+
+    def _actors(self) -> Iterator[Metric]:
+        labels, now = ["actor", "role"], self._state.run.now
+        views = [([name, view.role], view) for name, view in self._state.actors.items()]
+        samples = [(key, view.busy_fraction_recent) for key, view in views]
+        yield _gauge("actor_busy_ratio", "Recent share of time.", labels, samples)
+        samples = [(key, view.num_queued) for key, view in views]
+        yield _gauge("actor_queued", "Messages in the mailbox.", labels, samples)
+        oldest = [(key, view.waits[0]) for key, view in views if view.waits]
+        samples = [([*key, wait.target], max(0.0, now - wait.since)) for key, wait in oldest]
+        yield _gauge("actor_wait_seconds", "Oldest wait.", [*labels, "target"], samples)
+        samples = [([*key, name], g) for key, view in views for name, g in view.gauges.items()]
+        yield _gauge("actor_gauge", "Gauges that actors report.", [*labels, "name"], samples)
+        yield _value("stalled", "1 if nothing moves.", int(self._state.stall.is_stalled))
+
+
+def _value(name: str, text: str, value: float) -> Metric:
+    return _gauge(name, text, [], [([], value)])
+
+
+def _gauge(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
 
 
 class Monitor(Actor):

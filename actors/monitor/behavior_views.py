@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.actors.monitor.curves import NUM_POINTS_MAX
-from penstock.envs.harness.versions import READING_TOOLS, WRITING_TOOLS
+from penstock.envs.harness.tools import READING_TOOLS, WRITING_TOOLS
 from penstock.messages.reward import EvalAnnounced, Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import Purpose

@@ -1,24 +1,43 @@
-"""Folds events into the view model of the run: pure, the same live as from a finished log."""
+"""Folds events into the view model of the run: pure, the same live as from a finished log.
 
+The actors: which report, how busy they are, and what each waits for.
+
+The learning curves: mid-training, steps, evaluations, staleness.
+"""
+
+import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from penstock.actors.monitor.actor_views import ActorViews
 from penstock.actors.monitor.behavior_views import BehaviorViews
 from penstock.actors.monitor.charge_views import ChargeView
 from penstock.actors.monitor.compute_views import ComputeViews
-from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
+from penstock.actors.monitor.curves import (
+    NUM_SAMPLES_MAX,
+    append_tail,
+    append_thinned,
+    median_or_none,
+)
 from penstock.actors.monitor.gate_views import GateViews
 from penstock.actors.monitor.judge_views import add_verdict
-from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
-from penstock.actors.monitor.state import LedgerView, MonitorState
+from penstock.actors.monitor.stall_views import StallView
+from penstock.actors.monitor.state import (
+    ActorView,
+    LedgerView,
+    MidtrainPoint,
+    MonitorState,
+    StepPoint,
+)
 from penstock.actors.monitor.task_views import TaskViews
-from penstock.actors.monitor.wait_graph import weight_backpressure
+from penstock.actors.monitor.wait_graph import explain, is_reporting, weight_backpressure
 from penstock.messages.base import Event
 from penstock.messages.control import (
+    ActorFailed,
+    ActorStarted,
     ItemCharged,
     ItemQuarantined,
     MessageRejected,
@@ -34,12 +53,184 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.reading.ledger import Ledger
-from penstock.messages.reward import EvalAnnounced, Verdict
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.signals.preferences import Label, PreferencePair
-from penstock.messages.task import Purpose
-from penstock.messages.telemetry import ActorReported, MidtrainProgressed
-from penstock.messages.training import BatchManifest, StepCompleted
+from penstock.messages.task import CreditsChanged, Purpose
+from penstock.messages.telemetry import ActorReported, MidtrainProgressed, percentile
+from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+
+NUM_WAITS_SHOWN = 4
+ERROR_CHARS_MAX = 300
+CUMULATIVE_GAUGES = ("engine_busy_s", "digest_mismatches", "generated_tokens", "prefill_tokens")
+"""Gauges of generators and receivers that count up from each start."""
+
+
+class ActorViews:
+    """Folds starts, failures and reports."""
+
+    def __init__(self, actors: dict[str, ActorView]) -> None:
+        self._actors = actors
+        self.service_since = 0.0
+        """Start of the service on the run, which does not miss the run's other actors."""
+        self._last: dict[str, tuple[float, float]] = {}
+        """Actor -> time and busy seconds of its last report."""
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            ActorStarted: self._on_started,
+            ActorFailed: self._on_failed,
+            ActorReported: self._on_reported,
+        }
+
+    def gauges(self, role: str) -> dict[str, float]:
+        """Return the gauges of a role, summed over its actors."""
+        total: dict[str, float] = {}
+        for view in self._actors.values():
+            if view.role == role:
+                for name, value in view.gauges.items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    def explain(self, now: float, quiet_s: float, *, is_over: bool) -> StallView:
+        """Return what the run waits for; a finished one waits for nothing."""
+        for view in self._actors.values():
+            view.is_reporting = is_reporting(view, now)
+            view.has_ended = view.at <= self.service_since
+        if is_over:
+            return StallView(words="the run is finished")
+        known = {name: view for name, view in self._actors.items() if not view.has_ended}
+        return explain(known, now, quiet_s)
+
+    def _on_started(self, event: ActorStarted, at: float) -> None:
+        view = self._view(event.actor)
+        view.pid = event.pid
+        view.num_starts += 1
+        view.at = max(view.at, at)
+        self._last.pop(event.actor, None)
+
+    def _on_failed(self, event: ActorFailed, at: float) -> None:
+        if event.actor in self._actors:
+            self._actors[event.actor].last_error = event.error[:ERROR_CHARS_MAX]
+
+    def _on_reported(self, event: ActorReported, at: float) -> None:
+        view = self._view(event.actor)
+        last_at, last_busy_s = self._last.get(event.actor, (event.at - event.uptime_s, 0.0))
+        self._last[event.actor] = (event.at, event.busy_s)
+        if event.at > last_at:
+            recent = (event.busy_s - last_busy_s) / (event.at - last_at)
+            view.busy_fraction_recent = min(1.0, max(0.0, recent))
+        view.role, view.at, view.uptime_s = event.role, event.at, event.uptime_s
+        view.busy_fraction = min(1.0, event.busy_s / event.uptime_s) if event.uptime_s else 0.0
+        view.num_handled, view.num_queued = event.num_handled, event.num_queued
+        for name in CUMULATIVE_GAUGES:
+            if name in event.gauges:
+                value, before = event.gauges[name], view.gauges.get(name, 0.0)
+                added = value - before if value >= before else value
+                view.totals[name] = view.totals.get(name, 0.0) + added
+        view.gauges = event.gauges
+        view.waits = sorted(event.waits, key=lambda wait: wait.since)[:NUM_WAITS_SHOWN]
+
+    def _view(self, name: str) -> ActorView:
+        return self._actors.setdefault(name, ActorView())
+
+
+NUM_METRICS_MAX = 56
+"""Metrics kept of a step, so that the state stays small; a step of the trainer has fewer."""
+DIGITS = 6
+"""Of each of them, for the same reason."""
+NUM_STEPS_MAX = 180
+"""Points of the steps' curve: likewise."""
+
+
+class LearningViews:
+    """Folds the reports of the trainer, the pacer and the evaluator."""
+
+    def __init__(self, state: MonitorState, tasks: TaskViews) -> None:
+        self._state = state
+        self._tasks = tasks
+        self._steps_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._waits_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._route_bytes: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            MidtrainProgressed: self._midtrain_progressed,
+            MidtrainCompleted: self._midtrain_completed,
+            StepCompleted: self._step_completed,
+            EvalCompleted: self._eval_completed,
+            CreditsChanged: self._credits_changed,
+        }
+
+    def measure_medians(self) -> None:
+        """Set the medians over steps."""
+        self._state.training.step_s_p50 = median_or_none(self._steps_s)
+        self._state.training.wait_s_p95 = percentile(self._waits_s, 95) if self._waits_s else None
+        self._state.training.route_bytes_p50 = median_or_none(self._route_bytes)
+
+    def _midtrain_progressed(self, event: MidtrainProgressed, at: float) -> None:
+        view = self._state.midtrain
+        if self._state.run.phase == "starting":
+            self._state.run.phase = "midtrain"
+        view.num_tokens, view.num_tokens_total = event.num_tokens, event.num_tokens_total
+        view.tokens_per_s = event.tokens_per_s
+        view.loss_last = event.loss
+        view.heldout_loss = event.heldout_loss or view.heldout_loss
+        view.num_saves = event.num_saves
+        if math.isfinite(event.loss):
+            point = MidtrainPoint(
+                num_tokens=event.num_tokens, loss=event.loss, heldout_loss=event.heldout_loss
+            )
+            append_thinned(view.points, point)
+
+    def _midtrain_completed(self, event: MidtrainCompleted, at: float) -> None:
+        view = self._state.midtrain
+        if self._state.run.phase not in {"finished", "serving"}:
+            self._state.run.phase = "rl"
+        self._state.run.rl_started_at = at
+        view.num_tokens = event.num_tokens
+        view.num_tokens_total = max(view.num_tokens_total, event.num_tokens)
+        view.loss_first, view.loss_last = event.loss_first, event.loss_last
+        view.heldout_loss = event.heldout_loss
+        view.heldout_perplexity = event.heldout_perplexity
+        view.wall_s = event.wall_s
+        view.num_saves, view.num_resumed = event.num_saves, event.num_resumed
+        if event.is_cached:
+            self._state.run.cached.append("mid-training")
+
+    def _step_completed(self, event: StepCompleted, at: float) -> None:
+        named = islice(sorted(event.metrics.items()), NUM_METRICS_MAX)
+        finite = {
+            name: float(f"{value:.{DIGITS}g}") for name, value in named if math.isfinite(value)
+        }
+        point = StepPoint(
+            step=event.step, at=at, train_s=event.train_s, wait_s=event.wait_s, metrics=finite
+        )
+        append_thinned(self._state.steps, point, NUM_STEPS_MAX)
+        self._state.run.step = max(self._state.run.step, event.step)
+        training, route_bytes = self._state.training, event.metrics.get("route_bytes", 0.0)
+        training.train_s += event.train_s
+        training.num_skipped += bool(event.skipped)
+        training.tokens_read += event.metrics.get("tokens_read", 0.0)
+        training.route_bytes += route_bytes
+        self._steps_s.append(event.wait_s + event.train_s)
+        self._waits_s.append(event.wait_s)
+        self._route_bytes.append(route_bytes)
+        view = self._state.staleness
+        for staleness, num_tokens in event.staleness_tokens.items():
+            view.tokens[staleness] = view.tokens.get(staleness, 0) + num_tokens
+        view.seen_max = max(view.tokens, default=0)
+
+    def _eval_completed(self, event: EvalCompleted, at: float) -> None:
+        point = self._tasks.evaluated(event, at)
+        if event.is_main:
+            append_thinned(self._state.evals, point)
+
+    def _credits_changed(self, event: CreditsChanged, at: float) -> None:
+        view = self._state.staleness
+        view.budget_max = event.staleness_max
+        view.num_groups_granted = event.num_groups_granted
+        view.num_groups_trained = event.num_groups_trained
+        view.num_groups_discarded = event.num_groups_discarded
+        view.num_groups_allowed = event.num_groups_allowed
+        view.policy_version = event.policy_version
+
 
 NUM_LOG_LINES_MAX = 200
 NUM_LEDGER_ROWS_MAX = 64

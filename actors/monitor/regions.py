@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
-from penstock.actors.monitor.region_views import DeltaPoint, RegionView
-from penstock.actors.monitor.state import MonitorState
+from penstock.actors.monitor.state import DeltaPoint, MonitorState, RegionView
 from penstock.messages.base import Event
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.weights import (

@@ -3,26 +3,162 @@
 Ids of commands follow from the group alone, and its task from the log (`GroupGranted`, published
 first). A command published twice (a restart between two publishes) is therefore the same command:
 the stream keeps one, and a worker that receives the other finds the rollout finished.
+
+The commands of a group, and of an evaluation: pure functions of the log.
+
+Which training tasks are not granted any more: those whose rollouts broke process after process.
+
+One quarantined rollout may be what its policy did; two of one task are the task's.
 """
 
+import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from penstock.actors.pacer.commands import eval_commands, group_commands
-from penstock.actors.pacer.config import PacerConfig
+import msgspec
+
+from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.pacer.staleness_budget import Budget
-from penstock.actors.pacer.task_quarantine import TaskQuarantine
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import ItemQuarantined, RunFinished, RunOpened
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested
-from penstock.messages.task import CreditsChanged, GroupGranted, Purpose, Split, Task
+from penstock.messages.streams import check_token
+from penstock.messages.task import (
+    Branch,
+    Branching,
+    CreditsChanged,
+    GroupGranted,
+    Purpose,
+    Sampling,
+    Split,
+    StartRollout,
+    Task,
+)
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+
+
+def group_commands(
+    config: PacerConfig, group_index: int, task: Task, policy_version: int
+) -> list[StartRollout]:
+    """Return the commands of a training group, `g<index>-m<member>`: one per rollout, or a tree."""
+    commands = [
+        StartRollout(
+            rollout_id=(rollout_id := f"g{group_index}-m{member}"),
+            group_id=f"g{group_index}",
+            group_index=group_index,
+            group_size=config.group_size,
+            member=member,
+            purpose=Purpose.TRAIN,
+            task=task,
+            sampling=Sampling(
+                temperature=config.temperature,
+                top_p=config.top_p,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=policy_version,
+            harness=config.harness,
+        )
+        for member in range(config.group_size)
+    ]
+    return commands if config.tree is None else _bundled(commands, config.tree)
+
+
+def _bundled(commands: Sequence[StartRollout], tree: TreeConfig) -> list[StartRollout]:
+    """Return one command for each tree: its first rollout, and the others as branches of it."""
+    return [
+        msgspec.structs.replace(
+            commands[start],
+            branching=Branching(
+                trunk_turns=tree.trunk_turns,
+                branches=[
+                    Branch(rollout_id=one.rollout_id, member=one.member, seed=one.sampling.seed)
+                    for one in commands[start + 1 : start + tree.branches]
+                ],
+            ),
+        )
+        for start in range(0, len(commands), tree.branches)
+    ]
+
+
+def eval_commands(
+    config: PacerConfig, request: EvalRequested, tasks: Sequence[Task]
+) -> list[StartRollout]:
+    """Return the commands of an evaluation: `e<eval_id>-<i>` in group `<eval_id>`, task by task.
+
+    Tasks are taken at even distances, sorted by category: fewer than all still cover every
+    category, and each evaluation of a run attempts the same ones.
+    """
+    by_category = eligible_tasks(tasks, request.sources, request.categories)
+    num_tasks = min(request.num_tasks, len(by_category))
+    temperature = request.temperature
+    return [
+        StartRollout(
+            rollout_id=(rollout_id := f"e{request.eval_id}-{index}"),
+            group_id=request.eval_id,
+            group_index=request.policy_version,
+            group_size=num_tasks * request.num_samples,
+            member=index,
+            purpose=Purpose.EVAL,
+            task=(
+                task := by_category[index // request.num_samples * len(by_category) // num_tasks]
+            ),
+            sampling=Sampling(
+                temperature=config.eval_temperature if temperature is None else temperature,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=request.policy_version,
+            harness=config.harness,
+        )
+        for index in range(num_tasks * request.num_samples)
+    ]
+
+
+def _sampling_seed(seed: int, rollout_id: str) -> int:
+    return random.Random(f"sampling.{seed}.{rollout_id}").getrandbits(31)
+
+
+ROLLOUTS_MAX = 2
+_ITEM = "pacer.Task."
+
+
+class TaskQuarantine:
+    """Folds quarantined rollouts into quarantined tasks."""
+
+    def __init__(self) -> None:
+        self.task_ids: set[str] = set()
+        self._rollouts: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, event: ItemQuarantined) -> ItemQuarantined | None:
+        """See a quarantined item; return the quarantine of its task, if that follows."""
+        task_id = event.task_id
+        if not task_id or event.item.startswith(_ITEM):
+            return None
+        rollouts = self._rollouts[task_id]
+        rollouts.add(event.item.split(".", 2)[-1])  # The same in every role.
+        if len(rollouts) < ROLLOUTS_MAX or task_id in self.task_ids:
+            return None
+        self.task_ids.add(task_id)
+        name = task_id.encode().hex() if not _is_token(task_id) else task_id
+        cause = f"{len(rollouts)} of its rollouts are quarantined: {', '.join(sorted(rollouts))}"
+        return ItemQuarantined(item=f"{_ITEM}{name}", cause=cause, task_id=task_id)
+
+
+def _is_token(text: str) -> bool:
+    try:
+        check_token(text, "task_id")
+    except ValueError:
+        return False
+    return True
 
 
 class Pacer(Actor):

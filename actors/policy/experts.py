@@ -8,7 +8,7 @@ and backward are reproducible bit for bit at a fixed thread count.
 The operands of the matmuls, weights and inputs, may be rounded to a number format's values, in
 blocks along the summed dimension; the sums stay in float32 and gradients pass straight through.
 MXFP8: 32 E4M3 elements under one power of two. NVFP4: 16 E2M1 elements under an E4M3 scale, and a
-float32 scale per token. The rules are in `kernels/reference/formats.py`.
+float32 scale per token. The rules are in `kernels/reference/quantize.py`.
 """
 
 from typing import Any, NamedTuple

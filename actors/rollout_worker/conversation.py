@@ -19,7 +19,7 @@ from penstock.actors.policy.chat.format import ChatFormat, ChatMessage, OfferedT
 from penstock.actors.policy.chat.summary import NoSummaryError, as_summary, read_summary
 from penstock.actors.policy.sampling import SampledTokens, make_turn
 from penstock.actors.policy.summaries import SummaryConfig, SummaryMode, restarted
-from penstock.envs.harness.versions import functions_of, tools_prompt
+from penstock.envs.harness.tools import functions_of, tools_prompt
 from penstock.kernels.arrays import from_array
 from penstock.messages.episode import EpisodeSaved
 from penstock.messages.rollout import EpisodeEnd, StopReason, Turn

@@ -9,11 +9,29 @@ A turn counts from the moment it is stored. Any worker that resumes an episode (
 machine, another worker after a crash, a branch) takes the stored turns as they are and never
 samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine resumes from
 it, and no call before it runs again; else the stored turns' calls run in a fresh machine.
+
+One attempt at an episode in one machine: plays stored turns there and counts what they cost.
+
+Machines that died under an episode, and whether the policy did it. Pure: no I/O.
+
+A host that says `SandboxKilled` has seen a machine end, by itself, under an operation, while the
+host and the other machines on it lived. Once may be chance; the episode goes on in another machine,
+on another host where there is one. Twice under the same turn, or twice before the machines that one
+episode may have are used up, is the policy's doing. Any other death says nothing about it.
+
+A task of several steps, in one machine: what a step left is stored before the next is laid out.
+
+```
+ turn that ends step 0 ─▶ its files as EpisodeStepEnded ─▶ files, setup.sh of step 1 ─▶ next turn
+```
+The judge grades the stored files in machines of its own when the episode is over, so that no hidden
+test comes near the worker.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -22,9 +40,6 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
-from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
-from penstock.actors.rollout_worker.machine_deaths import KILLS_MAX, MachineDeaths
-from penstock.actors.rollout_worker.steps import open_next_step, read_left
 from penstock.actors.rollout_worker.turns import (
     ContextFullError,
     GenerationError,
@@ -35,20 +50,238 @@ from penstock.actors.rollout_worker.turns import (
     turn_sampling,
 )
 from penstock.actors.runtime.context import Context
+from penstock.envs.egress.record import EgressRecord
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.session import Session, tools_called
-from penstock.envs.sandbox import ImageAbsent, SandboxError, SandboxKilled
+from penstock.envs.harness.session import CALLS_MAX, Session, tools_called
+from penstock.envs.harness.tool_calls import ToolResult
+from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
-from penstock.envs.tasks.changes import Changes, ChangesError, list_work
-from penstock.envs.tasks.workspace import SetupError, open_egress, open_workspace, read_egress
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
+from penstock.envs.tasks.workspace import (
+    SetupError,
+    contents_at,
+    open_egress,
+    open_step,
+    open_workspace,
+    read_egress,
+)
 from penstock.kernels.arrays import to_array
 from penstock.messages.episode import EpisodeSaved
 from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.generation import Generate
-from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished, Trunk, Turn
-from penstock.messages.task import StartRollout
+from penstock.messages.rollout import (
+    EgressAttempt,
+    EpisodeEnd,
+    EpisodeFiles,
+    RolloutFinished,
+    SandboxRecord,
+    Trunk,
+    Turn,
+)
+from penstock.messages.task import StartRollout, Task
+
+
+class EpisodeStats(msgspec.Struct, kw_only=True):
+    """Counts of an episode, from its first turn or from a saved state."""
+
+    started_at: float = 0.0
+    """Start of the episode, as if it had never been interrupted; monotonic seconds."""
+    sandbox: SandboxRecord | None = None
+    num_calls: int = 0
+    num_invalid_calls: int = 0
+    tool_s: float = 0.0
+    call_s: list[list[float]] = []
+    """Seconds of each call, by turn played."""
+    own_s: float = 0.0
+    """Seconds that the policy's programs ran: what its time limit counts. Neither sampling nor
+    waiting is in it, for a machine, a generator, a host or a processor: turns and tokens bound the
+    sampling, and the rest is not the policy's."""
+    egress_before: list[EgressAttempt] = []
+    """Attempts to reach the network up to where the machine was saved."""
+    egress: list[EgressAttempt] = []
+    """The same, and those in this machine as far as they were read."""
+
+    @classmethod
+    def resumed(
+        cls, sandbox: SandboxRecord, saved: EpisodeSaved | None, now: float
+    ) -> "EpisodeStats":
+        """Return the counts of an episode that begins in a machine, or resumes in it."""
+        if saved is None:
+            return cls(started_at=now, sandbox=sandbox)
+        return cls(
+            started_at=now - saved.elapsed_s,
+            own_s=saved.own_s,
+            sandbox=sandbox,
+            num_calls=saved.num_calls,
+            num_invalid_calls=saved.num_invalid_calls,
+            tool_s=saved.tool_s,
+            call_s=list(saved.call_s),
+            egress_before=saved.egress,
+            egress=saved.egress,
+        )
+
+    def add_egress(self, attempts: list[EgressAttempt]) -> None:
+        """Add all attempts that this machine has on record."""
+        self.egress = EgressRecord([*self.egress_before, *attempts]).lines
+
+    def saved(self, command: StartRollout, conversation: Conversation, now: float) -> EpisodeSaved:
+        """Return the counts so far; the caller fills in the checkpoint and its host."""
+        return EpisodeSaved(
+            rollout_id=command.rollout_id,
+            group_id=command.group_id,
+            num_turns=len(conversation.turns),
+            checkpoint_id="",
+            host="",
+            observation_ids=to_array(np.array(conversation.observation_ids, np.int32)),
+            num_calls=self.num_calls,
+            num_invalid_calls=self.num_invalid_calls,
+            tool_s=self.tool_s,
+            elapsed_s=now - self.started_at,
+            own_s=self.own_s,
+            call_s=list(self.call_s),
+            egress=self.egress,
+            starts_segment=conversation.starts_segment,
+            is_summary=conversation.is_summary,
+            step_ends=list(conversation.step_ends),
+        )
+
+
+class EpisodeRunner:
+    """Runs an episode's turns in one machine.
+
+    Args:
+        sandbox: The machine.
+        conversation: The episode's tokens, up to the turns played in this machine.
+        session: The harness over that machine.
+        stats: Counts what is played.
+        ctx: The worker's context, for the time.
+
+    """
+
+    def __init__(
+        self,
+        sandbox: RemoteSandbox,
+        conversation: Conversation,
+        session: Session,
+        stats: EpisodeStats,
+        ctx: Context,
+    ) -> None:
+        self.sandbox = sandbox
+        self.conversation = conversation
+        self._session = session
+        self._stats = stats
+        self._ctx = ctx
+
+    async def play(self, turn: Turn) -> None:
+        """Run a stored turn's calls, and append what they returned to the context.
+
+        Raises:
+            SandboxError: The machine failed.
+            DeadlineError: It did not answer in time.
+
+        """
+        conversation, stats = self.conversation, self._stats
+        conversation.append(turn)
+        stats.call_s.append([])
+        stats.num_calls += len(turn.calls)
+        if turn.parse_error:
+            stats.num_invalid_calls += 1
+        if conversation.end is not None or turn.is_summary:
+            return
+        if turn.parse_error:
+            conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
+            return
+        if not turn.calls:
+            return
+        results = await self._call_tools(turn)
+        stats.call_s[-1] = self._session.elapsed_s[:CALLS_MAX]
+        stats.num_invalid_calls += sum(not result.is_valid for result in results)
+        is_finished = any(result.is_finish for result in results)
+        conversation.observe([result.text for result in results], is_finished=is_finished)
+
+    async def _call_tools(self, turn: Turn) -> Sequence[ToolResult]:
+        started_at, guest_s = self._ctx.monotonic(), self.sandbox.guest_s
+        results = await self._session.run(turn.calls, self._ctx.monotonic)
+        elapsed_s = self._ctx.monotonic() - started_at
+        self._stats.tool_s += elapsed_s
+        self._stats.own_s += min(elapsed_s, self.sandbox.guest_s - guest_s)
+        return results
+
+
+KILLS_MAX = 2
+"""Machines that a policy may kill under one turn before the episode is its failure."""
+
+
+class MachineDeaths:
+    """Deaths under one episode."""
+
+    def __init__(self) -> None:
+        self._kills: Counter[int] = Counter()
+        """Turn -> machines that it killed."""
+        self.num_kills = 0
+        """Machines killed, over all turns."""
+        self.turn = -1
+        """Turn whose calls run, or whose files are read; -1 before any of the policy's."""
+        self.avoid_host = ""
+        """Host of the machine killed last: the next one should be on another."""
+
+    def add_kill(self, host: str, *, is_copy: bool) -> None:
+        """Count a machine that ended under the policy's own turn.
+
+        A copy of a saved machine runs where that was: its death is no second one elsewhere.
+        """
+        if self.turn >= 0:
+            self.num_kills += 1
+            self._kills[self.turn] += not (is_copy and self._kills[self.turn])
+            self.avoid_host = host
+
+    @property
+    def is_policys(self) -> bool:
+        """Whether one turn has killed machine after machine."""
+        return max(self._kills.values(), default=0) >= KILLS_MAX
+
+
+async def read_left(
+    sandbox: Sandbox,
+    task: Task,
+    step: int,
+    config: RolloutWorkerConfig,
+    layer_files: Collection[str],
+) -> Changes:
+    """Return what an episode changed by the end of a step; raises as `read_changes` does."""
+    return await read_changes(
+        sandbox,
+        contents_at(task, step),
+        num_files_max=config.num_files_max,
+        num_bytes_max=config.files_bytes_max,
+        has_layer=bool(task.image),
+        layer_files=layer_files,
+    )
+
+
+async def open_next_step(
+    runner: EpisodeRunner,
+    task: Task,
+    config: RolloutWorkerConfig,
+    journal: Journal,
+    layer_files: Collection[str],
+) -> None:
+    """Store what the step that has just ended left, once, and lay out the next one.
+
+    Raises:
+        ChangesError: What it left cannot be carried over.
+        SetupError: The next one cannot be laid out on it.
+        SandboxError: The machine failed.
+
+    """
+    turn_index = runner.conversation.step_ends[-1]
+    step = len(runner.conversation.step_ends) - 1
+    if not await journal.has_step_end(turn_index):
+        left = await read_left(runner.sandbox, task, step, config, layer_files)
+        await journal.end_step(step, turn_index, left)
+    await open_step(runner.sandbox, task.steps[step])
 
 
 class Episode:

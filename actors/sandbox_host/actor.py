@@ -7,31 +7,40 @@
 ```
 Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
 command once for each `op_key`, however often it is requested.
+
+Operations on a leased machine, message by message; and what dead machines tried to reach.
+
+Whose fault a machine's death is: the guest's own, the host's, or somebody's from outside.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.actors.sandbox_host.checkpoints import Checkpoints
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.actors.sandbox_host.deaths import Deaths
 from penstock.actors.sandbox_host.groups import Groups
-from penstock.actors.sandbox_host.operations import LostRecords, Operation, operate
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import (
+    NetworkedMachine,
     Sandbox,
     SandboxDied,
     SandboxError,
     SandboxKilled,
     SandboxRequestError,
     SandboxTimeout,
+    VerifierRun,
     networked,
+    verifying,
 )
 from penstock.envs.sandbox_client.client import (
     ACQUIRE_SERVICE,
@@ -43,20 +52,171 @@ from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 from penstock.messages.requests.scheduler import ReleaseGroup, ReportHost
+from penstock.messages.rollout import EgressAttempt
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.sandbox import (
     AcquireGroup,
     AcquireSandbox,
+    AllowEgress,
     EgressRead,
+    ExecCommand,
+    ExecResult,
+    FileRead,
+    FilesListed,
     GroupLeased,
     GroupsRenewed,
+    ListFiles,
     ReadEgress,
+    ReadFile,
     ReleaseSandbox,
     RenewGroups,
     SandboxLeased,
     SandboxSaved,
     SaveSandbox,
+    WriteFiles,
 )
+
+Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
+RECORDS_MAX = 1024
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
+    """Carry out one operation; return the answer.
+
+    Args:
+        sandbox: The machine.
+        message: The operation.
+        egress_addresses: See `SandboxHostConfig`.
+
+    Raises:
+        SandboxError: As the operation of `Sandbox`.
+
+    """
+    match message:
+        case ExecCommand():
+            before = _starved_us()
+            result = await _execute(sandbox, message)
+            starved_ms = min((_starved_us() - before) / 1e3, result.duration_ms)
+            return msgspec.structs.replace(result, starved_ms=starved_ms)
+        case ReadFile():
+            return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
+        case WriteFiles():
+            if message.is_verifier:
+                await verifying(sandbox).write_verifier_files(message.files)
+            else:
+                await sandbox.write_files(message.files)
+            return Ack()
+        case ListFiles():
+            paths = await sandbox.list_files(message.root)
+            return FilesListed(paths=[_as_text(path) for path in paths])
+        case AllowEgress():
+            machine = cast("NetworkedMachine", networked(sandbox))
+            await machine.allow_egress(message.rules, allows_addresses=egress_addresses)
+            return Ack()
+        case ReadEgress():
+            return EgressRead(attempts=await networked(sandbox).egress_attempts())
+
+
+async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
+    if command.peer or command.covers:
+        run = VerifierRun(
+            argv=command.argv,
+            timeout_s=command.timeout_s,
+            output_bytes_max=command.output_bytes_max,
+            peer=command.peer,
+            covers=command.covers,
+        )
+        return await verifying(sandbox).verify(run, op_key=command.op_key)
+    return await sandbox.exec(
+        command.argv,
+        cwd=command.cwd,
+        env=command.env,
+        timeout_s=command.timeout_s,
+        output_bytes_max=command.output_bytes_max,
+        op_key=command.op_key,
+    )
+
+
+def _starved_us() -> int:
+    """Return for how long some program of this host has waited for a processor; 0 if unknown."""
+    try:
+        some = _PRESSURE.read_text().partition("\n")[0]
+        return int(some.rpartition("total=")[2])
+    except (OSError, ValueError):
+        return 0
+
+
+def _as_text(path: str) -> str:
+    """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class LostRecords:
+    """Egress records of machines that died in use, by lease; the oldest are forgotten.
+
+    The proxy's record is the host's, not the guest's, so it outlives the machine.
+    """
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, list[EgressAttempt]] = OrderedDict()
+
+    def keep(self, lease_id: str, attempts: Sequence[EgressAttempt]) -> None:
+        """Keep the record of one machine."""
+        self._records[lease_id] = list(attempts)
+        if len(self._records) > RECORDS_MAX:
+            self._records.popitem(last=False)
+
+    def find(self, lease_id: str) -> list[EgressAttempt] | None:
+        """Return the record of one machine; None if there is none."""
+        return self._records.get(lease_id)
+
+
+SETTLE_S = 0.5
+"""Time for the neighbors of a dead machine to show whether they died, too."""
+NEIGHBOR_S = 5.0
+"""Deaths of several machines within this time are the host's."""
+
+
+class Deaths:
+    """The machines of one host that died or hung in use."""
+
+    def __init__(self) -> None:
+        self.memory = OutOfMemoryWatch()
+        self._last: deque[tuple[str, float]] = deque(maxlen=64)
+        """Lease, and when it died."""
+
+    async def is_own(self, lease_id: str, pool: Pool) -> bool:
+        """Return whether a machine that died ended by itself, alone of all on this host.
+
+        One that was killed by a signal from outside, out of memory excepted, did not.
+        """
+        try:
+            machine = pool.lease(lease_id).sandbox
+        except NotFoundError:  # Its lease is over: nobody's death.
+            return False
+        now = asyncio.get_running_loop().time
+        died_at = now()
+        self._last.append((lease_id, died_at))
+        await asyncio.sleep(SETTLE_S)
+        if _was_killed(machine) and not self.memory.has_risen():
+            return False
+        has_neighbor = any(
+            other != lease_id and abs(at - died_at) <= NEIGHBOR_S for other, at in self._last
+        )
+        return not has_neighbor and not _others_dead(pool, lease_id)
+
+
+def _was_killed(machine: Sandbox) -> bool:
+    return bool(getattr(machine, "was_killed", False))
+
+
+def _others_dead(pool: Pool, lease_id: str) -> bool:
+    for other in pool.lease_ids() - {lease_id}:
+        with contextlib.suppress(NotFoundError):
+            if not getattr(pool.lease(other).sandbox, "alive", True):
+                return True
+    return False
 
 
 class SandboxHost(Actor):

@@ -1,31 +1,188 @@
-"""The policy with its float32 master weights and its optimizer: all that training changes."""
+"""The policy with its float32 master weights and its optimizer: all that training changes.
+
+Gradients of several passes at once, with the same bits as one after the other.
+
+Every pass runs on its own thread with a fixed number of torch threads, and the gradients are added
+in the order of the passes. So the number of workers changes the time and not one bit: a run that
+shares its cores with generators and a replay that has them all give the same weights.
+
+The norm of a gradient: the same bits however its tensors are cut into rows, on every device.
+
+A row's squares are added in float64 by halving, which is elementwise and so has one order; what
+rows give is added up exactly, which has none.
+
+The weights of earlier versions that training still compares with.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from penstock.actors.policy.checkpoint import as_numpy, hf_views, tensor_shapes
+from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy, hf_views, tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import copied_to, fix_threads, open_device
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.gradients import Pass, accumulate, run_all
-from penstock.actors.trainer.norms import norm, row_squares
-from penstock.actors.trainer.versions import EarlierVersions, Weights, published
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError, PenstockError
+
+Result = TypeVar("Result")
+PassFigures = TypeVar("PassFigures")
+Pass = Callable[[], tuple[torch.Tensor, PassFigures]]
+"""Computes a 0-dim loss, and whatever the caller wants to know of the pass."""
+
+
+def accumulate(
+    parameters: Sequence[torch.Tensor],
+    passes: Sequence[Pass[PassFigures]],
+    *,
+    num_workers: int,
+    num_threads: int,
+) -> list[PassFigures]:
+    """Set the parameters' gradients to the sum over all passes; parameters not used keep none.
+
+    Args:
+        parameters: what to differentiate by; not to be changed meanwhile.
+        passes: at most `num_workers` of them hold their activations at once.
+        num_workers: threads that run passes.
+        num_threads: of torch, inside one pass.
+
+    Returns:
+        The figures of each pass, in order.
+
+    """
+
+    def run(one: Pass[PassFigures]) -> tuple[tuple[torch.Tensor | None, ...], PassFigures]:
+        fix_threads(num_threads)
+        loss, figures = one()
+        return torch.autograd.grad(loss, parameters, allow_unused=True), figures
+
+    found = []
+    with ThreadPoolExecutor(num_workers, thread_name_prefix="gradients") as pool:
+        for gradients, figures in pool.map(run, passes):
+            _add(parameters, gradients)
+            found.append(figures)
+    return found
+
+
+def run_all(
+    tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
+) -> list[Result]:
+    """Return what tasks give, in order, computed at once and without gradients.
+
+    Args:
+        tasks: forward passes.
+        num_workers: threads that run them.
+        num_threads: of torch, inside one.
+
+    """
+
+    def run(task: Callable[[], Result]) -> Result:
+        fix_threads(num_threads)
+        with torch.no_grad():
+            return task()
+
+    with ThreadPoolExecutor(num_workers, thread_name_prefix="forward") as pool:
+        return list(pool.map(run, tasks))
+
+
+def _add(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            continue
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+_CHUNK_ELEMENTS = 1 << 20
+
+
+def row_squares(gradient: torch.Tensor) -> list[float]:
+    """Return the sum of squares of each row of the first dimension; of a scalar, its square."""
+    if not gradient.dim():
+        gradient = gradient.unsqueeze(0)
+    rows = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
+    if not rows.numel():
+        return []
+    parts = rows.split(max(1, _CHUNK_ELEMENTS // rows.shape[1]))
+    return [value for part in parts for value in _halved(part.double().square_()).tolist()]
+
+
+def norm(squares: Iterable[float]) -> float:
+    """Return the norm of a gradient whose rows' squares these are, in any order."""
+    return math.sqrt(math.fsum(squares))
+
+
+def _halved(values: torch.Tensor) -> torch.Tensor:
+    """Add up the rows of [R, C] -> [R]."""
+    while (width := values.shape[1]) > 1:
+        half = width // 2
+        folded = values[:, :half] + values[:, half : 2 * half]
+        if width % 2:
+            folded[:, 0] += values[:, -1]
+        values = folded
+    return values[:, 0]
+
+
+Weights = Mapping[str, torch.Tensor]
+"""By parameter; those that only mid-training uses are not among them."""
+
+_PREFIX = "version."
+
+
+def published(weights: Weights) -> Weights:
+    """Return a copy, rounded as generators get it."""
+    return {name: value.detach().to(PUBLISHED_DTYPE, copy=True) for name, value in weights.items()}
+
+
+class EarlierVersions:
+    """The reference, and the newest versions before the current one."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self.reference: Weights | None = None
+        """Version 0."""
+        self.recent: dict[int, Weights] = {}
+        """Version -> weights, oldest first."""
+        self.have_sampled = True
+        """Whether versions are those that the log's tokens came from; not where training leaves the
+        run's own path, so that nothing can be said of the engine."""
+
+    def keep(self, version: int, weights: Weights, num_kept: int) -> None:
+        """Add the version that a step has just left behind, and drop the oldest above the bound."""
+        self.recent[version] = weights
+        for old in sorted(self.recent)[: len(self.recent) - num_kept]:
+            del self.recent[old]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the recent ones, for a checkpoint."""
+        return {
+            f"{_PREFIX}{version}.{name}": value
+            for version, weights in self.recent.items()
+            for name, value in weights.items()
+        }
+
+    def load_state(
+        self, state: Weights, placed: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Take over the recent ones of a checkpoint, and no others; `placed` copies a tensor."""
+        found: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in state.items():
+            if key.startswith(_PREFIX):
+                version, _, name = key.removeprefix(_PREFIX).partition(".")
+                found.setdefault(int(version), {})[name] = placed(name, value)
+        self.recent = {version: found[version] for version in sorted(found)}
+
 
 _WEIGHTS = "weights."
 _OPTIMIZER = "optimizer."
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
-Result = TypeVar("Result")
 
 
 class NonFiniteError(PenstockError, ArithmeticError):

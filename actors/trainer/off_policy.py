@@ -15,11 +15,10 @@ import torch
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.trainer.batching.assembly import Batch
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
 from penstock.actors.trainer.reference import logprobs_under
-from penstock.actors.trainer.versions import published
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from penstock.actors.trainer.batching.cuts import first_sequences, micro_batches
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, Weights
 from penstock.actors.trainer.sequences import TrainingSequence
-from penstock.actors.trainer.versions import Weights
 
 
 def compared(

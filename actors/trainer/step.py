@@ -4,16 +4,22 @@ Deterministic: the same learner, manifest, turns, settings and torch thread coun
 bits, which is what replay proves. Logprobs are taken with the published (rounded) weights and with
 the sampler's own routes; the choice of samples and their advantages come from the manifest, and
 what `objective/kl_rewards.py` changes of these from the log.
+
+One pass over a batch: its gradient in the learner's parameters, and what it showed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
+import numpy as np
 import torch
 
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.trainer.batching.assembly import Batch
+from penstock.actors.trainer.batching.cuts import micro_batches
 from penstock.actors.trainer.batching.manifests import (
     batch_figures,
     length_only_samples,
@@ -23,10 +29,19 @@ from penstock.actors.trainer.batching.manifests import (
     trained_samples,
 )
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner, NonFiniteError
+from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.learner import Learner, NonFiniteError, published
+from penstock.actors.trainer.objective.corrections import correction_weights
+from penstock.actors.trainer.objective.kl import entropies, k1, k3
 from penstock.actors.trainer.objective.kl_rewards import with_kl_rewards
-from penstock.actors.trainer.objective.losses import normalizer
-from penstock.actors.trainer.passes import PassSums, take_pass
+from penstock.actors.trainer.objective.losses import (
+    LossTokens,
+    corrected_ratios,
+    normalizer,
+    token_losses,
+)
+from penstock.actors.trainer.objective.mismatch import MismatchSums, RatioSums, sums_by_version
+from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
 from penstock.actors.trainer.preferences.examples import PreferenceExample
 from penstock.actors.trainer.preferences.objective import (
     PreferenceSums,
@@ -35,10 +50,215 @@ from penstock.actors.trainer.preferences.objective import (
 )
 from penstock.actors.trainer.reference import compared
 from penstock.actors.trainer.sequences import TrainingSequence
-from penstock.actors.trainer.versions import published
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
+
+
+@dataclass(kw_only=True)
+class PassSums:
+    """Of a pass, or of a part of it; sums over N tokens."""
+
+    loss: float = 0.0
+    logprob: float = 0.0
+    entropy: float = 0.0
+    num_clipped: float = 0.0
+    """Tokens at which the loss's own bound took effect."""
+    reference_k1: float = 0.0
+    reference_k3: float = 0.0
+    num_referenced: int = 0
+    """Tokens whose distance to the reference was measured."""
+    live_k3: float = 0.0
+    num_live: int = 0
+    """Tokens of users, whose distance to the version that served them is measured."""
+    num_inputs: int = 0
+    router_mismatch: float = 0.0
+    mismatch: MismatchSums = field(default_factory=MismatchSums.empty)
+    moved: RatioSums = field(default_factory=RatioSums)
+    """The policy of this pass over that of the first one."""
+    live: dict[int, RatioSums] = field(default_factory=dict[int, RatioSums])
+    """Users' tokens by the version that sampled them."""
+    current: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    """float32 [N] logprobs of each sequence, in order."""
+
+    def add(self, other: "PassSums") -> None:
+        """Add the part that follows."""
+        self.loss += other.loss
+        self.logprob += other.logprob
+        self.entropy += other.entropy
+        self.num_clipped += other.num_clipped
+        self.reference_k1 += other.reference_k1
+        self.reference_k3 += other.reference_k3
+        self.num_referenced += other.num_referenced
+        self.live_k3 += other.live_k3
+        self.num_live += other.num_live
+        self.num_inputs += other.num_inputs
+        self.router_mismatch += other.router_mismatch
+        self.mismatch.add(other.mismatch)
+        self.moved.add(other.moved)
+        for version, sums in other.live.items():
+            self.live.setdefault(version, RatioSums()).add(sums)
+        self.current += other.current
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics that one pass over a batch gives."""
+        num_tokens = max(self.mismatch.total.num_tokens, 1.0)
+        figures = {
+            "logprob_mean": self.logprob / num_tokens,
+            "entropy": self.entropy / num_tokens,
+            "tokens_trained": self.mismatch.total.num_tokens,
+            "tokens_read": float(self.num_inputs),
+            "router_mismatch": self.router_mismatch / max(self.num_inputs, 1),
+            **self.mismatch.figures(),
+        }
+        if self.num_referenced:
+            figures["kl_reference"] = self.reference_k1 / self.num_referenced
+            figures["kl_reference_k3"] = self.reference_k3 / self.num_referenced
+        if self.num_live:
+            figures["live_kl"] = self.live_k3 / self.num_live
+        return figures
+
+
+def take_pass(
+    learner: Learner,
+    sequences: Sequence[TrainingSequence],
+    policy_version: int,
+    config: TrainerConfig,
+    divisor: float,
+) -> PassSums:
+    """Leave the batch's gradient in the learner's parameters; return what the pass showed.
+
+    Args:
+        learner: its weights stay as they are.
+        sequences: with `proximal_logprobs` from the second pass on.
+        policy_version: that the step trains.
+        config: of the step.
+        divisor: of the summed token losses.
+
+    Raises:
+        NonFiniteError: The loss is no finite number; there is no gradient.
+
+    """
+    total = PassSums()
+    version_measured = policy_version if learner.versions.have_sampled else None
+    with learner.published_weights():
+        forward = learner.forward()
+        passes = [
+            partial(_forward, forward, batch, version_measured, config, divisor)
+            for batch in micro_batches(sequences, config.micro_batch_tokens)
+        ]
+        for sums in learner.accumulate(
+            passes, num_workers=config.num_workers, num_threads=config.num_threads
+        ):
+            total.add(sums)
+    if not math.isfinite(total.loss):
+        learner.clear()
+        raise NonFiniteError(f"the loss is {total.loss}")
+    return total
+
+
+def _forward(
+    forward: SequenceForward,
+    batch: Sequence[TrainingSequence],
+    version_measured: int | None,
+    config: TrainerConfig,
+    divisor: float,
+) -> tuple[torch.Tensor, PassSums]:
+    """Return the loss of one micro-batch, and its figures."""
+    loss_config = config.loss
+    counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
+    forwarded = forward.run(batch)
+    current = forwarded.logprobs
+    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
+    proximal = _proximal(batch, current)
+    ids = torch.arange(len(batch)).repeat_interleave(counts)
+    ratios = _ratios(batch, current, proximal, version_measured, config)
+    tokens = LossTokens(
+        current=current,
+        proximal=proximal,
+        behavior=behavior,
+        advantages=_cat([sequence.advantages for sequence in batch]),
+        weights=correction_weights(ratios, ids, loss_config),
+        sequence_ids=ids,
+    )
+    losses = token_losses(tokens, loss_config)
+    values = losses.values
+    entropy = _entropies(forwarded.logits, has_gradient=loss_config.entropy_bonus > 0)
+    if loss_config.entropy_bonus:
+        values = values - loss_config.entropy_bonus * entropy
+    reference = _cat([_or_nan(one, one.reference_logprobs) for one in batch])
+    if loss_config.kl.where == "loss":
+        values = values + loss_config.kl.coefficient * k3(current, reference)
+    is_live = _per_token([float(sequence.is_live) for sequence in batch], counts)
+    served = k3(behavior, current) * is_live
+    if config.live.kl_coefficient:
+        values = values + config.live.kl_coefficient * served
+    loss = (values * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
+    num_inputs = sum(sequence.num_inputs for sequence in batch)
+    detached = current.detach()
+    is_referenced = ~reference.isnan()
+    distance = (detached[is_referenced].double(), reference[is_referenced].double())
+    return loss, PassSums(
+        loss=float(loss.detach()),
+        logprob=float(detached.double().sum()),
+        entropy=float(entropy.detach().double().sum()),
+        num_clipped=float(losses.is_clipped.sum()),
+        reference_k1=float(k1(*distance).sum()),
+        reference_k3=float(k3(*distance).sum()),
+        num_referenced=int(is_referenced.sum()),
+        live_k3=float(served.detach().double().sum()),
+        num_live=int(is_live.sum()),
+        num_inputs=num_inputs,
+        router_mismatch=forwarded.router_mismatch * num_inputs,
+        mismatch=MismatchSums.of(ratios, tokens.weights),
+        moved=RatioSums.of(log_ratios(current, proximal)),
+        live=sums_by_version(
+            [one.live_version for one in batch], ratios.total.split(counts.tolist())
+        ),
+        current=[part.numpy() for part in detached.split(counts.tolist())],
+    )
+
+
+def _ratios(
+    batch: Sequence[TrainingSequence],
+    current: torch.Tensor,
+    proximal: torch.Tensor,
+    version_measured: int | None,
+    config: TrainerConfig,
+) -> Ratios:
+    """Return the trainer's ratios to the sampler, with the engine's part where it is known."""
+    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
+    total = corrected_ratios(current, proximal, behavior, config.loss)
+    is_own = _cat([one.versions == version_measured for one in batch])
+    before = _cat([_or_nan(one, one.engine_logprobs) for one in batch])
+    at_version = torch.where(is_own, proximal, before)
+    is_measured = ~at_version.isnan()
+    engine = log_ratios(torch.where(is_measured, at_version, behavior), behavior)
+    return Ratios(total=total, engine=engine, is_measured=is_measured)
+
+
+def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch.Tensor:
+    """[N]: in the first pass the policy itself."""
+    known = [one.proximal_logprobs for one in batch if one.proximal_logprobs is not None]
+    return _cat(known) if known else current.detach()
+
+
+def _entropies(logits: torch.Tensor, *, has_gradient: bool) -> torch.Tensor:
+    return entropies(logits if has_gradient else logits.detach()).cpu()
+
+
+def _or_nan(sequence: TrainingSequence, logprobs: np.ndarray | None) -> np.ndarray:
+    if logprobs is not None:
+        return logprobs
+    return np.full(sequence.sampled_at.size, np.nan, np.float32)
+
+
+def _cat(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,26 +5,215 @@ not followed: a program that follows one sends another request. One connection c
 so nothing for another host can follow it. The content of a TLS tunnel is not seen, but for the
 server's name in its first message, which must be the allowed one (`hello.py`). Hosts that a rule
 gives an address are the operator's own: their tunnels may carry anything.
+
+The name in a TLS ClientHello, read from hostile bytes. Pure.
+
+A tunnel's content is not seen, but its first message says which server is meant: another name than
+the allowed one would reach another host behind the same address (fronting). A name that is
+encrypted (ECH) cannot be compared, and neither can one that is not there.
+
+Source: RFC 8446, 4.1.2; RFC 6066, 3; RFC 9849 (ECH).
+
+HTTP as the proxy speaks it: requested targets, forwarded requests, and refusals. Pure.
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Awaitable, Callable
 
 import h11
 
 from penstock.envs.egress.account import EgressAccount, EgressEntry, EgressLimitError, EgressLimits
-from penstock.envs.egress.hello import ALERT, check_hello
-from penstock.envs.egress.http import (
-    TUNNEL_OPEN,
-    check_host,
-    forwarded,
-    refusal,
-    requested_target,
+from penstock.envs.egress.rules import (
+    EgressDeniedError,
+    EgressRule,
+    check_addresses,
+    find_rule,
+    parse_target,
 )
-from penstock.envs.egress.rules import EgressDeniedError, EgressRule, check_addresses, find_rule
 from penstock.envs.egress.streams import GuestStream
 from penstock.messages.errors import PenstockError
+
+HELLO_BYTES_MAX = 16 << 10
+ALERT = bytes.fromhex("15030100020270")
+"""Fatal: unrecognized_name."""
+_HANDSHAKE, _CLIENT_HELLO = 0x16, 1
+_RECORD_HEAD, _MESSAGE_HEAD = 5, 4
+_RECORD_BYTES_MAX = 1 << 14
+_SERVER_NAME = 0
+_ENCRYPTED_HELLOS = frozenset({0xFE0D, 0xFFCE})
+"""ECH, and the ESNI before it; clients that only pretend (GREASE) cannot be told from them."""
+
+
+class _Fields:
+    """Reads length-prefixed fields; beyond the end it is a malformed hello."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def take(self, num_bytes: int) -> bytes:
+        end = self._at + num_bytes
+        if end > len(self._data):
+            raise EgressDeniedError("malformed TLS ClientHello")
+        part, self._at = self._data[self._at : end], end
+        return part
+
+    def number(self, num_bytes: int) -> int:
+        return int.from_bytes(self.take(num_bytes), "big")
+
+    def vector(self, length_bytes: int) -> bytes:
+        return self.take(self.number(length_bytes))
+
+
+def check_hello(data: bytes, name: str) -> bool:
+    """Check that the first bytes of a tunnel ask for a server by its allowed name.
+
+    Returns:
+        Whether they are all there; if not, call again with more.
+
+    Raises:
+        EgressDeniedError: They are no TLS, too long, or name another server, none, or in secret.
+
+    """
+    message = _first_message(data)
+    if message is None:
+        return False
+    asked = _server_name(message)
+    if asked != name:
+        raise EgressDeniedError(f"TLS asks for {asked!r}, the tunnel is to {name!r}")
+    return True
+
+
+def _first_message(data: bytes) -> bytes | None:
+    """Return the first handshake message, joined from its records; None if it is not all there."""
+    message, at = b"", 0
+    while len(data) - at >= _RECORD_HEAD:
+        kind, major = data[at], data[at + 1]
+        length = int.from_bytes(data[at + 3 : at + _RECORD_HEAD], "big")
+        if kind != _HANDSHAKE or major != 3 or not 0 < length <= _RECORD_BYTES_MAX:
+            raise EgressDeniedError("expected TLS in a tunnel")
+        message += data[at + _RECORD_HEAD : at + _RECORD_HEAD + length]
+        at += _RECORD_HEAD + length
+        if len(message) < _MESSAGE_HEAD:
+            continue
+        size = int.from_bytes(message[1:_MESSAGE_HEAD], "big")
+        if message[0] != _CLIENT_HELLO or size > HELLO_BYTES_MAX:
+            raise EgressDeniedError("expected a TLS ClientHello in a tunnel")
+        if len(message) >= _MESSAGE_HEAD + size:
+            return message[_MESSAGE_HEAD : _MESSAGE_HEAD + size]
+    if data[:1] not in {b"", bytes([_HANDSHAKE])}:
+        raise EgressDeniedError("expected TLS in a tunnel")
+    if len(data) > 2 * HELLO_BYTES_MAX:
+        raise EgressDeniedError("expected a TLS ClientHello in a tunnel")
+    return None
+
+
+def _server_name(message: bytes) -> str:
+    fields = _Fields(message)
+    fields.take(2 + 32)
+    for length_bytes in (1, 2, 1):  # session id, cipher suites, compression methods
+        fields.vector(length_bytes)
+    extensions = _Fields(fields.vector(2) if fields else b"")
+    names: list[bytes] = []
+    while extensions:
+        kind, content = extensions.number(2), extensions.vector(2)
+        if kind in _ENCRYPTED_HELLOS:
+            raise EgressDeniedError("TLS hides the server's name (ECH)")
+        if kind == _SERVER_NAME:
+            names += _names(content)
+    if len(names) != 1:
+        raise EgressDeniedError(f"TLS names {len(names)} servers, expected one (SNI)")
+    return names[0].decode("ascii", "replace").lower()
+
+
+def _names(content: bytes) -> list[bytes]:
+    entries, names = _Fields(_Fields(content).vector(2)), []
+    while entries:
+        entries.take(1)
+        names.append(entries.vector(2))
+    return names
+
+
+TUNNEL_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_ADDRESS = re.compile(r"http://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_LENGTH = b"content-length"
+_NOT_FORWARDED = frozenset(
+    {b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade",
+     b"host", b"trailer", b"transfer-encoding", b"expect"}
+)  # fmt: skip
+_REASONS = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 502: "Bad Gateway"}
+
+
+def requested_target(method: str, text: str) -> tuple[str, int, str]:
+    """Return the name, port and path of a program's request.
+
+    Raises:
+        EgressDeniedError: It is neither `CONNECT name:port` nor a whole `http://` address.
+
+    """
+    if method == "CONNECT":
+        return *parse_target(text), ""
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None:
+        raise EgressDeniedError("expected CONNECT, or a whole http:// address")
+    host, path = parts.groups()
+    return *parse_target(host, 80), path if path.startswith("/") else f"/{path}"
+
+
+def check_host(request: h11.Request, name: str, port: int) -> None:
+    """Check that a plain request's Host header means the same server as its address.
+
+    Raises:
+        EgressDeniedError: It names another one. `CONNECT` itself goes no further, so its is free.
+
+    """
+    if request.method == b"CONNECT":
+        return
+    meant = {name.encode(), f"{name}:{port}".encode()}
+    for key, value in request.headers:
+        if key == b"host" and value.strip().lower() not in meant:
+            raise EgressDeniedError(f"the Host header names {value.decode('ascii', 'replace')!r}")
+
+
+def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
+    """Return the request as the host gets it: under the allowed name, without hop-by-hop headers.
+
+    Args:
+        request: The program's.
+        target: `name:port` that a rule allowed.
+        path: On that host.
+
+    """
+    is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
+    left_out = _NOT_FORWARDED | (_named_in_connection(request) - {_LENGTH})
+    if is_chunked:
+        left_out |= {_LENGTH}
+    headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
+    headers += [(key, value) for key, value in request.headers if key not in left_out]
+    headers += [_CHUNKED] if is_chunked else []
+    return h11.Request(method=request.method, target=path, headers=headers)
+
+
+def _named_in_connection(request: h11.Request) -> set[bytes]:
+    """Return the headers that are meant only for the next hop (RFC 9110, 7.6.1)."""
+    values = [value for key, value in request.headers if key == b"connection"]
+    return {name.strip().lower() for value in values for name in value.split(b",")}
+
+
+def refusal(status: int, text: str) -> bytes:
+    """Return a complete answer from the proxy itself."""
+    body = f"egress proxy: {text}\n".encode("ascii", "replace")
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
 
 TARGET_CHARACTERS_MAX = 256
 HEAD_BYTES_MAX = 16 << 10

@@ -25,7 +25,7 @@ from penstock.envs.harness.tool_calls import (
     truncate,
 )
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
-from penstock.envs.harness.versions import tools_of
+from penstock.envs.harness.tools import tools_of
 from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import ToolCall, Turn

@@ -8,5 +8,5 @@
 `client.py` sends one request and specifies a lease, `lease.py` places and holds one machine and
 `group.py` a whole group; `remote_sandbox.py` speaks to a machine. To add an operation: its message
 in `messages/sandbox.py`, a method in `remote_sandbox.py`, and its handler in
-`actors/sandbox_host/operations.py`.
+`actors/sandbox_host/actor.py`.
 """

@@ -4,7 +4,7 @@ import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.tasks.harbor_folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX
+from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX
 from penstock.messages.errors import PenstockError
 
 LINES_MAX = 1_000

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.envs.tasks.harbor_folder import split_texts
+from penstock.envs.tasks.harbor.folder import split_texts
 from penstock.envs.tasks.set_ups import Made, begun_with
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.workspace import contents_at

@@ -2,28 +2,238 @@
 
 Length is checked by bytes first, and long prompts are tokenized in threads, one of a key at a
 time: who sends them waits for their own.
+
+How a reply is drawn: the wishes of a client as the settings of the engine, and its grammar.
+
+From a conversation to the policy's context.
+
+What the policy sampled is not tokenized again where it can be helped: the ids of its replies are
+remembered, and a conversation that comes back holds them as they were sampled, whatever route it
+comes by. So a session's next turn begins with exactly the tokens of the last one, and its KV prefix
+is still good.
 """
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat.format import (
     ChatFormat,
+    ChatMessage,
     OfferedTools,
+    Role,
     UnrenderableError,
 )
+from penstock.actors.policy.chat.grammars import grammar_for_calls, grammar_for_schema
+from penstock.actors.policy.chat.schemas import GrammarError
+from penstock.envs.harness.tools import prompt_for
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.conversation import LiveRequest
+from penstock.gateway.conversation import Call, ChoiceMode, LiveRequest, Said, Tool
 from penstock.gateway.errors import ApiError, invalid
-from penstock.gateway.exchange.prompt import ReplyMemory, messages_of, remembered, told_tools
-from penstock.gateway.exchange.sampling import sampling_of
 from penstock.gateway.exchange.session_tokens import SessionTokens, session_tokens
-from penstock.messages.task import Sampling
+from penstock.messages.rollout import ToolCall
+from penstock.messages.task import Grammar, Sampling
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def sampling_of(
+    request: LiveRequest, chat_format: ChatFormat, num_tokens_max: int, seed: int
+) -> Sampling:
+    """Return how a request's replies are drawn.
+
+    Args:
+        request: The request.
+        chat_format: The policy's.
+        num_tokens_max: Of one reply.
+        seed: Where the request names none.
+
+    Raises:
+        ApiError: 400, the format cannot do what is asked, or a bias is of no token.
+
+    """
+    wishes = request.sampling
+    stops = [] if wishes.ignores_end else list(chat_format.stop_ids)
+    stops += wishes.stop_token_ids
+    if not request.allows_parallel_calls and request.offered:
+        if chat_format.call_end_id is None:
+            text = "not supported by this model's chat format; leave it out or give true"
+            raise invalid(text, "parallel_tool_calls")
+        stops.append(chat_format.call_end_id)
+    size = chat_format.tokenizer.vocab_size
+    for name, ids in (("logit_bias", wishes.logit_bias), ("stop_token_ids", wishes.stop_token_ids)):
+        if not all(0 <= one < size for one in ids):
+            raise invalid(f"expected token ids from 0 to {size - 1}", name)
+    return Sampling(
+        temperature=1.0 if wishes.temperature is None else wishes.temperature,
+        top_p=1.0 if wishes.top_p is None else wishes.top_p,
+        top_k=max(0, wishes.top_k or 0),
+        min_p=wishes.min_p or 0.0,
+        presence_penalty=wishes.presence_penalty or 0.0,
+        frequency_penalty=wishes.frequency_penalty or 0.0,
+        repetition_penalty=wishes.repetition_penalty or 1.0,
+        logit_bias=wishes.logit_bias,
+        grammar=_grammar(request, chat_format),
+        num_top_logprobs=request.num_top_logprobs,
+        num_tokens_max=num_tokens_max,
+        seed=seed if wishes.seed is None else wishes.seed,
+        stop_token_ids=tuple(stops),
+    )
+
+
+def _grammar(request: LiveRequest, chat_format: ChatFormat) -> Grammar | None:
+    """Return what a reply may say, where the client holds it to a form.
+
+    Raises:
+        ApiError: 400, a schema, or a chat format, that no grammar can be made of.
+
+    """
+    tools = [tool.schema | {"strict": tool.is_strict} for tool in request.offered.values()]
+    choice, parallel = request.tool_choice, request.allows_parallel_calls
+    schema = request.response_format.json_schema or _ANY_OBJECT
+    answer = schema if request.response_format.is_json else None
+    try:
+        if choice.mode is ChoiceMode.REQUIRED:
+            name = choice.name or "required"
+            return grammar_for_calls(chat_format, tools, name, parallel=parallel)
+        if tools and (answer is not None or any(tool["strict"] for tool in tools)):
+            return grammar_for_calls(chat_format, tools, parallel=parallel, answer=answer)
+        if answer is not None:
+            return grammar_for_schema(answer, where="response_format")
+    except GrammarError as error:
+        place, _, text = str(error).partition(": ")
+        raise invalid(text or str(error), place if text else None) from error
+    return None
+
+
+NUM_REMEMBERED_MAX = 16_384
+NUM_TOKENS_REMEMBERED_MAX = 4 << 20
+_Reply = tuple[str, str, str]
+
+
+class ReplyMemory:
+    """The sampled ids of recent replies, by session, content and calls."""
+
+    def __init__(
+        self,
+        num_max: int = NUM_REMEMBERED_MAX,
+        num_tokens_max: int = NUM_TOKENS_REMEMBERED_MAX,
+    ) -> None:
+        self._num_max = num_max
+        self._num_tokens_max = num_tokens_max
+        self._num_tokens = 0
+        self._ids: OrderedDict[_Reply, array[int]] = OrderedDict()
+
+    def put(
+        self, session_id: str, text: str, calls: Sequence[ToolCall], token_ids: Sequence[int]
+    ) -> None:
+        """Remember one reply, its calls as the client has them; the oldest is forgotten."""
+        key = _reply_key(session_id, text, calls)
+        self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
+        self._ids[key] = array("i", token_ids)
+        while len(self._ids) > self._num_max or self._num_tokens > self._num_tokens_max:
+            self._num_tokens -= len(self._ids.popitem(last=False)[1])
+
+    def get(self, session_id: str, text: str, calls: Sequence[ToolCall]) -> list[int] | None:
+        """Return the ids of a reply, or None."""
+        ids = self._ids.get(_reply_key(session_id, text, calls))
+        return None if ids is None else ids.tolist()
+
+
+def sent_call(call: ToolCall, tools: Mapping[str, Tool]) -> Call:
+    """Return a call as its client gets it, in the types of its tool's schema."""
+    return Call(name=call.name, arguments=tools[call.name].typed(call))
+
+
+def messages_of(conversation: LiveRequest) -> list[ChatMessage]:
+    """Return the messages as a chat format takes them: the results of calls in the calls' order.
+
+    Raises:
+        ApiError: 400, a result answers no call.
+
+    """
+    messages: list[ChatMessage] = []
+    said = conversation.messages
+    index = 0
+    while index < len(said):
+        message = said[index]
+        calls = tuple(call.made for call in message.calls)
+        messages.append(ChatMessage(role=message.role, content=message.text, calls=calls))
+        index += 1
+        end = index
+        while end < len(said) and said[end].role is Role.TOOL:
+            end += 1
+        messages += _results(message, said[index:end])
+        index = end
+    return messages
+
+
+def remembered(
+    messages: Sequence[ChatMessage], session_id: str, memory: ReplyMemory
+) -> dict[int, list[int]]:
+    """Return the ids of the session's replies among the messages, by index."""
+    found: dict[int, list[int]] = {}
+    for index, message in enumerate(messages):
+        if message.role is Role.ASSISTANT:
+            ids = memory.get(session_id, message.content, message.calls)
+            if ids is not None:
+                found[index] = ids
+    return found
+
+
+def told_tools(conversation: LiveRequest) -> OfferedTools:
+    """Return what a prompt holds of the tools.
+
+    A client that offers all tools of one version of the harness gets the very words of training.
+    Else only tools without a special token of their own need a description.
+    """
+    offered = conversation.offered
+    text = prompt_for(offered)
+    if text is None:
+        further = [tool for tool in offered.values() if not _is_built_in(tool)]
+        lines = [_describe(tool) for tool in further]
+        text = "Further tools:\n" + "\n".join(lines) if lines else ""
+    return OfferedTools(words=text, schemas=[tool.schema for tool in offered.values()])
+
+
+def _results(caller: Said, results: Sequence[Said]) -> list[ChatMessage]:
+    """Return a turn's results in the order of its calls; those that name no call keep theirs."""
+    places = {call.call_id: index for index, call in enumerate(caller.calls) if call.call_id}
+    found: dict[int, Said] = {}
+    for index, result in enumerate(results):
+        place = index
+        if places and result.call_id:
+            if result.call_id not in places:
+                text = f"the turn before it makes no call {result.call_id!r}"
+                raise invalid(text, f"{result.place}.tool_call_id")
+            place = places[result.call_id]
+        if place in found:
+            raise invalid("the call has a result already", f"{result.place}.tool_call_id")
+        found[place] = result
+    ordered = [found[place] for place in sorted(found)]
+    return [ChatMessage(role=Role.TOOL, content=result.text) for result in ordered]
+
+
+def _describe(tool: Tool) -> str:
+    names = ", ".join(tool.properties)
+    return f"{tool.name}({names}): {tool.description}"
+
+
+def _is_built_in(tool: Tool) -> bool:
+    return tool.name in special_tokens.TOOL_NAMES
+
+
+def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _Reply:
+    plain = [(call.name, sorted(call.arguments.items())) for call in calls]
+    return session_id, text, msgspec.json.encode(plain).decode()
+
 
 BYTES_PER_TOKEN = 4
 """What a prompt is charged by that was not tokenized."""

@@ -18,8 +18,13 @@ from penstock.gateway.conversation import (
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
 from penstock.gateway.routes.body import SamplingFields, check_sampling, read_body
-from penstock.gateway.routes.chat import StreamOptions
-from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, stop_field, usage
+from penstock.gateway.routes.chat import (
+    FINISH_REASONS,
+    LOGPROB_MIN,
+    StreamOptions,
+    stop_field,
+    usage,
+)
 
 NUM_TOKENS_DEFAULT = 16
 """Of a reply whose request names none, as OpenAI has it."""

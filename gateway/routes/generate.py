@@ -18,7 +18,7 @@ from penstock.gateway.conversation import (
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
 from penstock.gateway.routes.body import SamplingFields, check_sampling, read_body
-from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, logprob_entries
+from penstock.gateway.routes.chat import FINISH_REASONS, LOGPROB_MIN, logprob_entries
 
 NUM_TOKENS_DEFAULT = 16
 NUM_LOGPROBS_MAX = 20

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.envs.harness.versions import tool_schemas
+from penstock.envs.harness.tools import tool_schemas
 from penstock.infra.agent.stream import (
     REPLY_BYTES_MAX,
     AgentError,

@@ -4,7 +4,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "run": ("penstock.infra.api.runs", "run"),
     "open_run": ("penstock.infra.api.runs", "open_run"),
     "Run": ("penstock.infra.api.runs", "Run"),
-    "tools": ("penstock.envs.harness.versions", "tools_of"),
+    "tools": ("penstock.envs.harness.tools", "tools_of"),
     "Tool": ("penstock.envs.harness.toolbox", "ToolSpec"),
     "Argument": ("penstock.envs.harness.tool_calls", "Argument"),
     "InvalidCallError": ("penstock.envs.harness.tool_calls", "InvalidCallError"),

@@ -12,7 +12,7 @@ from typing import Any
 import nats
 
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Event, Message

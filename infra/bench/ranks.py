@@ -18,8 +18,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.trainer.config import OptimizerConfig
-from penstock.actors.trainer.gradients import Pass
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, Pass
 from penstock.actors.trainer.ranks.learner import RankedLearner
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.messages.errors import PenstockError

@@ -8,8 +8,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.actors.gatekeeper.experiment import fixed_sessions
 from penstock.actors.gatekeeper.fold import GateFold
-from penstock.actors.gatekeeper.power import fixed_sessions
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.commands.output import print_result, printable_struct
 from penstock.infra.run.config import RunConfig

@@ -17,7 +17,7 @@ from penstock.actors.monitor.episodes.reading import (
     VerdictView,
 )
 from penstock.infra.commands.output import print_result, printable_struct
-from penstock.infra.judge.audited_run import audit_flag
+from penstock.infra.judge.audit import audit_flag
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus

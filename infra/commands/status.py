@@ -15,10 +15,10 @@ from rich.text import Text
 
 from penstock.actors.monitor.judge_views import JudgeView
 from penstock.actors.monitor.log_folds import fold_log
-from penstock.actors.monitor.region_views import RegionView
 from penstock.actors.monitor.state import (
     ActorView,
     MonitorState,
+    RegionView,
     decode_state,
     encode_state,
 )

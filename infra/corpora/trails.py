@@ -19,7 +19,7 @@ from penstock.actors.policy.summaries import MARK, SummaryConfig, SummaryMode
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.versions import tools_prompt
+from penstock.envs.harness.tools import tools_prompt
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.trail.config import TrailConfig
 from penstock.envs.trail.tasks import Trail, draw_trails

@@ -1,5 +1,11 @@
-"""A run's configuration to a folder of manifests."""
+"""A run's configuration to a folder of manifests.
 
+The manifests of a workload, one function for each kind.
+
+Values for NATS's official chart (nats-io/k8s, `helm install nats nats/nats -f`).
+"""
+
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,21 +16,248 @@ import tomli_w
 import yaml
 
 from penstock.actors.runtime.files import write_atomic
+from penstock.infra.bus.server.server import MAX_PAYLOAD_BYTES
 from penstock.infra.deploy.layout import Kind, Workload, check_label, workloads
-from penstock.infra.deploy.nats_values import nats_values
-from penstock.infra.deploy.objects import config_map, launcher, manifests, network_policies
 from penstock.infra.deploy.pods import (
     BUS_DIR,
+    HEALTH_PORT,
     KEYS_DIR,
     MASTER_KEY_DIR,
     Deployment,
     Manifest,
+    actor_pod,
+    launcher_pod,
     secret_files,
 )
-from penstock.infra.deploy.scaling import OPERATOR_KEY, operator_key
+from penstock.infra.deploy.scaling import OPERATOR_KEY, by_lag, by_queue_time, operator_key
+from penstock.infra.deploy.sizes import MIB, NATS_MIB, memory_store_bytes, store_bytes, volume_gib
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import OWN_TABLES
 from penstock.messages.errors import ConfigError
+
+HTTP_PORT = 80
+SPOOL_GIB_MIN = 1
+GIB = 1 << 30
+
+
+def manifests(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    """Return all manifests of a workload."""
+    return _OF_KIND[workload.kind](deployment, workload)
+
+
+def launcher(deployment: Deployment) -> Manifest:
+    """Return the Job that prepares the run, opens it, and closes it when it is complete."""
+    pod = launcher_pod(deployment)
+    pod["spec"]["restartPolicy"] = "OnFailure"
+    spec = {"backoffLimit": deployment.config.run.restarts_max, "template": pod}
+    return _manifest("batch/v1", "Job", deployment.metadata("launcher"), spec)
+
+
+def _single(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    return [_deployment(deployment, workload, {"type": "Recreate"})]
+
+
+def _shared(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+    return [
+        _deployment(deployment, workload, rolling),
+        _budget(deployment, workload),
+        by_lag(deployment, workload),
+    ]
+
+
+def _node(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    spec = {
+        "selector": _selector(deployment, workload),
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+        "template": actor_pod(deployment, workload),
+    }
+    return [_manifest("apps/v1", "DaemonSet", deployment.metadata(workload.name), spec)]
+
+
+def _replica(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    return [
+        _stateful_set(deployment, workload),
+        _service(deployment, workload, "health", HEALTH_PORT, headless=True),
+        _budget(deployment, workload),
+        *([by_queue_time(deployment, workload)] if deployment.gateway else []),
+    ]
+
+
+def _gateway(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    """Return a StatefulSet with a volume, where records of replies wait for the log."""
+    gateway = deployment.config.gateway
+    found = _stateful_set(deployment, workload)
+    size = max(SPOOL_GIB_MIN, math.ceil(2 * gateway.spool_bytes_max / GIB))
+    claim = {
+        "metadata": {"name": "work"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": f"{size}Gi"}},
+        },
+    }
+    found["spec"]["volumeClaimTemplates"] = [claim]
+    pod = found["spec"]["template"]["spec"]
+    pod["volumes"] = [one for one in pod["volumes"] if one["name"] != "work"]
+    objects = [found, _service(deployment, workload, "http", gateway.port, headless=False)]
+    return [*objects, _budget(deployment, workload)] if workload.num_pods > 1 else objects
+
+
+def _rank(deployment: Deployment, workload: Workload) -> list[Manifest]:
+    """Return a JobSet of one indexed Job: a pod for each rank, which find each other by name.
+
+    A rank that ends has all ranks start again, without a bound here: the trainer counts what fails
+    (`trainer.ranks.restarts_max`), and has them start again itself when it does.
+    """
+    pod = actor_pod(deployment, workload)
+    pod["spec"]["restartPolicy"] = "Never"
+    job = {
+        **{"completionMode": "Indexed", "completions": workload.num_pods},
+        **{"parallelism": workload.num_pods, "backoffLimit": 0},
+        "template": pod,
+    }
+    again = {"name": "startAgain", "action": "RestartJobSetAndIgnoreMaxRestarts"}
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {"restartStrategy": "BlockingRecreate", "rules": [again]},
+        "replicatedJobs": [{"name": "rank", "replicas": 1, "template": {"spec": job}}],
+    }
+    metadata = deployment.metadata(workload.name)
+    return [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", metadata, spec)]
+
+
+_OF_KIND = {
+    Kind.SINGLE: _single,
+    Kind.SHARED: _shared,
+    Kind.NODE: _node,
+    Kind.REPLICA: _replica,
+    Kind.GATEWAY: _gateway,
+    Kind.RANK: _rank,
+}
+
+
+def network_policies(deployment: Deployment, found: list[Workload]) -> list[Manifest]:
+    """Return who may connect to the run's pods, and where pods that run strangers' code may not.
+
+    Probes come from a pod's own node, which policies do not concern.
+    """
+    instance = {"matchLabels": deployment.labels()}
+    closed = {"podSelector": instance, "policyTypes": ["Ingress"]}
+    policies = [_policy(deployment, "closed", closed)]
+    for one in found:
+        pods = {"podSelector": {"matchLabels": deployment.labels(one.name)}}
+        if one.kind is Kind.GATEWAY:
+            rule = {"ports": [{"protocol": "TCP", "port": deployment.config.gateway.port}]}
+            spec = pods | {"policyTypes": ["Ingress"], "ingress": [rule]}
+        elif one.kind is Kind.RANK:
+            spec = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
+        elif one.kind is Kind.NODE:
+            blocks = [("0.0.0.0/0", ["169.254.0.0/16"]), ("::/0", ["fe80::/10"])]
+            targets = [{"ipBlock": {"cidr": all_of, "except": no}} for all_of, no in blocks]
+            spec = pods | {"policyTypes": ["Egress"], "egress": [{"to": targets}]}
+        else:
+            continue
+        policies.append(_policy(deployment, one.name, spec))
+    return policies
+
+
+def config_map(deployment: Deployment, files: dict[str, str]) -> Manifest:
+    """Return the ConfigMap of the configuration's files."""
+    metadata = deployment.metadata("config")
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
+
+
+def _policy(deployment: Deployment, part: str, spec: Manifest) -> Manifest:
+    return _manifest("networking.k8s.io/v1", "NetworkPolicy", deployment.metadata(part), spec)
+
+
+def _manifest(version: str, kind: str, metadata: Manifest, spec: Manifest) -> Manifest:
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _selector(deployment: Deployment, workload: Workload) -> Manifest:
+    return {"matchLabels": deployment.labels(workload.name)}
+
+
+def _deployment(deployment: Deployment, workload: Workload, strategy: Manifest) -> Manifest:
+    spec = {
+        "replicas": workload.num_pods,
+        "strategy": strategy,
+        "selector": _selector(deployment, workload),
+        "template": actor_pod(deployment, workload),
+    }
+    return _manifest("apps/v1", "Deployment", deployment.metadata(workload.name), spec)
+
+
+def _stateful_set(deployment: Deployment, workload: Workload) -> Manifest:
+    spec = {
+        "serviceName": deployment.name(workload.name),
+        "replicas": workload.num_pods,
+        "podManagementPolicy": "Parallel",
+        "selector": _selector(deployment, workload),
+        "template": actor_pod(deployment, workload),
+    }
+    return _manifest("apps/v1", "StatefulSet", deployment.metadata(workload.name), spec)
+
+
+def _budget(deployment: Deployment, workload: Workload) -> Manifest:
+    spec = {"maxUnavailable": 1, "selector": _selector(deployment, workload)}
+    metadata = deployment.metadata(workload.name)
+    return _manifest("policy/v1", "PodDisruptionBudget", metadata, spec)
+
+
+def _service(
+    deployment: Deployment, workload: Workload, port: str, number: int, *, headless: bool
+) -> Manifest:
+    own = {"clusterIP": "None"} if headless else {}
+    ports = [{"name": port, "port": number if headless else HTTP_PORT, "targetPort": port}]
+    spec = own | {"selector": deployment.labels(workload.name), "ports": ports}
+    return _manifest("v1", "Service", deployment.metadata(workload.name), spec)
+
+
+MAX_PENDING_BYTES = 256 << 20
+"""Of a client that reads slowly, as the embedded server has it."""
+TLS_SECRET = "nats-tls"  # noqa: S105 - the name of a Secret.
+
+
+def nats_values(config: RunConfig) -> Manifest:
+    """Return the values for servers that can keep the run's streams.
+
+    JetStream counts what streams reserve against the size of the volume, so a smaller one refuses
+    the run at its start.
+    """
+    num = config.bus.num_replicas
+    memory_mib = -(-memory_store_bytes() // MIB)
+    has_tls = any(server.startswith("tls://") for server in config.bus.servers)
+    return {
+        "config": {
+            "cluster": {"enabled": num > 1, "replicas": max(3, num)},
+            "jetstream": {
+                "enabled": True,
+                "fileStore": {"pvc": {"size": f"{volume_gib(store_bytes(config))}Gi"}},
+                "memoryStore": {"enabled": True, "maxSize": f"{memory_mib}Mi"},
+                "merge": {"sync_interval": "always"},
+            },
+            "nats": {"tls": {"enabled": True, "secretName": TLS_SECRET} if has_tls else {}},
+            "monitor": {"enabled": True},
+            "merge": {"max_payload": MAX_PAYLOAD_BYTES, "max_pending": MAX_PENDING_BYTES},
+        },
+        "container": {
+            "env": {"GOMEMLIMIT": f"{NATS_MIB}MiB"},
+            "merge": {
+                "resources": {
+                    "requests": {"cpu": "1", "memory": f"{NATS_MIB + memory_mib}Mi"},
+                    "limits": {"memory": f"{2 * (NATS_MIB + memory_mib)}Mi"},
+                }
+            },
+        },
+        "podTemplate": {
+            "topologySpreadConstraints": {
+                "kubernetes.io/hostname": {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+            }
+        },
+    }
+
 
 Table = dict[str, Any]
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")

@@ -23,8 +23,7 @@ from penstock.actors.runtime.files import open_private, sync_folder
 from penstock.infra.corpora.traces import TraceCall, TraceFunction, TraceMessage
 from penstock.infra.export.folder import check_target
 from penstock.infra.run.config_file import load_config
-from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.run.vault import open_vault
+from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.actors.generator.core import EngineCore, Output
+from penstock.actors.generator.core import EngineCore, GenerationRequest, Output
 from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.generator.options import EngineOptions
-from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.distribution import TurnDraw
 from penstock.actors.trainer.sequences import TrainingSequence

@@ -2,8 +2,8 @@
 
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.generator.engine import Engine
-from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.generator.vllm.engine import VllmEngine
 from penstock.actors.generator.vllm.options import VllmOptions

@@ -15,8 +15,7 @@ from penstock.infra.privacy.erase import Erasure, erase
 from penstock.infra.privacy.lineage import Found, read
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
-from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.run.vault import master_key, open_vault
+from penstock.infra.run.runs import RunDir, master_key, open_log, open_vault
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
 
@@ -77,7 +76,7 @@ async def erase_all(run: RunDir, bus: Bus, vault: Vault, tenant: str, user: str)
 
 
 async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None:
-    from penstock.infra.privacy.retrain import retrain_run
+    from penstock.infra.privacy.erase import retrain_run
 
     retrained = await retrain_run(run, bus, folder)
     if retrained is None:

@@ -14,7 +14,7 @@ from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
-from penstock.envs.harness.versions import tools_prompt
+from penstock.envs.harness.tools import tools_prompt
 from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate

@@ -12,8 +12,8 @@ from typing import cast
 from msgspec.structs import replace
 
 from penstock.envs.ladder.generate import LadderSource
-from penstock.envs.tasks.harbor_folder import MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor_set
+from penstock.envs.tasks.harbor.folder import MalformedTaskError
+from penstock.envs.tasks.harbor.read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.trail.config import TrailConfig
 from penstock.envs.trail.tasks import draw_trails, to_candidate

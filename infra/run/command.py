@@ -34,7 +34,6 @@ from penstock.infra.run.config_file import (
     parse_config,
     read_toml,
 )
-from penstock.infra.run.disk import check_space, remove_needless
 from penstock.infra.run.hosts import (
     check_apart,
     check_devices,
@@ -51,7 +50,7 @@ from penstock.infra.run.liveness import until_installed, until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
 from penstock.infra.run.replay import run_started
-from penstock.infra.run.runs import RunDir, check_log, find_run
+from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 

@@ -19,9 +19,8 @@ import tomli_w
 from penstock.actors.judge.rubric.endpoint import read_key
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.access import Access, open_access
-from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.connection import JetStreamError, NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.settings import FILES, BusSection
 from penstock.infra.regions.settings import region_of_role

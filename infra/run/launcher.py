@@ -45,11 +45,10 @@ from penstock.infra.run.charges import (
     describe_death,
 )
 from penstock.infra.run.config import RunConfig
-from penstock.infra.run.disk import check_space
 from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
-from penstock.infra.run.runs import RunDir, connect
+from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed, ItemCharged
 from penstock.messages.errors import (
     BusError,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from penstock.infra.bus.jetstream.answers import JetStreamError
+from penstock.infra.bus.jetstream.connection import JetStreamError
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event, Message, Stream

@@ -20,11 +20,10 @@ from penstock.infra.health import health_server
 from penstock.infra.run.charges import ExitCode
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
-from penstock.infra.run.disk import remove_needless
 from penstock.infra.run.hosts import check_remote, join_run
 from penstock.infra.run.liveness import START_S_MAX, until_closed, until_open
 from penstock.infra.run.roles import Assembly, build_actors
-from penstock.infra.run.runs import RunDir, connect, find_run
+from penstock.infra.run.runs import RunDir, connect, find_run, remove_needless
 from penstock.messages.errors import PenstockError, StartAgainError
 
 

@@ -19,8 +19,7 @@ from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
-from penstock.infra.run.runs import RunDir, connect, open_log
-from penstock.infra.run.vault import open_vault
+from penstock.infra.run.runs import RunDir, connect, open_log, open_vault
 from penstock.messages.base import FORMAT
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted

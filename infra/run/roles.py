@@ -82,7 +82,7 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
 async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.trainer.actor import Trainer
     from penstock.infra.ranks.build import training_engine
-    from penstock.infra.run.vault import open_vault
+    from penstock.infra.run.runs import open_vault
 
     config = assembly.config
     if config.trainer.engine == "ranks":
@@ -102,7 +102,7 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 async def _training_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
     from penstock.infra.ranks.build import training_rank
-    from penstock.infra.run.vault import open_vault
+    from penstock.infra.run.runs import open_vault
 
     actor = training_rank(assembly.config, assembly.store, rank, open_vault(assembly.run))
     return [(actor.name, actor)]
@@ -123,8 +123,7 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a generator and the receiver of its weights: one engine, one process."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.generator.lag import Lag
-    from penstock.actors.sync_relay.replica.held_version import HeldVersion
-    from penstock.actors.sync_relay.replica.receiver import Receiver
+    from penstock.actors.sync_relay.replica.receiver import HeldVersion, Receiver
     from penstock.infra.models.engine import start_engine
 
     config = assembly.config
@@ -226,7 +225,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a gateway; `gateway:NAME` is one of several, which share a key and a port."""
     from penstock.gateway.actor import Gateway
     from penstock.gateway.keys import create_key
-    from penstock.infra.run.vault import master_key
+    from penstock.infra.run.runs import master_key
 
     run = assembly.run
     key = create_key(run.gateway_key, key_id="local", has_consent=True)

@@ -14,11 +14,16 @@ runs/<run_id>/
   gateway_spool/  records of replies that wait for the log
   in_progress/<process>  what each process works on, for the launcher that finds it dead
 ```
+
+A run's vault: users' content keys in its store, under a master key that is in a file.
+
+The disk that a run takes: what must be free, and what is removed at its end.
 """
 
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
@@ -26,16 +31,24 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.runtime.files import open_private, private_folder, write_atomic
+from penstock.actors.runtime.files import (
+    create_secret,
+    open_private,
+    private_folder,
+    read_secret,
+    write_atomic,
+)
+from penstock.actors.runtime.vault import Vault
 from penstock.infra.bus.jetstream.access import Access, open_access
-from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.jetstream.connection import JetStreamError
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store, read_file, read_section
+from penstock.infra.stores.settings import StoreSection
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import RunStarted
@@ -45,6 +58,7 @@ from penstock.messages.errors import (
     ConfigError,
     CorruptDataError,
     NotFoundError,
+    PenstockError,
 )
 from penstock.messages.reading.parsing import parse_json
 
@@ -317,3 +331,58 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def open_vault(run: RunDir) -> Vault:
+    """Return the vault; raises as `master_key` does."""
+    return Vault(run.store(), master_key(run))
+
+
+def master_key(run: RunDir) -> bytes:
+    """Return the secret that wraps content keys and makes pseudonyms, the same on every host.
+
+    Raises:
+        ConfigError: `[store]` is wrong, or the file that it names.
+
+    """
+    section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
+    if not section.master_key_file:
+        return create_secret(run.path / "master_key")
+    try:
+        return read_secret(Path(section.master_key_file))
+    except ConfigError as error:
+        raise ConfigError(f"store.master_key_file: {error}") from error
+
+
+DISK_FREE_MIB_MIN = 32
+"""Below this a run stops in order, before a write fails halfway."""
+
+
+class DiskFullError(PenstockError, OSError):
+    """The run's file system has no room left; the text names the folder."""
+
+
+def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
+    """Remove what a complete run no longer needs: saved machines and handed-over weights.
+
+    Args:
+        run_dir: the run's.
+        elsewhere: `sandbox.checkpoints`, where hosts save if it is given.
+
+    """
+    machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
+    for folder in (machines, run_dir.handover):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_space(folder: Path) -> None:
+    """Check the free space of a run's file system.
+
+    Raises:
+        DiskFullError: Too little is left.
+
+    """
+    free_mib = shutil.disk_usage(folder).free >> 20
+    if free_mib < DISK_FREE_MIB_MIN:
+        text = f"{folder}: {free_mib} MiB free of the {DISK_FREE_MIB_MIN} MiB that a run keeps free"
+        raise DiskFullError(f"{text}; free space, then: penstock run --resume {folder.name}")

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.monitor.behavior_views import behavior_figures
-from penstock.actors.monitor.region_views import RegionView
-from penstock.actors.monitor.state import MonitorState
+from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.actors.monitor.task_views import EvalPoint
 from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose

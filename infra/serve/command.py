@@ -2,6 +2,8 @@
 
 A run goes on in its own folder and log: its versions continue, and `penstock replay` covers both
 parts. A folder in Hugging Face's layout becomes version 0 of a new run.
+
+`infra/configs/serve.toml` for one model: its longest context, the chat format that it knows.
 """
 
 import argparse
@@ -16,24 +18,58 @@ import msgspec
 import tomli_w
 
 from penstock.actors.monitor.log_lines import describe
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.open import PENSTOCK
+from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.runtime.files import write_atomic
+from penstock.actors.trainer.config import MidtrainConfig
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.command import check_outside, new_folder, parse_new
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
-from penstock.infra.run.disk import check_space
 from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import TYPES, Progress, forget_gateways
 from penstock.infra.run.replay import run_started
-from penstock.infra.run.runs import RunDir, check_log, find_run
-from penstock.infra.serve.fitting import fit
+from penstock.infra.run.runs import RunDir, check_log, check_space, find_run
 from penstock.infra.serve.settings import service_config, service_tables
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.weights import WeightsPublished
+
+Table = dict[str, Any]
+
+
+def fit(data: Table, folder: Path) -> None:
+    """Change the tables of a service's configuration to what a model's folder can do.
+
+    Args:
+        data: Tables that name a context and a chat format of their own.
+        folder: Of the model.
+
+    Raises:
+        ConfigError: The tokenizer is missing, or is not one of bytes.
+        ModelFormatError: The model cannot be computed; the text names file and key.
+
+    """
+    positions = read_hf_config(folder).max_position_embeddings
+    generator, limits = data["generator"], data["prepare"]["limits"]
+    for table in (generator, limits):
+        table["num_tokens_max"] = min(table["num_tokens_max"], positions)
+    midtrain = data["trainer"].setdefault("midtrain", {})  # Of whose corpora there are none.
+    midtrain["sequence_tokens"] = min(MidtrainConfig().sequence_tokens, positions)
+    half = max(1, generator["num_tokens_max"] // 2)
+    limits["turn_tokens_max"] = min(limits["turn_tokens_max"], half)
+    data["gateway"]["reply_tokens_max"] = min(data["gateway"]["reply_tokens_max"], half)
+    try:
+        PenstockChat(read_tokenizer(folder))
+    except ConfigError:
+        return
+    data["model"]["chat"] = PENSTOCK
+
 
 CHECKPOINT_CONFIG = Path(__file__).parents[1] / "configs" / "serve.toml"
 FIRST_VERSION_S_MAX = 3600.0

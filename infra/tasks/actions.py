@@ -22,8 +22,8 @@ from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.microvm.images.layers import images_of
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor import write_harbor
-from penstock.envs.tasks.harbor_read import read_harbor_set
+from penstock.envs.tasks.harbor.read import read_harbor_set
+from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import (
     TaskCandidate,
     TaskRejectedError,

@@ -30,7 +30,7 @@ static inline uint32_t e8m0_scale(uint32_t largest) {
     return code < 254u ? code : 254u;
 }
 
-/* Rounds 32s of n floats to what MXFP8 can hold, by the rules of kernels/reference/formats.py. */
+/* Rounds 32s of n floats to what MXFP8 can hold, by the rules of kernels/reference/quantize.py. */
 static void round_mxfp8(float *x, long n) {
     for (float *block = x; block < x + n; block += 32) {
         uint32_t largest = 0;

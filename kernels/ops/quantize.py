@@ -1,4 +1,4 @@
-"""MXFP8: the rounding rules are in `kernels/reference/formats.py`."""
+"""MXFP8: the rounding rules are in `kernels/reference/quantize.py`."""
 
 import torch
 

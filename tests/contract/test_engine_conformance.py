@@ -9,8 +9,8 @@ from tests.contract.check_engine import STOP_ID, VOCAB_SIZE
 from tests.contract.check_engine_settings import CHECKS
 
 from penstock.actors.generator import core
-from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.envs.backends import open_backend
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.tools_v2 import TOOLS_2
+from penstock.envs.harness.tools import TOOLS_2
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.agent.checkout import open_checkout
 from penstock.messages.rollout import ToolCall

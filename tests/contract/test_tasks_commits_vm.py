@@ -11,7 +11,7 @@ from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor_read import read_harbor_set
+from penstock.envs.tasks.harbor.read import read_harbor_set
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.infra.cli import main
 

@@ -10,8 +10,8 @@ from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.changes import read_changes
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor import write_harbor
-from penstock.envs.tasks.harbor_read import read_harbor
+from penstock.envs.tasks.harbor.read import read_harbor
+from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace

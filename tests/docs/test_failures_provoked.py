@@ -90,10 +90,10 @@ def test_a_command_that_refuses_says_so(message, command, tmp_path, monkeypatch,
 
 
 def test_a_full_disk_is_said(tmp_path, monkeypatch, capsys):
-    from penstock.infra.run import disk
+    from penstock.infra.run import runs
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(disk, "DISK_FREE_MIB_MIN", 1 << 40)
+    monkeypatch.setattr(runs, "DISK_FREE_MIB_MIN", 1 << 40)
     assert main(["run", "--config", QUICKSTART]) == 2
     check("that a run keeps free", capsys.readouterr().err)
 

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from penstock.envs.tasks.harbor import write_harbor
+from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.task_sources import drawn_tasks
 

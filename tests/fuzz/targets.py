@@ -27,25 +27,24 @@ from tests.unit.tasks.test_tasks_harbor import ladder
 from penstock.actors.policy.chat.grammar import parse_turn
 from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.envs.egress.hello import check_hello
-from penstock.envs.egress.http import requested_target
+from penstock.envs.egress.proxy import check_hello, requested_target
 from penstock.envs.egress.rules import parse_rules
 from penstock.envs.factory.repository import GitRepository
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.protocol import REPLY_BYTES_MAX, GuestRequest
 from penstock.envs.python_source import parse_python
 from penstock.envs.tasks.dockerfile import start_files
-from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
-from penstock.envs.tasks.harbor_read import read_harbor
+from penstock.envs.tasks.harbor.read import read_harbor
+from penstock.envs.tasks.harbor.write import EXPECTED_FILE, write_harbor
 from penstock.gateway.app import ROUTES
 from penstock.gateway.page.labels import read_label
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
+from penstock.infra.commands.log import plain_map
 from penstock.infra.commands.log_file import read_entries
-from penstock.infra.commands.log_lines import plain_map
 from penstock.infra.corpora.lines import read_lines
 from penstock.infra.corpora.traces import ChatTrace
 from penstock.infra.stores.memory import MemoryStore
-from penstock.infra.weights.apply import apply_delta
+from penstock.infra.weights.actions import apply_delta
 from penstock.infra.weights.diff import write_delta
 from penstock.infra.weights.files import delta_file
 from penstock.infra.weights.files.checkpoint import CheckpointFiles, read_head

@@ -16,11 +16,10 @@ from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.actors.trainer.step import train_step
-from penstock.actors.trainer.versions import published
 
 pytestmark = [
     pytest.mark.gpu,

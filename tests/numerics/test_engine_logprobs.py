@@ -7,10 +7,9 @@ import pytest
 import torch
 from tests.simt.shim import SIMT
 
-from penstock.actors.generator.core import EngineCore
+from penstock.actors.generator.core import EngineCore, GenerationRequest
 from penstock.actors.generator.decoders.packed import Decoder
 from penstock.actors.generator.options import EngineOptions
-from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy

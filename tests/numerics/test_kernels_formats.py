@@ -6,7 +6,7 @@ import torch
 from tests.simt.shim import SIMT
 
 from penstock.kernels import ops
-from penstock.kernels.reference import formats
+from penstock.kernels.reference import quantize
 from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
 POSITIVE_E4M3 = [
@@ -72,8 +72,8 @@ def test_random_float32_blocks_are_the_same_bytes_everywhere():
     x[2, 5] = torch.inf
     x[3, 7] = torch.nan
     x[4] *= 2.0**-140
-    for quantize in (ops.mxfp8_quantize_rows, ops.mxfp8_quantize_columns):
-        expected, got = quantize(x), quantize(x, backend=SIMT)
+    for to_mxfp8 in (ops.mxfp8_quantize_rows, ops.mxfp8_quantize_columns):
+        expected, got = to_mxfp8(x), to_mxfp8(x, backend=SIMT)
         assert all(map(torch.equal, expected, got))
     both = ops.mxfp8_quantize_both(x)
     assert torch.equal(both[0].codes, ops.mxfp8_quantize_rows(x).codes)
@@ -85,7 +85,7 @@ def test_blocks_that_hold_no_ordinary_numbers():
     x[0], x[1, 3], x[2, 3], x[3, 3], x[4] = 0.0, torch.nan, torch.inf, -torch.inf, -0.0
     codes, scales = ops.mxfp8_quantize_rows(x)
     assert scales.flatten().tolist() == [0, 255, 254, 254, 0]
-    assert (codes[1] == formats.E4M3_NAN).all()
+    assert (codes[1] == quantize.E4M3_NAN).all()
     assert codes[2, 3], codes[3, 3] == (0x7E, 0xFE)
     assert (codes[4] == 0x80).all()
     values = ops.mxfp8_dequantize(ops.Mxfp8(codes, scales), torch.float32)
@@ -125,7 +125,7 @@ def test_nvfp4_rounds_to_the_nearest_of_its_values_and_keeps_tokens_apart():
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(3))
     codes, block_scales, token_scales = nvfp4_rows(x.numpy())
     elements = np.stack([codes & 15, codes >> 4], -1).reshape(16, 64)
-    factors = formats.e4m3_decode(block_scales) * token_scales[:, None]
+    factors = quantize.e4m3_decode(block_scales) * token_scales[:, None]
     scaled = (x.numpy() / np.repeat(factors, 16, axis=1)).astype(np.float64)
     table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     np.testing.assert_array_equal(elements & 7, nearest(np.abs(scaled), table))

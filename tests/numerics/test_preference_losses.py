@@ -10,21 +10,22 @@ import pytest
 import torch
 from tests.sim.trainer.conftest import POLICY, small_config
 
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
     PreferenceReply,
     unrelated_replies,
 )
-from penstock.actors.trainer.preferences.losses import dpo_losses, kto_kl, kto_losses
 from penstock.actors.trainer.preferences.objective import (
     accumulate_preferences,
+    dpo_losses,
     evaluate_preferences,
+    kto_kl,
+    kto_losses,
     reply_logprobs,
     with_reference,
 )
-from penstock.actors.trainer.versions import published
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden/preferences/trl.json").read_text(encoding="utf-8")

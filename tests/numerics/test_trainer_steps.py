@@ -15,12 +15,11 @@ from penstock.actors.trainer.config import (
     OptimizerConfig,
     TrainerConfig,
 )
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.objective.advantages import estimator
 from penstock.actors.trainer.reference import logprobs_under
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.actors.trainer.step import train_step
-from penstock.actors.trainer.versions import published
 from penstock.kernels.arrays import from_array, to_array
 
 FAST = OptimizerConfig(learning_rate=3e-3, warmup_steps=0)

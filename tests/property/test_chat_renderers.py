@@ -21,7 +21,7 @@ from penstock.actors.policy.chat.format import (
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.chat.renderers import RenderersChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.envs.harness.versions import functions_of
+from penstock.envs.harness.tools import functions_of
 from penstock.gateway.conversation import CallDelta, TextDelta
 from penstock.gateway.exchange.reply import ReplyAssembler
 from penstock.messages.errors import ConfigError

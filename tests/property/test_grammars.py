@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.outside_model import qwen_tokenizer
 
 from penstock.actors.generator.engine import InvalidRequestError
-from penstock.actors.generator.masks import GrammarMasks
+from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, ParsedTurn, Role
 from penstock.actors.policy.chat.grammars import grammar_for_calls, grammar_for_schema

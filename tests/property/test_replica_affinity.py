@@ -5,8 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.policy.replicas.affinity import preferred
-from penstock.actors.policy.replicas.table import SILENT_S, ReplicaTable
+from penstock.actors.policy.replicas.table import SILENT_S, ReplicaTable, preferred
 from penstock.messages.generation import NEWEST, ReplicaReported, pinned
 from penstock.messages.task import Purpose
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.trainer.norms import norm, row_squares
+from penstock.actors.trainer.learner import norm, row_squares
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3)
 

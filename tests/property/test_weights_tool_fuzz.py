@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from penstock.infra.weights.apply import apply_delta
+from penstock.infra.weights.actions import apply_delta
 from penstock.infra.weights.diff import write_delta
 from penstock.infra.weights.files.checkpoint import CheckpointFiles, read_head
 from penstock.infra.weights.files.delta_file import DeltaFile

@@ -15,7 +15,7 @@ from penstock.actors.policy.chat.format import (
 )
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.envs.harness.versions import functions_of
+from penstock.envs.harness.tools import functions_of
 from penstock.messages.rollout import ToolCall
 
 TOOLS = OfferedTools(schemas=functions_of("1"))

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from tests.contract.egress.egress_world import Program, echo, get, page, serving
 
 from penstock.envs.egress.account import EgressLimits
-from penstock.envs.egress.hello import ALERT, HELLO_BYTES_MAX, check_hello
-from penstock.envs.egress.proxy import EgressFailedError, EgressProxy
+from penstock.envs.egress.proxy import (
+    ALERT,
+    HELLO_BYTES_MAX,
+    EgressFailedError,
+    EgressProxy,
+    check_hello,
+)
 from penstock.envs.egress.rules import EgressDeniedError, check_addresses, parse_rules
 
 NAME = "good.test"

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from penstock.actors.judge.audit_commands import signs_of
-from penstock.envs.egress.http import requested_target
+from penstock.actors.judge.audit import signs_of
+from penstock.envs.egress.proxy import requested_target
 from penstock.envs.egress.rules import EgressDeniedError
 from penstock.envs.harness.files import changed_lines
-from penstock.envs.harness.retrieval.chunks import cut
+from penstock.envs.harness.retrieval.index import cut
 from penstock.envs.harness.retrieval.ranking import words
 from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.python_source import PythonSourceError, parse_python

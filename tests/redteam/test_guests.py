@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.envs.egress.streams import GuestStreams, StreamLie
-from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.frames import FrameReader, GuestLie, ReplyBounds
+from penstock.envs.microvm.connection import FrameReader, GuestConnection, GuestLie, ReplyBounds
 from penstock.envs.microvm.protocol import GuestIdentity, GuestRequest, LineState
 from penstock.envs.sandbox import SandboxDied
 

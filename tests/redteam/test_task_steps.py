@@ -5,9 +5,9 @@ import os
 import msgspec
 import pytest
 
-from penstock.envs.tasks import harbor_steps
-from penstock.envs.tasks.harbor_folder import BYTES_MAX, MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor
+from penstock.envs.tasks.harbor import steps
+from penstock.envs.tasks.harbor.folder import BYTES_MAX, MalformedTaskError
+from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.storage import GradedTask
 
 NAMES = ("one", "two", "three")
@@ -95,7 +95,7 @@ def test_what_all_steps_ask_and_write_is_bounded_together(folder):
 
 def test_what_all_steps_hide_is_bounded_together(folder, monkeypatch):
     """Solutions are repeated in each later step: their sizes add up to a square."""
-    monkeypatch.setattr(harbor_steps, "HIDDEN_BYTES_MAX", 5_000)
+    monkeypatch.setattr(steps, "HIDDEN_BYTES_MAX", 5_000)
     write(folder, {"steps/one/solution/data": "x" * 1_500})
     read_harbor(folder)
     write(folder, {"steps/two/solution/data": "x" * 500})

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from penstock.envs.ladder.generate import LadderSource, Selection
-from penstock.envs.tasks.harbor import write_harbor
-from penstock.envs.tasks.harbor_folder import FILES_MAX, MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.folder import FILES_MAX, MalformedTaskError
+from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import difficulty
 from penstock.envs.tasks.storage import TaskBook, load_hidden_tests, load_tasks
 from penstock.infra.quickstart.config import PrepareConfig

@@ -4,7 +4,7 @@ import pytest
 from tests.redteam.test_grading import few, graded, left, machine
 
 from penstock.envs.tasks.grading import run_hidden_tests
-from penstock.envs.tasks.harbor_read import read_harbor
+from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reward import Outcome
 

@@ -7,7 +7,7 @@ import zstandard
 from blake3 import blake3
 from safetensors.numpy import save
 
-from penstock.infra.weights.apply import apply_delta
+from penstock.infra.weights.actions import apply_delta
 from penstock.infra.weights.diff import write_delta
 from penstock.infra.weights.files import delta_file
 from penstock.infra.weights.files.checkpoint import CheckpointFiles

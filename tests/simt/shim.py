@@ -10,8 +10,7 @@ import torch
 from tests.simt.registers import REGISTERS_MAX
 
 from penstock.kernels.cuda.backend import CudaBackend
-from penstock.kernels.cuda.compiler import FOLDER, source_bytes
-from penstock.kernels.cuda.launch import Argument
+from penstock.kernels.cuda.launch import FOLDER, Argument, source_bytes
 from penstock.kernels.native import build
 
 _OWN = Path(__file__).parent

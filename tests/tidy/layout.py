@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from tests.tidy.repository import PRODUCT, SOURCE_SUFFIXES, Repository
 
 FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = {"product": 320, "tests": 400}
+FILE_LINES_MAX = {"product": 600, "tests": 600}
 FLAT_FILES_MAX = 20
 
 # Folders that take parts: their docstring says how to add one.

@@ -20,8 +20,7 @@ from penstock.actors.generator.engine import (
     EngineNotReadyError,
     TokenChunk,
 )
-from penstock.actors.generator.masks import GrammarMasks
-from penstock.actors.generator.shaper import TurnShaper
+from penstock.actors.generator.sampler import GrammarMasks, TurnShaper
 from penstock.actors.generator.updates import StagedUpdates
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror

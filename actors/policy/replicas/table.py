@@ -9,16 +9,33 @@
 ```
 A session's own replica is where `place` put it, the least loaded one when it began; of a session
 that nobody placed here, the one that its name prefers, which every client finds alike.
+
+Session affinity: every client sends a session to the same replica, and none keeps a table.
+
+Rendezvous hashing: of all replicas, the one whose hash with the session is the highest. A replica
+that leaves moves its own sessions alone, evenly to the others; one that joins takes only what
+becomes its own. Source: Thaler and Ravishankar, Using name-based mappings to increase hit rates,
+1998.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
+from hashlib import blake2b
 
-from penstock.actors.policy.replicas.affinity import preferred
 from penstock.messages.generation import ReplicaReported, pinned_version
 from penstock.messages.task import Purpose
+
+
+def preferred(session_id: str, replicas: Iterable[str]) -> str | None:
+    """Return the replica that a session belongs to, or None if there is none."""
+    return max(replicas, key=lambda replica: (_score(session_id, replica), replica), default=None)
+
+
+def _score(session_id: str, replica: str) -> bytes:
+    return blake2b(f"{replica}\0{session_id}".encode(), digest_size=8).digest()
+
 
 SILENT_S = 10.0
 """A replica that has not reported for so long is not counted, and what it was asked is lost."""

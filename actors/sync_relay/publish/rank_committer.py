@@ -12,6 +12,7 @@ from penstock.actors.sync_relay.core.flat_snapshot import Table, table_digest
 from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader
 from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
 from penstock.actors.sync_relay.publish.history import History, check_same, read_committed
+from penstock.actors.sync_relay.publish.publisher import seal_version
 from penstock.actors.sync_relay.publish.rank_attempt import (
     RankUpload,
     StagedManifest,
@@ -25,7 +26,6 @@ from penstock.actors.sync_relay.publish.rank_attempt import (
     verified_key,
 )
 from penstock.actors.sync_relay.publish.spans import Span, check_cover
-from penstock.actors.sync_relay.publish.upload import seal_version
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import WeightsPublished
 

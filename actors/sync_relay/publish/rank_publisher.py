@@ -21,8 +21,8 @@ from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeade
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.core.version_head import HeadSlot, StaleTokenError, read_head
 from penstock.actors.sync_relay.publish.history import read_back_part, was_committed
+from penstock.actors.sync_relay.publish.publisher import Encode, store_shards
 from penstock.actors.sync_relay.publish.rank_attempt import RankUpload, attempt_prefix, put_marker
-from penstock.actors.sync_relay.publish.upload import Encode, store_shards
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind
 

@@ -14,7 +14,7 @@ from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, cut
 from penstock.actors.sync_relay.core.leases import leased_versions
 from penstock.actors.sync_relay.core.objects import PREFIX, ManifestHeader, is_manifest
 from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.upload import store_version
+from penstock.actors.sync_relay.publish.publisher import store_version
 from penstock.actors.sync_relay.region.retention import (
     MERGE_EVERY,
     UpdateEdge,

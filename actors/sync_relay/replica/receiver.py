@@ -5,6 +5,13 @@
                   └──── generation continues ──────────┘   │        │
                                               pause_ms ◀───┘        └─ wrong: stage it whole, once
 ```
+
+Which version a replica is to hold, of those that its region has. Pure.
+
+```
+ an evaluation is announced, and this replica serves them ─▶ its version, until it is over
+ version:7 ─▶ 7     stable ─▶ where the channel points     newest ─▶ the newest relayed
+```
 """
 
 import logging
@@ -18,16 +25,50 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates
 from penstock.actors.sync_relay.core.leases import leased_path
+from penstock.actors.sync_relay.core.pins import Pins
 from penstock.actors.sync_relay.core.version_head import read_head
-from penstock.actors.sync_relay.replica.held_version import HeldVersion
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
-from penstock.messages.generation import ChannelMoved
+from penstock.messages.generation import NEWEST, ChannelMoved, pinned_version
 from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import WeightsApplied, WeightsRelayed
+
+
+class HeldVersion:
+    """One replica's choice."""
+
+    def __init__(self, channel: str = NEWEST, *, evaluates: bool = False) -> None:
+        """Know of nothing.
+
+        Args:
+            channel: Followed where no evaluation is under way.
+            evaluates: Whether the replica serves evaluations.
+
+        Raises:
+            ConfigError: No such channel.
+
+        """
+        self._channel = channel
+        self._pin = pinned_version(channel)
+        self._evaluates = evaluates
+        self.pins = Pins()
+        self.newest = -1
+        """The newest version relayed to the region."""
+
+    @property
+    def version(self) -> int | None:
+        """The one version to hold; None to hold the newest."""
+        if self._evaluates and self.pins.evaluations:
+            return min(self.pins.evaluations.values())
+        return self.pins.channels.get(self._channel) if self._pin is None else self._pin
+
+    def relayed(self, policy_version: int) -> None:
+        """Take note that the region has a version."""
+        self.newest = max(self.newest, policy_version)
+
 
 _log = logging.getLogger(__name__)
 _STAGE_DEADLINE_S = 120.0

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from penstock.actors.trainer.batching.credit import LiveCredit, entry_of
-from penstock.actors.trainer.batching.withholding import first_trained
+from penstock.actors.trainer.batching.groups import first_trained
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
 from penstock.actors.trainer.preferences.audit import PreferenceAudit

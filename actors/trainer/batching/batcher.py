@@ -25,17 +25,41 @@ With `epoch`, a batch is of users' samples alone: as many as an epoch has, or fe
 
 The pacer grants new groups when steps are taken. Should so many groups be discarded that no full
 batch can come, a smaller one is taken; later steps may take as many more.
+
+How long a step waits for stragglers before it goes without them. Pure.
+
+Where late groups are dropped or withheld a step need not wait for any; a short wait saves tokens of
+slow tasks. No bit depends on it but through the manifest that comes of it, which is on the log.
+
+Which groups the next step takes: earliest deadline first, and when to wait. Pure.
+
+A group's deadline is the last policy version that may train it: its oldest token's version plus
+`staleness_max`. The step that trains version v makes version v + 1. A batch may be taken when what
+it leaves behind can still be trained in time (Hall's condition, over deadlines):
+
+```
+ staleness_max 2, 2 groups a batch, about to train version 1          complete   running
+   deadline 2   a b | c                                               a, b       c
+   deadline 3   d                                                     d
+ steps left for deadline 2: the ones at versions 1 and 2, 2 groups each.
+   take a, b -> left c: the step at version 2 has room              -> go, do not wait for c
+
+ about to train version 2, complete: d, e; running: c (deadline 2)
+   take d, e -> left c, with deadline 2 and no step for it any more -> wait for c
+   c completes -> take c, d
+```
+Only groups whose first turn is on the log are seen. One whose first turn takes longer than
+`staleness_max` steps is too old when it is first seen: it is discarded as stale, never trained, so
+the bound holds all the same.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
-from penstock.actors.trainer.batching.groups import PendingGroup
+from penstock.actors.trainer.batching.groups import PendingGroup, fate_of_age, without_old_tokens
 from penstock.actors.trainer.batching.live import LiveSamples
-from penstock.actors.trainer.batching.patience import Patience
-from penstock.actors.trainer.batching.withholding import fate_of_age, without_old_tokens
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator
 from penstock.actors.trainer.preferences.waiting import WaitingPreferences
@@ -45,6 +69,85 @@ from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.signals.preferences import PreferenceFate
 from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
+
+
+class Patience:
+    """The wait of one step after the other; times are of a clock that never goes back."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        """Read how long a step may wait: with `pace` as long as it takes."""
+        is_paced = config.staleness_policy == "pace"
+        self._wait_s = math.inf if is_paced else config.straggler_wait_s
+        self._since: float | None = None
+
+    def is_left(self, now: float) -> bool:
+        """Return whether the next step may still wait."""
+        return self._wait_s > 0.0 and not self.is_over(now)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the next step has waited for as long as it may."""
+        return self._since is not None and now >= self._since + self._wait_s
+
+    def begin(self, now: float) -> None:
+        """See that the next step waits for stragglers, now or already."""
+        if self._since is None:
+            self._since = now
+
+    def end(self) -> None:
+        """See that the step was taken."""
+        self._since = None
+
+
+class BatchCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as the scheduler sees it."""
+
+    group_id: str
+    group_index: int
+    deadline: int
+    is_complete: bool
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many groups steps may take: over the run, at most `groups_per_batch` a version."""
+
+    version: int
+    """That the next step trains."""
+    groups_per_batch: int
+    num_trained: int
+    """Groups of all steps so far."""
+
+    def until(self, deadline: int) -> int:
+        """Return how many groups the steps at `version`..`deadline` may take together."""
+        return (deadline + 1) * self.groups_per_batch - self.num_trained
+
+
+def earliest(candidates: Sequence[BatchCandidate], room: Room) -> list[BatchCandidate]:
+    """Return the complete groups that the next step takes, by deadline, then by index."""
+    complete = [candidate for candidate in candidates if candidate.is_complete]
+    complete.sort(key=lambda candidate: (candidate.deadline, candidate.group_index))
+    return complete[: max(0, room.until(room.version))]
+
+
+def must_wait_for(
+    candidates: Sequence[BatchCandidate], taken: Sequence[BatchCandidate], room: Room
+) -> list[str]:
+    """Return the running groups that could no longer be trained in time after taking `taken`.
+
+    Args:
+        candidates: all groups with a deadline >= room.version, complete or running.
+        taken: what `earliest` chose.
+        room: before the step.
+
+    """
+    for deadline in sorted({candidate.deadline for candidate in candidates}):
+        due = [candidate for candidate in candidates if candidate.deadline <= deadline]
+        num_taken = sum(candidate.deadline <= deadline for candidate in taken)
+        later = room.until(deadline) - len(taken) if deadline > room.version else 0
+        running = [candidate.group_id for candidate in due if not candidate.is_complete]
+        is_full = num_taken == room.until(room.version)
+        if len(due) - num_taken > later and running and not is_full:
+            return running
+    return []
 
 
 class Batcher:

@@ -13,7 +13,7 @@ import torch
 
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.preferences.examples import (
     PREFERENCES_HELDOUT_KEY,
     PREFERENCES_KEY,
@@ -26,7 +26,6 @@ from penstock.actors.trainer.preferences.objective import (
     evaluate_preferences,
     with_reference,
 )
-from penstock.actors.trainer.versions import published
 from penstock.messages.signals.preferences import PreferencesProgressed, PreferencesTrained
 
 DECAYED_RATE = 0.1

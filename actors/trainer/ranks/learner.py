@@ -1,28 +1,141 @@
-"""The learner of one rank: some rows of every tensor, and the bits of a single process."""
+"""The learner of one rank: some rows of every tensor, and the bits of a single process.
+
+What a rank publishes: its rows of the policy's parameters, as runs of the format's tensors.
+
+Every tensor of the format is a contiguous part of one parameter (`policy/checkpoint.py`), and a
+rank holds a range of each parameter's rows. So what it holds of a tensor is one run.
+
+The sum of gradients over ranks, in one order.
+
+For each part of the model (a layer, or what is outside of layers) FSDP passes this rank's gradient
+to a reduce-scatter, and expects this rank's rows of the sum. Here an all-to-all exchanges the rows,
+and each rank adds those it receives to a running sum in rank order: that of the micro-batches.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from penstock.actors.policy.checkpoint import as_numpy
+from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy, hf_views
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.gradients import Pass
-from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.norms import row_squares
+from penstock.actors.trainer.learner import Learner, Pass, Weights, row_squares
 from penstock.actors.trainer.ranks.models import cut_like, gathered, own_policy, release
 from penstock.actors.trainer.ranks.plan import rounds
-from penstock.actors.trainer.ranks.shards import held_runs, published_shapes
-from penstock.actors.trainer.ranks.sums import OrderedSums
 from penstock.actors.trainer.ranks.world import World
-from penstock.actors.trainer.versions import Weights
 from penstock.kernels.digest import named_digest, root_of, tensor_digest
+
+
+def published_shapes(config: PolicyConfig) -> dict[str, list[int]]:
+    """Return the shapes of the tensors that are published of a policy, by name."""
+    with torch.device("meta"):
+        return {name: list(view.shape) for name, view in hf_views(Policy(config)).items()}
+
+
+def held_runs(policy: Policy) -> list[TensorRun]:
+    """Return copies of what this rank holds, rounded as published: over all ranks, everything once.
+
+    Args:
+        policy: Cut over the ranks by rows.
+
+    """
+    with torch.device("meta"):
+        whole = Policy(policy.config)
+    names = {p.untyped_storage()._cdata: name for name, p in whole.named_parameters()}
+    parameters = dict(policy.named_parameters())
+    runs: list[TensorRun] = []
+    for name, view in hf_views(whole).items():
+        parameter = parameters[names[view.untyped_storage()._cdata]]
+        first, values = _held(parameter)
+        offset = int(view.storage_offset())
+        begin = max(offset, first)
+        end = min(offset + view.numel(), first + values.numel())
+        if begin < end:
+            rounded = values[begin - first : end - first].to(PUBLISHED_DTYPE, copy=True)
+            runs.append(TensorRun(name, begin - offset, as_numpy(rounded)))
+    return runs
+
+
+def _held(parameter: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """Return the first element that this rank holds of a flattened parameter, and all of them."""
+    if not isinstance(parameter, DTensor):
+        return 0, parameter.detach().reshape(-1)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    row = parameter[:1].numel() if parameter.dim() > 1 else 1
+    return int(offset[0]) * row, parameter.to_local().detach().reshape(-1)
+
+
+class OrderedSums:
+    """The running sums of all parts of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Replace the reduce-scatter of every part.
+
+        Args:
+            model: after `fully_shard`.
+
+        """
+        self.num_active = 0
+        """Ranks whose gradients count, from rank 0."""
+        self._parts: list[_RunningSum] = []
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                part = _RunningSum(self)
+                module.set_custom_reduce_scatter(part)
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                self._parts.append(part)
+
+    def clear(self) -> None:
+        """Drop the running sums."""
+        for part in self._parts:
+            part.total = None
+
+
+class _RunningSum(ReduceScatter):
+    """Of one part."""
+
+    def __init__(self, sums: OrderedSums) -> None:
+        self._sums = sums
+        self.total: torch.Tensor | None = None
+
+    def allocate(
+        self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Put this rank's rows of the sum up to this round into `output_tensor`."""
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        first, *others = received.view(group.size(), -1)[: self._sums.num_active]
+        if self.total is None:
+            output_tensor.copy_(first)
+        else:
+            torch.add(self.total, first, out=output_tensor)
+        for rows in others:
+            output_tensor.add_(rows)
+        self.total = output_tensor
+
 
 Result = TypeVar("Result")
 

@@ -8,6 +8,8 @@ as no binary was available: **it has never driven a real Firecracker**.
  <jails>/firecracker/<id>/root/   what one Firecracker sees; removed with it
 ```
 The vsock device is reset by a load, by design: the frozen agent then listens again.
+
+One machine under Firecracker.
 """
 
 import asyncio
@@ -20,7 +22,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.envs.microvm.checkpoint import MEMORY, STATE, load_checkpoint
+from penstock.envs.microvm.checkpoint import (
+    MEMORY,
+    STATE,
+    MachineCheckpoint,
+    load_checkpoint,
+    save_manifest,
+)
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.firecracker.api import (
     VSOCK_PORT,
@@ -28,10 +36,9 @@ from penstock.envs.microvm.firecracker.api import (
     await_socket,
     connect_vsock,
 )
-from penstock.envs.microvm.firecracker.machine import FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
-from penstock.envs.microvm.machine import booted
+from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import (
@@ -39,10 +46,74 @@ from penstock.envs.sandbox import (
     Capability,
     IsolationClass,
     SandboxDied,
+    SandboxFileError,
     SandboxTimeout,
 )
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
+
+SAVE_DEADLINE_S = 60.0
+
+
+class FirecrackerMachine(GuestSandbox):
+    """A `SavingMachine` in a jail of its own."""
+
+    def __init__(
+        self,
+        connection: GuestConnection,
+        process: HostProcess,
+        info: SandboxRecord,
+        jail: Path,
+        machine_digest: str,
+    ) -> None:
+        super().__init__(connection, process, info)
+        self._jail = jail
+        self._api = FirecrackerApi(jail / "root" / "api.sock", SAVE_DEADLINE_S)
+        self._machine_digest = machine_digest
+        self._saving = asyncio.Lock()
+
+    async def checkpoint(self, folder: Path) -> None:
+        """See `SavingMachine.checkpoint`."""
+        try:
+            await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
+        except FileExistsError:
+            raise SandboxFileError(f"checkpoint {folder}: exists already") from None
+        async with self._saving:
+            started = time.perf_counter()
+            line = await self._connection.freeze(timeout_s=self.hang_grace_s)
+            try:
+                await self._api.patch("/vm", state="Paused")
+                await self._api.put(
+                    "/snapshot/create",
+                    snapshot_type="Full",
+                    snapshot_path="/saved",
+                    mem_file_path="/mem",
+                )
+            finally:
+                await self._api.patch("/vm", state="Resumed")
+                await self._connection.thaw(
+                    GuestIdentity(epoch=line.epoch), timeout_s=self.hang_grace_s
+                )
+            pause_ms = (time.perf_counter() - started) * 1000
+        await asyncio.to_thread(self._move_out, folder, line, pause_ms)
+
+    def _move_out(self, folder: Path, line: LineState, pause_ms: float) -> None:
+        shutil.move(self._jail / "root" / "saved", folder / STATE)
+        shutil.move(self._jail / "root" / "mem", folder / MEMORY)
+        checkpoint = MachineCheckpoint(
+            backend=self.info.backend,
+            machine_digest=self._machine_digest,
+            line=line,
+            num_bytes=(folder / STATE).stat().st_size,
+            pause_ms=pause_ms,
+        )
+        save_manifest(folder, checkpoint)
+
+    async def close(self) -> None:
+        """See `Sandbox.close`."""
+        await super().close()
+        await asyncio.to_thread(shutil.rmtree, self._jail, ignore_errors=True)
+
 
 UID = 1000
 JAILS_CHARS_MAX = 60

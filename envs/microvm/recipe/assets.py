@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from penstock.envs.microvm.images.assets import VmAssets, digest_bytes, digest_file
-from penstock.envs.microvm.recipe.debian_kernel import debian_inputs, fetch_kernel
 from penstock.envs.microvm.recipe.image import (
     LAUNCHER_SOURCE,
     build_agent,
@@ -16,7 +15,13 @@ from penstock.envs.microvm.recipe.image import (
     build_launcher,
     image_inputs,
 )
-from penstock.envs.microvm.recipe.kernel import SourceUnavailable, build_kernel, kernel_inputs
+from penstock.envs.microvm.recipe.kernel import (
+    SourceUnavailable,
+    build_kernel,
+    debian_inputs,
+    fetch_kernel,
+    kernel_inputs,
+)
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Say,

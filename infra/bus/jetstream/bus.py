@@ -13,10 +13,8 @@ from typing import Any
 from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims
 from penstock.infra.bus.jetstream import log_reader, rpc
 from penstock.infra.bus.jetstream.access import Access
-from penstock.infra.bus.jetstream.answers import NO_MESSAGE, JetStreamError
-from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.connection import NO_MESSAGE, JetStreamError, NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
-from penstock.infra.bus.jetstream.intake import Intake
 from penstock.infra.bus.jetstream.provision import (
     check_jetstream,
     provision,
@@ -24,7 +22,7 @@ from penstock.infra.bus.jetstream.provision import (
     stream_name,
 )
 from penstock.infra.bus.jetstream.puller import Puller
-from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
+from penstock.infra.bus.jetstream.work import Intake, NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
 from penstock.messages.errors import BusError, CodecError, DeadlineError

@@ -1,10 +1,16 @@
-"""One NATS connection: an inbox shared by all requests, and a callback on every break."""
+"""One NATS connection: an inbox shared by all requests, and a callback on every break.
+
+The wait for a connection, and whether a failure on the way is final.
+
+What a NATS server answers besides messages, and the errors made of it.
+"""
 
 import asyncio
 import contextlib
 import itertools
 import json
 import logging
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
@@ -14,21 +20,146 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.infra.bus.jetstream.access import Access, TlsClient, as_access
-from penstock.infra.bus.jetstream.answers import (
-    LOST,
-    NO_RESPONDERS,
-    RETRY,
-    ConnectionLostError,
-    UnavailableError,
-    check_answer,
-    status,
-)
-from penstock.infra.bus.jetstream.dialing import Dialing, end_reconnecting
+from penstock.infra.bus.jetstream.access import Access, PlainServerError, TlsClient, as_access
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError, PenstockError
-from penstock.messages.rpc import with_retries
+from penstock.messages.rpc import RetryPolicy, with_retries
 
 log = logging.getLogger(__name__)
+
+_NUM_CANCELS_MAX = 100
+_REFUSALS = ("authorization violation", "authentication expired")
+"""Not "authentication timeout": a busy machine was slow to send them, and tries again."""
+
+
+class Dialing:
+    """The failures of one client; the client itself would try refused credentials for ever."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._newest: Exception | None = None
+
+    def note(self, error: Exception) -> None:
+        """Take a failure; permission denials arrive here and nowhere else."""
+        self._newest = error
+        text = str(error)
+        if any(word in text.lower() for word in _REFUSALS):
+            self._refuse(PermissionError(f"it refuses our credentials: {text}"))
+        elif isinstance(error, ssl.SSLError | PlainServerError):
+            self._refuse(error)
+        elif not isinstance(error, OSError):  # An OSError is one more failed reconnect.
+            log.error("NATS: %s: %s", type(error).__name__, error)
+
+    def _refuse(self, error: Exception) -> None:
+        if not self._refused.done():
+            self._refused.set_exception(error)
+            self._refused.exception()  # Read here, too: after the start nobody waits for it.
+
+    def refusal(self, error: Exception | None) -> PenstockError:
+        """Return the error of a client that gave up for good."""
+        text = str(error or self._newest or "no reason given")
+        return self._access.failure(PermissionError(f"it ended the connection: {text}"))
+
+    async def wait(self, connecting: asyncio.Task[Any], within_s: float) -> None:
+        """Wait until the client is connected.
+
+        Raises:
+            BusError: An embedded server is not there, or refused us.
+            ConfigError: The same of servers that `[bus]` names; the text names the field.
+
+        """
+        try:
+            await asyncio.wait(
+                [connecting, self._refused],
+                timeout=within_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._refused.done():
+                self._refused.result()
+            if not connecting.done():
+                raise self._newest or TimeoutError(f"no answer within {within_s} s")
+            connecting.result()
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise self._access.failure(error) from error
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+
+
+async def end_reconnecting(client: Client, wait_s: float) -> None:
+    """Cancel until it takes: the client does so once, then its task would keep us from exiting.
+
+    `asyncio.wait_for` loses a cancellation that meets a refused connection.
+    """
+    task = client._reconnection_task  # pyright: ignore[reportPrivateUsage]
+    for _ in range(_NUM_CANCELS_MAX):
+        if task is None or task.done():
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=wait_s)
+
+
+NO_RESPONDERS = "503"
+WRONG_LAST_SEQUENCE = {10071, 10164}
+NAME_IN_USE = 10058
+NO_MESSAGE = 10037
+_UNAVAILABLE = {
+    10008: "JetStream is temporarily unavailable",
+    10118: "the stream is offline",
+    10119: "the consumer is offline",
+    10158: "a message of this id is being stored",
+    10163: "the last sequence of the subject is being determined",
+}
+"""What JetStream answers for a moment, mostly in clusters; the texts are for readers of this."""
+RETRY = RetryPolicy(pause_s=0.1)
+
+
+class ConnectionLostError(BusError):
+    """The connection broke while something was outstanding; it may have been done or not."""
+
+
+class UnavailableError(ConnectionLostError):
+    """JetStream cannot do it now: a cluster without a leader, or a copy that is still in work."""
+
+
+LOST = (ConnectionLostError, DeadlineError)
+"""Errors after which the same request may be sent again."""
+
+
+class JetStreamError(BusError):
+    """JetStream refused a call; `code` is its err_code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"JetStream error {self.args[0]}: {self.args[1]}"
+
+
+def status(message: Msg) -> str:
+    """Return the status code of a control message; empty for any other."""
+    if message.data or not message.headers:
+        return ""
+    return message.headers.get("Status", "")
+
+
+def check_answer(message: Msg, what: str) -> dict[str, Any]:
+    """Decode JetStream's answer to `what`.
+
+    Raises:
+        JetStreamError: It refused.
+        UnavailableError: It refuses for now.
+
+    """
+    answer: dict[str, Any] = json.loads(message.data)
+    if error := answer.get("error"):
+        code, text = error.get("err_code", 0), f"{what}: {error.get('description', '')}"
+        if code in _UNAVAILABLE:
+            raise UnavailableError(f"JetStream error {code}: {text}")
+        raise JetStreamError(code, text)
+    return answer
+
 
 CONNECT_S_MAX = 15.0
 RECONNECT_WAIT_S = 0.1

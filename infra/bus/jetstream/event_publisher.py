@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from penstock.infra.bus.claims import Claims
-from penstock.infra.bus.jetstream.answers import (
+from penstock.infra.bus.jetstream.connection import (
     LOST,
     NO_MESSAGE,
     RETRY,
     WRONG_LAST_SEQUENCE,
     JetStreamError,
+    NatsConnection,
 )
-from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
-from penstock.infra.bus.jetstream.window import PublishWindow, publish_acked
+from penstock.infra.bus.jetstream.puller import PublishWindow, publish_acked
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import PublishReceipt
 from penstock.messages.errors import BusError

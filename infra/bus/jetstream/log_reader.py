@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.infra.bus.claims import Claims, claim_of
-from penstock.infra.bus.jetstream.answers import LOST, RETRY, JetStreamError
-from penstock.infra.bus.jetstream.connection import NatsConnection
-from penstock.infra.bus.jetstream.intake import Intake, position
+from penstock.infra.bus.jetstream.connection import LOST, RETRY, JetStreamError, NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
-from penstock.infra.bus.jetstream.puller import Puller
-from penstock.infra.bus.jetstream.window import BATCH, read_batch
+from penstock.infra.bus.jetstream.puller import BATCH, Puller, read_batch
+from penstock.infra.bus.jetstream.work import Intake, position
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.errors import CodecError

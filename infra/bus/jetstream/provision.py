@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from penstock.infra.bus.jetstream.answers import NAME_IN_USE, JetStreamError
-from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.connection import NAME_IN_USE, JetStreamError, NatsConnection
 from penstock.infra.bus.settings import BusSection
 from penstock.messages.base import Stream
 from penstock.messages.errors import BusError, ConfigError, DeadlineError

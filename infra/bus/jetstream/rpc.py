@@ -20,8 +20,13 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.claims import Claims, Packed
-from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY, ConnectionLostError, status
-from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.connection import (
+    NO_RESPONDERS,
+    RETRY,
+    ConnectionLostError,
+    NatsConnection,
+    status,
+)
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import (

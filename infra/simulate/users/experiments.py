@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.gatekeeper.config import GatekeeperConfig, LiveTestConfig
-from penstock.actors.gatekeeper.experiment import Experiment
-from penstock.actors.gatekeeper.power import users_needed
+from penstock.actors.gatekeeper.experiment import Experiment, users_needed
 from penstock.gateway.arms import Arms
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.gates import Arm, Decision, ExperimentStarted, GateState, ReplyFacts

@@ -1,4 +1,4 @@
-// MXFP8's formats; the rules stand in kernels/reference/formats.py.
+// MXFP8's formats; the rules stand in kernels/reference/quantize.py.
 #pragma once
 
 #include "numbers.cuh"

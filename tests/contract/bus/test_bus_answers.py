@@ -5,7 +5,7 @@ import json
 import pytest
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import LOST, JetStreamError, check_answer
+from penstock.infra.bus.jetstream.connection import LOST, JetStreamError, check_answer
 
 
 def answer(code: int) -> Msg:

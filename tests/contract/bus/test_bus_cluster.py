@@ -14,7 +14,7 @@ from tests.contract.stores.check_store import CHECKS as STORE_CHECKS
 
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.roles import work_queues

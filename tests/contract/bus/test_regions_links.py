@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.leaf import leaf_node
@@ -48,7 +48,7 @@ import asyncio, sys
 from pathlib import Path
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import LinkSection
-from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 
 async def main(folder):

@@ -8,7 +8,7 @@ import pytest
 from tests.trajectories import trajectory
 
 from penstock.actors.judge.audit import audit
-from penstock.actors.rollout_worker.episode_runner import EpisodeStats
+from penstock.actors.rollout_worker.episode import EpisodeStats
 from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError
 from penstock.envs.tasks.storage import GradedTask

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.envs.microvm.images.assets import VmAssets, load_assets
-from penstock.envs.microvm.recipe import debian_kernel
+from penstock.envs.microvm.recipe import kernel
 from penstock.envs.microvm.recipe.steps import Steps, kept_fields, publish
 from penstock.envs.microvm.uml import UmlBackend
 
@@ -22,7 +22,7 @@ def backend(tmp_path_factory):
     for kind in kinds:
         (folder / getattr(ours, kind)).symlink_to(cache / getattr(ours, kind))
     scratch = tmp_path_factory.mktemp("scratch")
-    fields = debian_kernel.fetch_kernel(Steps(scratch, lambda line: None), folder)
+    fields = kernel.fetch_kernel(Steps(scratch, lambda line: None), folder)
     publish(folder, VmAssets(**fields, **kept_fields(ours, kinds)), None)
     return UmlBackend(folder)
 

@@ -9,8 +9,7 @@ import pytest
 from tests.contract.stores.check_store import CHECKS
 from tests.s3_server import serving_bucket
 
-from penstock.infra.bus.object_store.info import SMALL_BYTES
-from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.object_store import SMALL_BYTES, JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores import directory
 from penstock.infra.stores.directory import DirectoryStore

@@ -16,7 +16,7 @@ from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.commands.quarantine import held_bursts, release
 from penstock.infra.corpora.preferences import read_preferences
 from penstock.infra.export.preferences import PreferenceReader, standing
-from penstock.infra.judge.labels import standing_labels
+from penstock.infra.judge.calibrate import standing_labels
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.trajectories import last_of

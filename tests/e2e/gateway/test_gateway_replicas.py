@@ -3,7 +3,7 @@
 import msgspec
 import openai
 
-from penstock.actors.policy.replicas.affinity import preferred
+from penstock.actors.policy.replicas.table import preferred
 from penstock.messages.feedback import InferenceRecorded
 
 from .conftest import Reply, ScriptedGenerator, Site, reported, until

@@ -26,8 +26,7 @@ from penstock.actors.sync_relay.publish.history import read_back
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import train_step
 from penstock.infra.run.config_file import load_config
-from penstock.infra.run.runs import RunDir, find_run, open_log
-from penstock.infra.run.vault import open_vault
+from penstock.infra.run.runs import RunDir, find_run, open_log, open_vault
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.reading.trajectories import open_live_turn
 from penstock.messages.reward import Outcome

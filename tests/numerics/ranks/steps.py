@@ -13,13 +13,12 @@ import torch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, published
 from penstock.actors.trainer.preferences.examples import PreferenceExample
 from penstock.actors.trainer.ranks.learner import RankedLearner
 from penstock.actors.trainer.ranks.plan import read_samples
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import StepResult, train_step
-from penstock.actors.trainer.versions import published
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
 

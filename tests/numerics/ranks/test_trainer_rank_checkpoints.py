@@ -17,7 +17,7 @@ from penstock.actors.trainer.checkpoint import (
     read_head,
     save_checkpoint,
 )
-from penstock.actors.trainer.ranks.shards import held_runs, published_shapes
+from penstock.actors.trainer.ranks.learner import held_runs, published_shapes
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.training import MidtrainCompleted
 

@@ -6,7 +6,7 @@ from tests.outside_model import qwen_tokenizer
 from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.chat.summary import NoSummaryError, read_summary
-from penstock.envs.harness.versions import functions_of
+from penstock.envs.harness.tools import functions_of
 from penstock.messages.rollout import ToolCall
 
 TOOLS = OfferedTools(schemas=functions_of("1"))

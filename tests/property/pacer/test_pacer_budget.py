@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.pacer.commands import eval_commands, group_commands
+from penstock.actors.pacer.actor import eval_commands, group_commands
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.staleness_budget import Budget
 from penstock.messages.reward import EvalRequested

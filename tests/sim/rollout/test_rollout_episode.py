@@ -5,7 +5,7 @@ import struct
 
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
-from penstock.actors.sandbox_host import operations
+from penstock.actors.sandbox_host import actor
 from penstock.kernels.route_segments import open_routes
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
@@ -19,8 +19,8 @@ def int32_list(array: Array) -> list[int]:
 
 async def run_one(world: World, script: list, **limits: float) -> RolloutFinished:
     world.policy.scripts = lambda _session: script
-    for actor in (world.policy,):
-        world.host(actor)
+    for policy in (world.policy,):
+        world.host(policy)
     world.host_machines()
     world.host_worker()
     await world.publish(make_command("g0-m0", make_task(**limits)))
@@ -171,7 +171,7 @@ def test_time_limit(simulate) -> None:
 
 def test_slow_generators_and_hosts_take_no_time_of_the_policys(simulate, monkeypatch) -> None:
     pressure = itertools.count(step=5_000_000)
-    monkeypatch.setattr(operations, "_starved_us", lambda: next(pressure))
+    monkeypatch.setattr(actor, "_starved_us", lambda: next(pressure))
 
     async def scenario(world: World) -> None:
         world.policy.token_s = 1.0

@@ -18,13 +18,12 @@ from tests.sim.rollout.conftest import (
     reported,
 )
 
-from penstock.actors.policy.replicas.affinity import preferred
 from penstock.actors.policy.replicas.client import (
     ReplicaLostError,
     WrongVersionError,
     stream_chunks,
 )
-from penstock.actors.policy.replicas.table import SILENT_S, ReplicaTable
+from penstock.actors.policy.replicas.table import SILENT_S, ReplicaTable, preferred
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.generation import NEWEST, Generate, pinned

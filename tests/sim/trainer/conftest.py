@@ -13,7 +13,7 @@ from tests.sim.trainer.sessions import session_events
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.waits import Waits
+from penstock.actors.runtime.host_context import Waits
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer

@@ -5,8 +5,8 @@ import pytest
 from tests.sim.trainer.test_trainer_run import ledger_of, replayed
 
 from penstock.actors.monitor.fold import RunFold
+from penstock.actors.trainer.actor import NewestEnds
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.infrastructure import NewestEnds
 from penstock.infra.commands.status import render
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError

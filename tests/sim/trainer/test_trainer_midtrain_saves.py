@@ -7,7 +7,7 @@ from tests.sim.trainer.conftest import FakeContext, Killed, MemoryStore, World, 
 
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
-from penstock.actors.trainer.midtraining.finished import FOLDER
+from penstock.actors.trainer.midtraining.phase import FOLDER
 from penstock.actors.trainer.midtraining.saves import NUM_KEPT, PREFIX, newest_save
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted

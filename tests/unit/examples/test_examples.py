@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.actors.judge.judges import make_judge
-from penstock.envs.harness.versions import tools_of
+from penstock.envs.harness.tools import tools_of
 from penstock.infra.run.config_file import load_config
 from penstock.messages.codec import encode
 from penstock.messages.reading.asyncapi import document

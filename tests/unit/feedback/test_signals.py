@@ -5,7 +5,7 @@ import pytest
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.join import FeedbackJoin
-from penstock.actors.feedback.signals import reward_of
+from penstock.actors.feedback.sessions import reward_of
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded
 from penstock.messages.rollout import StoredTurn, TurnSummary
 from penstock.messages.signals.declaration import by_name

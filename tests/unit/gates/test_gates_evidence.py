@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.gatekeeper.estimates import ArmEstimates
-from penstock.actors.gatekeeper.evidence import BettingTest, Differences, stakes
-from penstock.actors.gatekeeper.guards import weighted
+from penstock.actors.gatekeeper.experiment import ArmEstimates, fixed_sessions, users_needed
+from penstock.actors.gatekeeper.guards import BettingTest, Differences, stakes, weighted
 from penstock.actors.gatekeeper.offline import mcnemar
-from penstock.actors.gatekeeper.power import fixed_sessions, users_needed
 from penstock.messages.gates import Arm
 
 

@@ -11,7 +11,7 @@ from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.gateway.conversation import LiveRequest
-from penstock.gateway.exchange.prompt import messages_of
+from penstock.gateway.exchange.plan import messages_of
 from penstock.gateway.exchange.session_tokens import check_session, session_tokens
 from penstock.gateway.routes.chat import ChatBodyMessage, read_messages
 from penstock.infra.corpora.preferences import read_preferences

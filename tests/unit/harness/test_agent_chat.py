@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.infra.agent import workspace
+from penstock.infra.agent import chat
 from penstock.infra.agent.checkout import CheckoutBackend
 from penstock.infra.agent.display import Display
 from penstock.infra.agent.loop import Dialogue
@@ -149,8 +149,8 @@ def test_a_folder_is_copied_and_its_links_are_not_followed(tmp_path):
     secret.write_text("not yours")
     (mine / "a.py").write_text("x = 1\n")
     os.mkfifo(mine / "pipe")
-    with workspace.opened(mine, {}, in_place=False) as place:
-        comparison = workspace.Comparison(place)
+    with chat.opened(mine, {}, in_place=False) as place:
+        comparison = chat.Comparison(place)
         (place / "a.py").write_text("x = 2\n")
         (place / "b.py").symlink_to(secret)
         os.mkfifo(place / "trap")
@@ -162,13 +162,13 @@ def test_a_folder_is_copied_and_its_links_are_not_followed(tmp_path):
 
 def test_too_much_to_copy_is_refused_and_works_in_place(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("text")
-    monkeypatch.setattr(workspace, "BYTES_MAX", 3)
+    monkeypatch.setattr(chat, "BYTES_MAX", 3)
     with (
         pytest.raises(ConfigError, match="--in-place"),
-        workspace.opened(tmp_path, {}, in_place=False),
+        chat.opened(tmp_path, {}, in_place=False),
     ):
         pass
-    with workspace.opened(tmp_path, {}, in_place=True) as place:
+    with chat.opened(tmp_path, {}, in_place=True) as place:
         assert place == tmp_path
 
 
@@ -176,17 +176,17 @@ def test_the_history_of_a_repository_is_not_copied(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(b"history")
     (tmp_path / "a").write_text("text")
-    with workspace.opened(tmp_path, {}, in_place=False) as place:
+    with chat.opened(tmp_path, {}, in_place=False) as place:
         assert [path.name for path in place.iterdir()] == ["a"]
 
 
 def test_only_what_is_gone_is_shown_as_deleted(tmp_path):
     files = {"data.bin": b"\xff\0", "grown": b"x\n", "gone": b"y\n"}
-    with workspace.opened(None, files, in_place=False) as place:
-        comparison = workspace.Comparison(place)
+    with chat.opened(None, files, in_place=False) as place:
+        comparison = chat.Comparison(place)
         assert comparison.diff() == ""
         assert (place / "data.bin").read_bytes() == b"\xff\0"
-        (place / "grown").write_bytes(b"x" * (workspace.FILE_BYTES_MAX + 1))
+        (place / "grown").write_bytes(b"x" * (chat.FILE_BYTES_MAX + 1))
         (place / "gone").unlink()
         diff = comparison.diff()
     assert diff.splitlines()[:2] == ["--- gone", "+++ /dev/null"] and "--- grown" not in diff
@@ -196,7 +196,7 @@ def test_only_what_is_gone_is_shown_as_deleted(tmp_path):
 def test_a_task_s_files_stay_in_its_folder():
     with (
         pytest.raises(ConfigError, match=r"\.\./x: expected a path within"),
-        workspace.opened(None, {"../x": b""}, in_place=False),
+        chat.opened(None, {"../x": b""}, in_place=False),
     ):
         pass
 

@@ -8,14 +8,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock.envs.harness.versions import tool_schemas
+from penstock.envs.harness.tools import tool_schemas
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.agent.checkout import CheckoutBackend
 from penstock.infra.agent.endpoint import model_of_run, model_of_url
-from penstock.infra.agent.kept import Checkout, KeptError
 from penstock.infra.agent.loop import AgentReport, End
 from penstock.infra.agent.model import Model
-from penstock.infra.agent.outcome import exit_code, report_outcome, watched
+from penstock.infra.agent.outcome import Checkout, KeptError, exit_code, report_outcome, watched
 from penstock.infra.cli import main, make_parser
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError

@@ -4,8 +4,7 @@ import pytest
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import CALLS_MAX, Session
-from penstock.envs.harness.tools_v1 import TOOLS_1
-from penstock.envs.harness.versions import tool_schemas
+from penstock.envs.harness.tools import TOOLS_1, tool_schemas
 from penstock.envs.sandbox import SandboxDied, SandboxFileError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import ToolCall

@@ -4,8 +4,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.retrieval.chunks import LINES_MAX, cut
 from penstock.envs.harness.retrieval.embeddings import EmbeddingError, HttpEmbedder
+from penstock.envs.harness.retrieval.index import LINES_MAX, cut
 from penstock.envs.harness.retrieval.ranking import (
     WordIndex,
     cosine_scores,
@@ -18,9 +18,7 @@ from penstock.envs.harness.tool_calls import (
     InvalidCallError,
     checked_arguments,
 )
-from penstock.envs.harness.tools_v1 import TOOLS_1
-from penstock.envs.harness.tools_v2 import TOOLS_2
-from penstock.envs.harness.versions import tool_schemas
+from penstock.envs.harness.tools import TOOLS_1, TOOLS_2, tool_schemas
 
 DECLARED = {
     "text": Argument("t", bound_min=1, bound_max=5),

@@ -9,9 +9,8 @@ from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatMessage, Role
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
-from penstock.envs.harness.tools_v2 import TOOLS_2
-from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
-from penstock.gateway.exchange.prompt import messages_of, told_tools
+from penstock.envs.harness.tools import TOOLS_2, prompt_for, tool_schemas, tools_prompt
+from penstock.gateway.exchange.plan import messages_of, told_tools
 from penstock.gateway.routes.chat import read_chat
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split, Task

@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from penstock.infra.bus.jetstream.answers import ConnectionLostError
-from penstock.infra.bus.jetstream.window import PublishWindow
+from penstock.infra.bus.jetstream.connection import ConnectionLostError
+from penstock.infra.bus.jetstream.puller import PublishWindow
 
 
 class Connection:

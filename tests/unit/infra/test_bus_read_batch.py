@@ -7,10 +7,10 @@ from nats.aio.msg import Msg
 
 from penstock.infra.bus.claims import Claims
 from penstock.infra.bus.collector import collect_if_possible
-from penstock.infra.bus.jetstream import window
-from penstock.infra.bus.jetstream.answers import LOST
+from penstock.infra.bus.jetstream import puller
+from penstock.infra.bus.jetstream.connection import LOST
 from penstock.infra.bus.jetstream.log_reader import read_raw
-from penstock.infra.bus.jetstream.window import read_batch
+from penstock.infra.bus.jetstream.puller import read_batch
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Stream
 
@@ -53,7 +53,7 @@ def ended(status: str) -> Msg:
 
 
 async def test_a_stream_that_nobody_serves_is_not_empty(monkeypatch):
-    monkeypatch.setattr(window, "IDLE_S", 0.01)
+    monkeypatch.setattr(puller, "IDLE_S", 0.01)
     for answer in ([ended("503")], None):
         with pytest.raises(LOST):
             await read_batch(Connection(answer), "PS_TRAINING", ">", 1, 9)
@@ -62,7 +62,7 @@ async def test_a_stream_that_nobody_serves_is_not_empty(monkeypatch):
 
 async def test_a_log_is_read_to_its_end_through_an_outage(monkeypatch):
     """What is named there would be collected as unnamed, else."""
-    monkeypatch.setattr(window, "IDLE_S", 0.01)
+    monkeypatch.setattr(puller, "IDLE_S", 0.01)
     stored = [message(b"x", **STORED), ended("204")]
     connection = Connection([ended("503")], None, stored)
     claims = Claims(MemoryStore(), str)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgpack
 
 from penstock.infra.bus.jetstream.log_reader import RawMessage
-from penstock.infra.commands.log_lines import cat_log, plain_map
+from penstock.infra.commands.log import cat_log, plain_map
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected, RunFinished

@@ -15,7 +15,7 @@ from penstock.actors.judge.judges import make_judge
 from penstock.actors.trainer.config import LossConfig
 from penstock.actors.trainer.objective.losses import LossTokens, token_losses
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.versions import tools_of, tools_prompt
+from penstock.envs.harness.tools import tools_of, tools_prompt
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.infra.commands.log import imported_config
 from penstock.infra.quickstart.config import PrepareConfig

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.evaluator.estimates import mean_pass_at_k, pass_at_k
-from penstock.actors.evaluator.evaluation import EvalBook
+from penstock.actors.evaluator.evaluation import EvalBook, mean_pass_at_k, pass_at_k
 from penstock.actors.evaluator.schedule import EvalSetConfig, EvaluatorConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import EvalAnnounced, Outcome, Verdict

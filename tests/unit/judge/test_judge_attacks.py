@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.judge_service import JudgeService
 
-from penstock.infra.judge.attacks import MASTER_KEYS, attacks, bases
+from penstock.infra.judge.attack import MASTER_KEYS, attacks, bases
 from penstock.infra.judge.command import FOOLED, judge_command
 from penstock.messages.errors import ConfigError
 

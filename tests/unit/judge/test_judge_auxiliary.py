@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.actors.judge.auxiliary import auxiliary_scores, communication, style, todos
 from penstock.actors.judge.config import AuxiliaryConfig
+from penstock.actors.judge.judges import auxiliary_scores, communication, style, todos
 from penstock.actors.judge.submission import ChangedFile, Submission, says_something
 
 TO_DO, TO_FIX = "todo".upper(), "fixme".upper()

@@ -17,10 +17,8 @@ from penstock.actors.judge.rubric.contrast import (
 )
 from penstock.actors.judge.rubric.endpoint import Endpoint
 from penstock.actors.judge.submission import Submission
-from penstock.infra.judge.audit import GroupAuditor
-from penstock.infra.judge.audited_run import report
+from penstock.infra.judge.audit import GroupAuditor, planted_groups, report
 from penstock.infra.judge.command import judge_command
-from penstock.infra.judge.planted import planted_groups
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import CheatKind
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.judge.lengths import LengthMeter
+from penstock.actors.judge.judges import LengthMeter
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.token_kinds import TokenCounts, TokenKinds
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer

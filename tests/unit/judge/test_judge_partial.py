@@ -7,7 +7,7 @@ from tests.unit.judge.test_judge_compose import TASK, make_rollout
 
 from penstock.actors.judge.hidden_tests import settle, weigh
 from penstock.actors.judge.reward import Findings
-from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden, read_fraction
+from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.actors.generator import torch_engine
 from penstock.actors.generator.engine import TokenChunk
-from penstock.actors.generator.torch_engine import TorchEngine
-from penstock.actors.generator.worker import EngineWorker
+from penstock.actors.generator.torch_engine import EngineWorker, TorchEngine
 from penstock.actors.policy.config import PolicyConfig
 from penstock.messages.errors import DeadlineError
 from penstock.messages.task import Sampling

@@ -12,8 +12,7 @@ from tests.simt.shim import SIMT
 from penstock.kernels import ops
 from penstock.kernels.backend import KernelArgumentError, KernelUnavailableError
 from penstock.kernels.cuda.backend import CudaBackend
-from penstock.kernels.cuda.compiler import compile_cubin, find_nvcc
-from penstock.kernels.cuda.launch import launch_cuda
+from penstock.kernels.cuda.launch import compile_cubin, find_nvcc, launch_cuda
 from penstock.kernels.ops import Routing
 from penstock.messages.errors import PenstockError
 

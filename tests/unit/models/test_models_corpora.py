@@ -17,7 +17,7 @@ from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
-from penstock.infra.corpora import parquet as parquet_rows
+from penstock.infra.corpora import rows as parquet_rows
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
 from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.text import read_texts

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
-from penstock.envs.harness.versions import tool_schemas
-from penstock.gateway.exchange.prompt import messages_of, told_tools
+from penstock.envs.harness.tools import tool_schemas
+from penstock.gateway.exchange.plan import messages_of, told_tools
 from penstock.gateway.routes.chat import read_chat
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.stores.memory import MemoryStore

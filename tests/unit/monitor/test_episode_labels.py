@@ -16,7 +16,7 @@ from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.commands.label import add_label, read_value
 from penstock.infra.commands.show import read_filter, render_episode
-from penstock.infra.judge.labels import episode_labels
+from penstock.infra.judge.calibrate import episode_labels
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reading.trajectories import last_of

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from penstock.actors.monitor.actor import exposition
 from penstock.actors.monitor.behavior_views import (
     NUM_RECENT,
     NUM_WAITING_MAX,
@@ -20,7 +21,6 @@ from penstock.actors.monitor.behavior_views import (
     has_looked,
 )
 from penstock.actors.monitor.curves import NUM_POINTS_MAX
-from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import decode_state, encode_state
 from penstock.gateway.page.live_page import render_page

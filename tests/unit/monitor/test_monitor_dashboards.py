@@ -9,7 +9,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.monitor.story import report, story
 
-from penstock.actors.monitor.exposition import exposition
+from penstock.actors.monitor.actor import exposition
 from penstock.actors.monitor.fold import RunFold
 from penstock.messages.reward import Outcome
 from penstock.messages.telemetry import Wait

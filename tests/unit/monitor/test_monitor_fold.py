@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.actors.monitor.actor import exposition
 from penstock.actors.monitor.curves import append_thinned
-from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, decode_state, encode_state
 from penstock.messages.control import RunOpened

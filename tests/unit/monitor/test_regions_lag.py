@@ -1,8 +1,8 @@
 """How far each region is behind the trainer."""
 
-from penstock.actors.monitor.exposition import exposition
+from penstock.actors.monitor.actor import exposition
 from penstock.actors.monitor.fold import RunFold
-from penstock.actors.monitor.region_views import RegionView
+from penstock.actors.monitor.state import RegionView
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.weights import WeightsApplied

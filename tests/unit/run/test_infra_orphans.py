@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from penstock.infra.run import disk
-from penstock.infra.run.disk import DiskFullError, check_space
+from penstock.infra.run import runs
+from penstock.infra.run.runs import DiskFullError, check_space
 
 LAUNCHER = """
 import os, signal, subprocess, time
@@ -69,6 +69,6 @@ def test_adopted_children_are_reaped_when_they_have_ended():
 
 def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
     check_space(tmp_path)
-    monkeypatch.setattr(disk, "DISK_FREE_MIB_MIN", 1 << 40)
+    monkeypatch.setattr(runs, "DISK_FREE_MIB_MIN", 1 << 40)
     with pytest.raises(DiskFullError, match=f"{tmp_path}: .* --resume {tmp_path.name}"):
         check_space(tmp_path)

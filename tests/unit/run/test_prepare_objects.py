@@ -15,7 +15,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.tool_calls import ToolResult
-from penstock.envs.harness.versions import tools_prompt
+from penstock.envs.harness.tools import tools_prompt
 from penstock.envs.ladder.generate import LADDER, LadderSource, Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript

@@ -9,7 +9,7 @@ from tests.unit.run.test_prepare_objects import MemoryStore, run_config
 
 from penstock.actors.evaluator.schedule import EvalSetConfig, EvaluatorConfig
 from penstock.envs.ladder.generate import LadderSource, Selection
-from penstock.envs.tasks.harbor import write_harbor
+from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind

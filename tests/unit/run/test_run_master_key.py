@@ -4,8 +4,7 @@ import pytest
 from tests.e2e.launched import TINY
 
 from penstock.infra.run.hosts import check_remote
-from penstock.infra.run.runs import RunDir
-from penstock.infra.run.vault import master_key
+from penstock.infra.run.runs import RunDir, master_key
 from penstock.messages.errors import ConfigError
 
 REACH = f"""

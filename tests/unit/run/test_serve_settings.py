@@ -16,8 +16,7 @@ from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.config import RegionSection
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.infra.serve import command
-from penstock.infra.serve.command import CHECKPOINT_CONFIG
-from penstock.infra.serve.fitting import fit
+from penstock.infra.serve.command import CHECKPOINT_CONFIG, fit
 from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tables
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.envs.egress.http import requested_target
+from penstock.envs.egress.proxy import requested_target
 from penstock.envs.egress.rules import (
     EgressDeniedError,
     EgressRule,

@@ -6,9 +6,8 @@ import subprocess
 
 import pytest
 
-from penstock.envs.microvm.recipe.initramfs import pack_cpio
-from penstock.envs.microvm.recipe.qemu import LZ4_LEGACY, kernel_payload
-from penstock.envs.microvm.recipe.qemu_program import build_program
+from penstock.envs.microvm.recipe.image import pack_cpio
+from penstock.envs.microvm.recipe.qemu import LZ4_LEGACY, build_program, kernel_payload
 from penstock.envs.microvm.recipe.steps import BuildError, Steps
 
 

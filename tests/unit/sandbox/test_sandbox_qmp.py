@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from penstock.envs.microvm.qemu.qmp import Qmp, QmpError
+from penstock.envs.microvm.qemu.machine import Qmp, QmpError
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 
 DEVICES = b"the devices"

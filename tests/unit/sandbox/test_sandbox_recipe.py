@@ -11,9 +11,13 @@ from penstock.envs.backends import backends
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets, was_there
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
-from penstock.envs.microvm.recipe.debian_kernel import fetch_kernel, module_version
-from penstock.envs.microvm.recipe.initramfs import pack_initramfs
-from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
+from penstock.envs.microvm.recipe.image import pack_initramfs
+from penstock.envs.microvm.recipe.kernel import (
+    SourceUnavailable,
+    choose_source,
+    fetch_kernel,
+    module_version,
+)
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
 
 

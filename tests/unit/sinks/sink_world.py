@@ -9,7 +9,7 @@ from tests.unit.monitor.story import finished, step, story
 from penstock.actors.runtime.clock import SystemClock
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
-from penstock.infra.sinks import pump
+from penstock.infra.sinks import command
 from penstock.infra.sinks.rows import ROW_TYPES, Row, row_of
 from penstock.infra.sinks.sink import Sink, SinkSettings, open_sink
 from penstock.infra.stores.memory import MemoryStore
@@ -55,7 +55,7 @@ async def killed_after(bus: MemoryBus, sink: Sink, num_writes: int) -> None:
             raise KilledError  # A sink without a cursor.
         await write(rows, spans, after)
 
-    small = patch.object(pump, "BATCH", 4)
+    small = patch.object(command, "BATCH", 4)
     with small, patch.object(sink, "write", dying), pytest.raises(KilledError):
-        await pump.drain(bus, sink)
+        await command.drain(bus, sink)
     await sink.close()  # As the kernel closes its files; no sink records a batch here.

@@ -13,7 +13,7 @@ from tests.unit.sinks import wandb_file
 from tests.unit.sinks.otlp_receiver import OtlpReceiver
 from tests.unit.sinks.sink_world import killed_after, opened, rows_of, run_log
 
-from penstock.infra.sinks.pump import drain
+from penstock.infra.sinks.command import drain
 from penstock.infra.sinks.rows import Row
 from penstock.infra.sinks.sink import SINKS, SinkSettings, open_sink
 from penstock.infra.sinks.traces import spans_of

@@ -3,8 +3,8 @@
 import pytest
 import tomli_w
 
-from penstock.envs.tasks.harbor_folder import MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor
+from penstock.envs.tasks.harbor.folder import MalformedTaskError
+from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.messages.task import MachineNeeds
 
 WHOLE = {

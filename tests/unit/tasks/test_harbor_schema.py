@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.tasks.test_harbor_fields import REFUSED, REFUSED_STEP, STEP, WHOLE, WHOLE_STEPS
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
-from penstock.envs.tasks.harbor_fields import parse_fields
-from penstock.envs.tasks.harbor_schema import HarborFieldError
+from penstock.envs.tasks.harbor.fields import parse_fields
+from penstock.envs.tasks.harbor.schema import HarborFieldError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PYTHON = Path(__file__).parents[3] / ".venv-harbor" / "bin" / "python"

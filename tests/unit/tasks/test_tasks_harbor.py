@@ -7,9 +7,14 @@ import pytest
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.tasks.dockerfile import start_files
-from penstock.envs.tasks.harbor import UnwritableTaskError, folder_name, harbor_files, write_harbor
-from penstock.envs.tasks.harbor_folder import MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.folder import MalformedTaskError
+from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.write import (
+    UnwritableTaskError,
+    folder_name,
+    harbor_files,
+    write_harbor,
+)
 from penstock.envs.tasks.storage import task_objects
 from penstock.infra.tasks.actions import tasks_page, write_set
 from penstock.messages.task import MachineNeeds, Split, TaskStep

@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from penstock.actors.trainer.batching.batcher import Batcher
-from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
+from penstock.actors.trainer.batching.batcher import (
+    BatchCandidate,
+    Batcher,
+    Room,
+    earliest,
+    must_wait_for,
+)
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.reward import Outcome, Verdict

@@ -16,8 +16,7 @@ from penstock.actors.trainer.midtraining.corpus import (
     encode_corpus,
     segments,
 )
-from penstock.actors.trainer.midtraining.midtrain import Midtrainer, rate
-from penstock.actors.trainer.midtraining.packing import even_parts, packed_runs
+from penstock.actors.trainer.midtraining.midtrain import Midtrainer, even_parts, packed_runs, rate
 from penstock.messages.errors import CorruptDataError
 
 POLICY = PolicyConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.actors.policy.device import fix_threads
-from penstock.actors.trainer.gradients import accumulate, run_all
+from penstock.actors.trainer.learner import accumulate, run_all
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig
-from penstock.actors.trainer.gradients import Pass
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, Pass
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy, load_policy
 from penstock.actors.trainer.ranks.hf.tensors import (
     held_runs,

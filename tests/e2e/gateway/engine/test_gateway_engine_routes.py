@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.config import PolicyConfig

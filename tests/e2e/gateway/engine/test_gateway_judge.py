@@ -5,8 +5,8 @@ import pytest
 from tests.judge_service import make_rubric
 
 from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.judge.rubric.config import CriterionConfig, RubricConfig
 from penstock.actors.judge.rubric.endpoint import Endpoint

@@ -24,8 +24,8 @@ from penstock.actors.monitor.episodes.reading import EpisodeReader
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.envs.tasks.grading import TaskUnfitError
 from penstock.envs.tasks.storage import GradedTask
-from penstock.infra.judge.audited_run import groups_in
-from penstock.infra.judge.labels import episode_labels
+from penstock.infra.judge.audit import groups_in
+from penstock.infra.judge.calibrate import episode_labels
 from penstock.messages.episode import SetUpRecorded
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.reward import CheatKind, Outcome, Verdict
