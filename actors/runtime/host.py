@@ -25,6 +25,7 @@ from penstock.actors.runtime.consumer import Consumer
 from penstock.actors.runtime.event_dispatcher import EventDispatcher
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.runtime.in_progress import InProgress, request_item
+from penstock.actors.runtime.log_context import enter_actor
 from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, ObjectStore, Serve
@@ -119,8 +120,11 @@ class ActorHost:
                 settled is delivered again.
 
         """
+        enter_actor(self._name)
+        log.info("starting, incarnation %s, process %d", self._incarnation, os.getpid())
         try:
             await self._live(stop)
+            log.info("stopped after %d events", self._dispatcher.num_handled)
         except Exception as error:
             log.exception("%s failed", self._name)
             await self._announce(self._failure(error))
@@ -141,8 +145,10 @@ class ActorHost:
         async with self._serving():
             self._start_loops()
             self._phase = ""
+            log.info("ready after %.1f s", self._clock.monotonic() - self._started_at)
             await self._until(stop)
             self._phase = "stopping"
+            log.info("stopping, %d events in progress", len(self._consumer))
             await self._rest()
             await self._dispatcher.apply(self._actor.stop(self._ctx))
             await self._record_used()

@@ -5,6 +5,7 @@ The waits in progress of one actor: its edges of the wait-for graph.
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import itertools
 import random
@@ -245,7 +246,9 @@ class HostContext:
         bound = asyncio.timeout(OFFLOAD_S_MAX)
         try:
             async with bound:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                # A thread starts without the task's context: log lines would lose their actor.
+                run = contextvars.copy_context().run
+                return await asyncio.get_running_loop().run_in_executor(self._thread, run, work)
         except TimeoutError as error:
             if not bound.expired():
                 raise

@@ -1,32 +1,16 @@
-"""Objects in a JetStream bucket, over core NATS, in the layout of the NATS object store.
-
-It replaces nats-py's own client of that layout, which requests chunk after chunk: here one request
-brings many chunks, and chunks are sent ahead of their acknowledgements. `penstock bench bus`
-compares both (24 MB objects on loopback, alternating): get 99 to 214 MB/s against 12 to 24; put is
-about equal where a round trip costs nothing, and was 28 against 14 MB/s on a loaded machine. Puts
-are also conditional: an object is never overwritten. To add an operation: a method of
-`JetStreamStore`, and a check in the stores' contract suite.
-
-Objects in a JetStream bucket, over core NATS, in the layout of the NATS object store.
-
-It replaces nats-py's own client of that layout, which requests chunk after chunk: here one request
-brings many chunks, and chunks are sent ahead of their acknowledgements. `penstock bench bus`
-compares both (24 MB objects on loopback, alternating): get 99 to 214 MB/s against 12 to 24; put is
-about equal where a round trip costs nothing, and was 28 against 14 MB/s on a loaded machine. Puts
-are also conditional: an object is never overwritten. To add an operation: a method of
-`JetStreamStore`, and a check in the stores' contract suite.
-
-What a JetStream bucket says of one object: the JSON of the NATS object store.
-
-Objects in a JetStream bucket, with a window of chunks in flight in both directions.
+"""Objects in a JetStream bucket over core NATS, in the layout of the NATS object store.
 
 ```
  stream OBJ_<bucket>     $O.<bucket>.C.<id>      the chunks of one object, in order
-                         $O.<bucket>.M.<name>    what it is, in JSON; written last, once
+                         $O.<bucket>.M.<name>    its description in JSON; written last, once
 ```
-The layout is that of the NATS object store, so that other clients read it. Theirs waits for every
-chunk's acknowledgement before the next; here many are in flight, and one request brings many.
-The bytes of a small object are in its description, too, so that one round trip brings them.
+It replaces nats-py's own client of that layout, which requests chunk after chunk: here one request
+brings many chunks, and chunks are sent ahead of their acknowledgements, with a window in both
+directions. `penstock bench bus` compares the two (24 MB objects on loopback, alternating): get 99
+to 214 MB/s against 12 to 24; put is about equal where a round trip costs nothing, and was 28
+against 14 MB/s on a loaded machine. Puts are conditional: an object is never overwritten. The
+description of a small object carries its bytes, so one round trip brings both. To add an operation:
+a method of `JetStreamStore`, and a check in the stores' contract suite.
 """
 
 import asyncio

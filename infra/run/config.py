@@ -3,7 +3,7 @@
 Imports no torch, so that a wrong key is refused at once.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -29,6 +29,9 @@ from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import MachineNeeds, Purpose
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run itself."""
@@ -39,6 +42,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restart_period_s: PositiveFloat = 300.0
     wall_s_max: PositiveFloat = 3600.0
     """A run that takes longer is stopped in order, and fails."""
+    log_level: LogLevel = "info"
+    """Least severe lines in the logs of its processes."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` (an object per line) for log collectors."""
 
 
 class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

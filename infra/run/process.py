@@ -17,6 +17,7 @@ from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.health import health_server
+from penstock.infra.logs import configure_logs
 from penstock.infra.run.charges import ExitCode
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
@@ -151,6 +152,7 @@ def actor_command(arguments: argparse.Namespace) -> int:
         run = asyncio.run(join_run(arguments.run, arguments.runs_dir, file, wait_s=START_S_MAX))
         check_remote(run, arguments.roles)
     config = load_config(run.config_in_use)
+    configure_logs(config.run.log_level, config.run.log_format)
     where = run.access() or _embedded(run, arguments.roles)
     in_progress = InProgress(Path(arguments.in_progress) if arguments.in_progress else None)
     is_apart = file is not None

@@ -29,7 +29,8 @@ _REFERENCE = re.compile(r"^[a-z_]+\.[a-z_.]+:(\w+)$")
 # File pattern, name pattern, reason.
 ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("*", "on_*", "handlers of events, found by their name (actors/runtime)"),
-    ("*", "exc_info", "`__exit__` and its kind must take it"),
+    ("infra/logs.py", "converter", "an attribute of logging.Formatter, like the ones below"),
+    ("infra/logs.py", "default_*_format", "of a Formatter"),
     ("infra/bench/*.py", "bench_*", "found by its name (infra/bench/command.py)"),
     ("actors/runtime/event_dispatcher.py", "__call__", "the Protocol of a handler"),
     ("messages/reading/trajectories.py", "__call__", "the Protocol of a reader"),

@@ -1,0 +1,69 @@
+"""Log lines of a process: format, level, and the actor they come from."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from penstock.actors.runtime.log_context import enter_actor
+from penstock.infra.logs import configure_logs
+
+log = logging.getLogger("penstock.test")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger():
+    """Give the root logger back what pytest had installed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture
+def written(capsys):
+    def read() -> list[str]:
+        return capsys.readouterr().err.splitlines()
+
+    return read
+
+
+async def test_each_actor_of_a_process_signs_its_lines(written):
+    configure_logs("info", "text")
+
+    async def run(actor: str) -> None:
+        enter_actor(actor)
+        await asyncio.create_task(speak())
+
+    async def speak() -> None:
+        await asyncio.sleep(0)
+        log.info("ready")
+
+    await asyncio.gather(run("trainer"), run("pacer"))
+    log.info("outside")
+    lines = [line.split(maxsplit=3)[1:] for line in written()]
+    assert lines == [
+        ["INFO", "trainer", "penstock.test: ready"],
+        ["INFO", "pacer", "penstock.test: ready"],
+        ["INFO", "-", "penstock.test: outside"],
+    ]
+
+
+def test_json_has_one_object_per_line_with_the_traceback_inside(written):
+    configure_logs("info", "json")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("step %d failed", 3)
+    [line] = map(json.loads, written())
+    assert (line["level"], line["actor"], line["message"]) == ("error", "-", "step 3 failed")
+    assert line["traceback"].endswith("ValueError: two\nlines")
+
+
+def test_what_is_below_the_level_is_not_written(written):
+    configure_logs("warning", "text")
+    log.info("no")
+    log.warning("yes")
+    [line] = written()
+    assert line.endswith("penstock.test: yes")
