@@ -2,7 +2,7 @@
 
 import argparse
 
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
+from penstock.actors.relay.core.catalog import NOTHING, Catalog
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus, ObjectStore

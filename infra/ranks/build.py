@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock.actors.policy.snapshot import SnapshotPublisher
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.multi_rank_publisher import (
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.multi_rank_publisher import (
     MultiRankPublisher,
     RankUploads,
     ShardsPublisher,
 )
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.rank_actor import upload_service
-from penstock.actors.sync_relay.publish.shard_uploader import HeldShardUploader
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.publish.rank_actor import upload_service
+from penstock.actors.relay.publish.shard_uploader import HeldShardUploader
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.engines.protocol import TrainingEngine
 from penstock.actors.trainer.ranks.actor import TrainingRank

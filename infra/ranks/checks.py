@@ -1,6 +1,6 @@
 """Checks of the processes of ranks: those that train, and those that publish beside one trainer."""
 
-from penstock.actors.sync_relay.core.config import publisher_ranks
+from penstock.actors.relay.core.config import publisher_ranks
 from penstock.infra.run.config import RunConfig
 from penstock.messages.errors import ConfigError
 

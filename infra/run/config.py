@@ -16,7 +16,7 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.actors.sync_relay.core.config import WeightsConfig
+from penstock.actors.relay.core.config import WeightsConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.sync_relay.core.config import publisher_ranks
+from penstock.actors.relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends

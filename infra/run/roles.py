@@ -109,7 +109,7 @@ async def _training_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor
 
 
 async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.publish.rank_actor import RankActor
+    from penstock.actors.relay.publish.rank_actor import RankActor
 
     num_ranks = assembly.config.weights.num_publisher_ranks
     if rank not in map(str, range(num_ranks)) or num_ranks == 1:
@@ -123,7 +123,7 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a generator and the receiver of its weights: one engine, one process."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.generator.lag import Lag
-    from penstock.actors.sync_relay.replica.receiver import HeldVersion, Receiver
+    from penstock.actors.relay.replica.receiver import HeldVersion, Receiver
     from penstock.infra.models.engine import start_engine
 
     config = assembly.config
@@ -145,7 +145,7 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
 
 
 async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.region.relay import Relay
+    from penstock.actors.relay.region.relay import Relay
 
     relay = Relay(
         region,
@@ -157,7 +157,7 @@ async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.region.compactor import Compactor
+    from penstock.actors.relay.region.compactor import Compactor
 
     trainer = assembly.config.trainer
     since_checkpoint = trainer.checkpoint_steps * (trainer.checkpoints_kept + 1)

@@ -47,7 +47,7 @@ def delta_apply(
 ) -> None:
     """Overwrite flat weights [N] at positions int32 [C] with values [C], in place.
 
-    The staged update of `actors/sync_relay`: positions and values are already decoded and verified;
+    The staged update of `actors/relay`: positions and values are already decoded and verified;
     this is all that happens while generation is paused. Twice does no harm.
 
     Raises:

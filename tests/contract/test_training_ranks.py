@@ -15,8 +15,8 @@ from tests.sealed import open_vault
 from tests.sim.trainer.conftest import World, small_config
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.history import read_back
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.checkpoint import newest_checkpoint, read_head
 from penstock.actors.trainer.engines.config import RanksConfig

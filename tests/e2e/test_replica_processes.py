@@ -16,8 +16,8 @@ from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.infra.run.command import fill_shape
 from penstock.infra.run.config_file import apply_overrides, load_config
 from penstock.infra.run.launcher import event_server

@@ -23,8 +23,8 @@ from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.vault import Vault
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import (
     EpochConfig,

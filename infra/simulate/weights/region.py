@@ -6,8 +6,8 @@ from functools import partial
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.catalog import Catalog, Rates
-from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.relay.core.catalog import Catalog, Rates
+from penstock.actors.relay.region.relay import Relay
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.regions.shaping import Bandwidth

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.core.leases import leased_path
+from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.relay.core.leases import leased_path
 from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedStore

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.catalog import NOTHING
-from penstock.actors.sync_relay.region.compactor import Compactor
+from penstock.actors.relay.core.catalog import NOTHING
+from penstock.actors.relay.region.compactor import Compactor
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.weights.merger import SizedMerger
 from penstock.infra.simulate.weights.region import QuietBus, Region

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.objects import (
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.objects import (
     EncodedObject,
     ManifestHeader,
     ShardInput,
     encode_shard,
 )
-from penstock.actors.sync_relay.publish.rank_attempt import Verification
-from penstock.actors.sync_relay.publish.spans import Layout, Span
-from penstock.actors.sync_relay.publish.verifier import SpanDecoder, Undo
+from penstock.actors.relay.publish.rank_attempt import Verification
+from penstock.actors.relay.publish.spans import Layout, Span
+from penstock.actors.relay.publish.verifier import SpanDecoder, Undo
 from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedBytes

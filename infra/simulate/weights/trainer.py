@@ -2,11 +2,11 @@
 
 import asyncio
 
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
-from penstock.actors.sync_relay.publish.rank_committer import Committer
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_committer import Committer
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import GBIT, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore

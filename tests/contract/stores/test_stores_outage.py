@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from tests.s3_server import serving_bucket
 
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.version_head import NO_HEAD, read_head
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.core.version_head import NO_HEAD, read_head
 from penstock.infra.stores import s3
 from penstock.infra.stores.s3 import S3Store
 from penstock.messages.errors import StoreUnreachableError

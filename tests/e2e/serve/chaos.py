@@ -21,8 +21,8 @@ from pathlib import Path
 import openai
 
 from penstock.actors.policy.checkpoint import load_published
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.history import read_back
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import train_step
 from penstock.infra.run.config_file import load_config

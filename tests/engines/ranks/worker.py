@@ -27,13 +27,13 @@ from torch.distributed.tensor import DTensor
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
-from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.rank_committer import Committer
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.shard_uploader import shards_of_runs
-from penstock.actors.sync_relay.publish.spans import cut_spans
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.core.flat_snapshot import tensor_table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.rank_committer import Committer
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.shard_uploader import shards_of_runs
+from penstock.actors.relay.publish.spans import cut_spans
+from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.actors.trainer.checkpoint import (
     Ranks,
     load_checkpoint,

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tests.sim.sync.runs import find_runs
 
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import PenstockError

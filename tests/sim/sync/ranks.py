@@ -8,14 +8,14 @@ from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.runs import find_runs
 from tests.sim.sync.world import FakeContext
 
-from penstock.actors.sync_relay.core.catalog import Catalog
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.rank_committer import Committer
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.spans import cut_spans
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
-from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
+from penstock.actors.relay.core.catalog import Catalog
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.rank_committer import Committer
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.spans import cut_spans
+from penstock.actors.relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.replica.weight_replica import WeightReplica
 
 NUM_RANKS = 3
 

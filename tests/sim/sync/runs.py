@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.flat_snapshot import Table
+from penstock.actors.relay.core.flat_snapshot import Table
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent
 

@@ -21,8 +21,8 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer

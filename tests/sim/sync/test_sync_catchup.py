@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import Adam, FakeEngine, World
 
-from penstock.actors.sync_relay.core.catalog import (
+from penstock.actors.relay.core.catalog import (
     NOTHING,
     Catalog,
     Rates,
     num_bytes,
     shortest_update_path,
 )
-from penstock.actors.sync_relay.region.compactor import Compactor
-from penstock.actors.sync_relay.region.retention import MERGE_SPANS
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.region.compactor import Compactor
+from penstock.actors.relay.region.retention import MERGE_SPANS
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

@@ -12,10 +12,10 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.task import Sampling

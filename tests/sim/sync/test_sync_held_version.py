@@ -3,10 +3,10 @@
 import pytest
 from tests.sim.sync.world import FakeEngine, World
 
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.core.pins import Pins
-from penstock.actors.sync_relay.region.retention import FULL_EVERY
-from penstock.actors.sync_relay.replica.receiver import HeldVersion, Receiver
+from penstock.actors.relay.core.catalog import NOTHING, Catalog
+from penstock.actors.relay.core.pins import Pins
+from penstock.actors.relay.region.retention import FULL_EVERY
+from penstock.actors.relay.replica.receiver import HeldVersion, Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import ChannelMoved

@@ -13,10 +13,10 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, load_published
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import NUM_DIFFERING_MAX, check_probe, probe_policy
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import QuarantinedError, Receiver
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import QuarantinedError, Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.task import Sampling

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, manifest_in
 
-from penstock.actors.sync_relay.core.store_io import DamagedStoreError
-from penstock.actors.sync_relay.replica.receiver import QuarantinedError, Receiver
+from penstock.actors.relay.core.store_io import DamagedStoreError
+from penstock.actors.relay.replica.receiver import QuarantinedError, Receiver
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import (

@@ -10,10 +10,10 @@ import pytest
 from tests.sim.sync.rank_process import weights
 from tests.sim.sync.test_sync_publisher_ranks import Ranks, prepare, publisher
 
-from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
-from penstock.actors.sync_relay.core.version_head import StaleTokenError
-from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
-from penstock.actors.sync_relay.publish.handover import Handover
+from penstock.actors.relay.core.flat_snapshot import tensor_table
+from penstock.actors.relay.core.version_head import StaleTokenError
+from penstock.actors.relay.publish import multi_rank_publisher, rank_actor
+from penstock.actors.relay.publish.handover import Handover
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import DeadlineError
@@ -123,8 +123,8 @@ def test_a_token_takes_the_place_of_older_ones_and_leaves_newer_ones_alone(tmp_p
 WRITE = """
 import numpy as np
 from pathlib import Path
-from penstock.actors.sync_relay.publish.handover import Handover
-from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
+from penstock.actors.relay.publish.handover import Handover
+from penstock.actors.relay.core.flat_snapshot import tensor_table
 tensors = {"a": np.ones(1 << 20, np.uint16)}
 try:
     Handover(Path("."), 1, tensor_table(tensors)).write(tensors)

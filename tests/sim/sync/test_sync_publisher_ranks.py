@@ -9,16 +9,16 @@ from tests.e2e.launched import TINY
 from tests.sim.sync.rank_process import weights
 from tests.sim.sync.world import FakeContext
 
-from penstock.actors.sync_relay.core.config import WeightsConfig
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, tensor_table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
-from penstock.actors.sync_relay.publish.handover import Handover
-from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.multi_rank_publisher import MultiRankPublisher, RankUploads
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.rank_actor import RankActor, upload_service
-from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.core.config import WeightsConfig
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, tensor_table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish import multi_rank_publisher, rank_actor
+from penstock.actors.relay.publish.handover import Handover
+from penstock.actors.relay.publish.history import read_back
+from penstock.actors.relay.publish.multi_rank_publisher import MultiRankPublisher, RankUploads
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.publish.rank_actor import RankActor, upload_service
+from penstock.actors.relay.publish.spans import assign_shards, cut_spans
 from penstock.infra.run.config_file import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest

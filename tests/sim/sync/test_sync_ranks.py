@@ -20,17 +20,17 @@ from tests.sim.sync.ranks import (
 from tests.sim.sync.runs import find_runs
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
-from penstock.actors.sync_relay.core import store_io
-from penstock.actors.sync_relay.core.digests import add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import cut
-from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO
-from penstock.actors.sync_relay.core.version_head import StaleTokenError, read_head
-from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.rank_attempt import attempt_prefix
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.core import store_io
+from penstock.actors.relay.core.digests import add_to_digest
+from penstock.actors.relay.core.flat_snapshot import cut
+from penstock.actors.relay.core.store_io import DamagedStoreError, StoreIO
+from penstock.actors.relay.core.version_head import StaleTokenError, read_head
+from penstock.actors.relay.publish.history import read_back
+from penstock.actors.relay.publish.rank_attempt import attempt_prefix
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import FakeEngine, World
 
-from penstock.actors.sync_relay.core.digests import TILE_ELEMENTS, decode_table, make_table
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.core.digests import TILE_ELEMENTS, decode_table, make_table
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError

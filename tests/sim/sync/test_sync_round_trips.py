@@ -6,9 +6,9 @@ import msgspec
 from tests.sim.sync.world import FakeContext, World
 
 from penstock.actors.runtime.clock import run_virtual
-from penstock.actors.sync_relay.core.version_head import NO_HEAD, read_head, read_head_after
-from penstock.actors.sync_relay.region.compactor import Compactor
-from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.relay.core.version_head import NO_HEAD, read_head, read_head_after
+from penstock.actors.relay.region.compactor import Compactor
+from penstock.actors.relay.region.relay import Relay
 from penstock.infra.stores.memory import MemoryStore
 
 

@@ -10,16 +10,16 @@ from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, tensor_table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.version_head import StaleTokenError
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.rank_committer import Committer
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, tensor_table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.core.version_head import StaleTokenError
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.publish.rank_committer import Committer
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore

@@ -4,10 +4,10 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.region.relay import Relay
-from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import (
     CorruptDataError,

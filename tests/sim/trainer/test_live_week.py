@@ -17,8 +17,8 @@ from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import EpochConfig, LiveConfig
 from penstock.actors.trainer.engines.local import LocalEngine

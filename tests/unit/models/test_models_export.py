@@ -20,9 +20,9 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import ModelFormatError, config_json
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.history import delta_folder
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.history import delta_folder
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.infra.cli import main
 from penstock.infra.export.folder import write_model
 from penstock.infra.export.tokenizer_files import TokenizerFiles

@@ -13,8 +13,8 @@ from penstock.actors.policy.hf.config import ModelFormatError, read_hf_config
 from penstock.actors.policy.hf.stored import TOKENIZER_KEY
 from penstock.actors.policy.hf.weights import find_weights, stored_shapes
 from penstock.actors.policy.tokenizer import train_tokenizer
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.infra.stores.directory import DirectoryStore
 
 transformers = pytest.importorskip("transformers")

@@ -8,10 +8,10 @@ import torch
 
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
-from penstock.actors.sync_relay.core.objects import representation
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.relay.core.objects import representation
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.history import read_back
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels import delta
 from penstock.kernels.digest import root_digest

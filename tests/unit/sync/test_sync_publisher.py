@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import FakeContext, manifest_in
 
-from penstock.actors.sync_relay.core.catalog import Catalog
-from penstock.actors.sync_relay.core.digests import add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import (
+from penstock.actors.relay.core.catalog import Catalog
+from penstock.actors.relay.core.digests import add_to_digest
+from penstock.actors.relay.core.flat_snapshot import (
     SHARD_ELEMENTS_MAX,
     FlatSnapshot,
     cut,
     tensor_table,
 )
-from penstock.actors.sync_relay.core.objects import manifest_key
-from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
-from penstock.actors.sync_relay.core.version_head import StaleTokenError, read_head
-from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
+from penstock.actors.relay.core.objects import manifest_key
+from penstock.actors.relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
+from penstock.actors.relay.core.version_head import StaleTokenError, read_head
+from penstock.actors.relay.publish.history import read_back
+from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.relay.replica.weight_replica import WeightReplica
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest, run_element_sum

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.actors.sync_relay.core.leases import leased, leased_versions
-from penstock.actors.sync_relay.region.retention import (
+from penstock.actors.relay.core.leases import leased, leased_versions
+from penstock.actors.relay.region.retention import (
     NUM_FULL_KEPT,
     UpdateEdge,
     due,

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from penstock.actors.policy.snapshot import Snapshot
-from penstock.actors.sync_relay.core.digests import DigestTable, make_table
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, Table, cut, dtype_at
-from penstock.actors.sync_relay.core.objects import (
+from penstock.actors.relay.core.digests import DigestTable, make_table
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, Table, cut, dtype_at
+from penstock.actors.relay.core.objects import (
     EncodedObject,
     ManifestHeader,
     ShardInput,
@@ -25,8 +25,8 @@ from penstock.actors.sync_relay.core.objects import (
     encode_tables,
     make_manifest,
 )
-from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
-from penstock.actors.sync_relay.publish.history import History, check_same, read_back
+from penstock.actors.relay.core.store_io import StoreIO, gather_bounded
+from penstock.actors.relay.publish.history import History, check_same, read_back
 from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 
 Encode = Callable[[ManifestHeader, ShardInput], Awaitable[EncodedObject]]

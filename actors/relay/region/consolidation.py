@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.core.catalog import Catalog
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, cut
-from penstock.actors.sync_relay.core.leases import leased_versions
-from penstock.actors.sync_relay.core.objects import PREFIX, ManifestHeader, is_manifest
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.publisher import store_version
-from penstock.actors.sync_relay.region.retention import (
+from penstock.actors.relay.core.catalog import Catalog
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, cut
+from penstock.actors.relay.core.leases import leased_versions
+from penstock.actors.relay.core.objects import PREFIX, ManifestHeader, is_manifest
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import store_version
+from penstock.actors.relay.region.retention import (
     MERGE_EVERY,
     UpdateEdge,
     due,
@@ -23,7 +23,7 @@ from penstock.actors.sync_relay.region.retention import (
     floor,
     is_kept,
 )
-from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
+from penstock.actors.relay.replica.weight_replica import WeightReplica
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

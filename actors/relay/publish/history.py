@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.objects import (
+from penstock.actors.relay.core.catalog import NOTHING, Catalog
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.objects import (
     MANIFEST,
     TABLE_CODEC,
     EncodedObject,
@@ -25,13 +25,13 @@ from penstock.actors.sync_relay.core.objects import (
     folder_key,
     manifest_key,
 )
-from penstock.actors.sync_relay.core.store_io import (
+from penstock.actors.relay.core.store_io import (
     DamagedStoreError,
     StoreIO,
     for_each_shard,
     read_manifest,
 )
-from penstock.actors.sync_relay.core.version_head import FencedHead, HeadSlot
+from penstock.actors.relay.core.version_head import FencedHead, HeadSlot
 from penstock.kernels import delta
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError

@@ -7,13 +7,13 @@ and the element digest of the version before.
 from collections.abc import Sequence
 from itertools import repeat
 
-from penstock.actors.sync_relay.core.digests import DigestTable, add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import Table, table_digest
-from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader
-from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
-from penstock.actors.sync_relay.publish.history import History, check_same, read_committed
-from penstock.actors.sync_relay.publish.publisher import seal_version
-from penstock.actors.sync_relay.publish.rank_attempt import (
+from penstock.actors.relay.core.digests import DigestTable, add_to_digest
+from penstock.actors.relay.core.flat_snapshot import Table, table_digest
+from penstock.actors.relay.core.objects import EncodedObject, ManifestHeader
+from penstock.actors.relay.core.store_io import StoreIO, gather_bounded
+from penstock.actors.relay.publish.history import History, check_same, read_committed
+from penstock.actors.relay.publish.publisher import seal_version
+from penstock.actors.relay.publish.rank_attempt import (
     RankUpload,
     StagedManifest,
     Verification,
@@ -25,7 +25,7 @@ from penstock.actors.sync_relay.publish.rank_attempt import (
     staged_key,
     verified_key,
 )
-from penstock.actors.sync_relay.publish.spans import Span, check_cover
+from penstock.actors.relay.publish.spans import Span, check_cover
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import WeightsPublished
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from penstock.actors.sync_relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table, cut
+from penstock.actors.relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table, cut
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
 

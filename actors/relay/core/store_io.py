@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from penstock.actors.sync_relay.core.objects import manifest_key, manifest_key_of
+from penstock.actors.relay.core.objects import manifest_key, manifest_key_of
 from penstock.messages import codec
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import (

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.flat_snapshot import Table, dtype_at, table_digest
-from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader, ShardInput
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.version_head import HeadSlot, StaleTokenError, read_head
-from penstock.actors.sync_relay.publish.history import read_back_part, was_committed
-from penstock.actors.sync_relay.publish.publisher import Encode, store_shards
-from penstock.actors.sync_relay.publish.rank_attempt import RankUpload, attempt_prefix, put_marker
+from penstock.actors.relay.core.flat_snapshot import Table, dtype_at, table_digest
+from penstock.actors.relay.core.objects import EncodedObject, ManifestHeader, ShardInput
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.core.version_head import HeadSlot, StaleTokenError, read_head
+from penstock.actors.relay.publish.history import read_back_part, was_committed
+from penstock.actors.relay.publish.publisher import Encode, store_shards
+from penstock.actors.relay.publish.rank_attempt import RankUpload, attempt_prefix, put_marker
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind
 

@@ -16,7 +16,7 @@ snapshot at the floor.
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from penstock.actors.sync_relay.core.catalog import NOTHING
+from penstock.actors.relay.core.catalog import NOTHING
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
 MERGE_SPANS = (8, 32, 64)

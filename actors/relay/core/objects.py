@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import (
+from penstock.actors.relay.core.digests import SUM_MODULUS, DigestTable, add_to_digest
+from penstock.actors.relay.core.flat_snapshot import (
     FlatSnapshot,
     Table,
     flat_places,

@@ -12,9 +12,9 @@ from itertools import count
 
 import msgspec
 
-from penstock.actors.sync_relay.core.objects import PREFIX, is_manifest, manifest_key
-from penstock.actors.sync_relay.core.store_io import gather_bounded, read_manifest
-from penstock.actors.sync_relay.core.version_head import read_head
+from penstock.actors.relay.core.objects import PREFIX, is_manifest, manifest_key
+from penstock.actors.relay.core.store_io import gather_bounded, read_manifest
+from penstock.actors.relay.core.version_head import read_head
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 
 from penstock.actors.policy.snapshot import Snapshot
-from penstock.actors.sync_relay.core.flat_snapshot import Table, tensor_table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.handover import Handover
-from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
-from penstock.actors.sync_relay.publish.rank_committer import Committer
-from penstock.actors.sync_relay.publish.spans import cut_spans
+from penstock.actors.relay.core.flat_snapshot import Table, tensor_table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.handover import Handover
+from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_committer import Committer
+from penstock.actors.relay.publish.spans import cut_spans
 from penstock.messages.base import Message
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, DeadlineError

@@ -15,10 +15,10 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, join_tables
-from penstock.actors.sync_relay.core.objects import EncodedObject
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.history import delta_folder
+from penstock.actors.relay.core.digests import SUM_MODULUS, DigestTable, join_tables
+from penstock.actors.relay.core.objects import EncodedObject
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.history import delta_folder
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.parsing import parse_msgpack
 

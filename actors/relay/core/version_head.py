@@ -16,8 +16,8 @@ import secrets
 
 import msgspec
 
-from penstock.actors.sync_relay.core.objects import PREFIX, manifest_key
-from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.relay.core.objects import PREFIX, manifest_key
+from penstock.actors.relay.core.store_io import StoreIO
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
 from penstock.messages.reading.parsing import parse_msgpack

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.catalog import NOTHING
-from penstock.actors.sync_relay.core.digests import DigestTable, make_table
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.objects import EncodedObject
-from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
-from penstock.actors.sync_relay.core.version_head import read_head
-from penstock.actors.sync_relay.publish.history import read_back_part, was_committed
-from penstock.actors.sync_relay.publish.rank_attempt import (
+from penstock.actors.relay.core.catalog import NOTHING
+from penstock.actors.relay.core.digests import DigestTable, make_table
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.objects import EncodedObject
+from penstock.actors.relay.core.store_io import StoreIO, for_each_shard
+from penstock.actors.relay.core.version_head import read_head
+from penstock.actors.relay.publish.history import read_back_part, was_committed
+from penstock.actors.relay.publish.rank_attempt import (
     StagedManifest,
     Verification,
     await_keys,
@@ -30,7 +30,7 @@ from penstock.actors.sync_relay.publish.rank_attempt import (
     staged_prefix,
     verified_key,
 )
-from penstock.actors.sync_relay.publish.spans import Span
+from penstock.actors.relay.publish.spans import Span
 from penstock.kernels import delta
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import run_element_sum

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import numpy as np
 
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.core.digests import DigestTable, tile_bytes
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.digests import DigestTable, tile_bytes
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.messages.base import Message
 from penstock.messages.errors import (
     BusError,

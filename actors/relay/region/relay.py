@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.leases import leased_path
-from penstock.actors.sync_relay.core.pins import Pins
-from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
-from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
-from penstock.actors.sync_relay.core.version_head import NO_HEAD, read_head_after
-from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
-from penstock.actors.sync_relay.region.retention import MERGE_EVERY
-from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
+from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.leases import leased_path
+from penstock.actors.relay.core.pins import Pins
+from penstock.actors.relay.core.repair import TileServer, tiles_service
+from penstock.actors.relay.core.store_io import StoreIO, for_each_shard
+from penstock.actors.relay.core.version_head import NO_HEAD, read_head_after
+from penstock.actors.relay.region.consolidation import Consolidation, MakeBuilder, Merger
+from penstock.actors.relay.region.retention import MERGE_EVERY
+from penstock.actors.relay.replica.weight_replica import WeightReplica
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore, Serve
 from penstock.messages.errors import CorruptDataError, StoreFullError

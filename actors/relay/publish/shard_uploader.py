@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.actors.policy.snapshot import TensorRun
-from penstock.actors.sync_relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
-from penstock.actors.sync_relay.publish.rank_publisher import Parts, RankPublisher
-from penstock.actors.sync_relay.publish.spans import Layout, Span, cut_spans
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_publisher import Parts, RankPublisher
+from penstock.actors.relay.publish.spans import Layout, Span, cut_spans
+from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.weights import Extent, UploadWeights

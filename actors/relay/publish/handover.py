@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.runtime.files import open_private, private_folder
-from penstock.actors.sync_relay.core.flat_snapshot import Table
-from penstock.actors.sync_relay.publish.spans import Layout
+from penstock.actors.relay.core.flat_snapshot import Table
+from penstock.actors.relay.publish.spans import Layout
 from penstock.messages.weights import Extent
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.core.flat_snapshot import Table
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.handover import Handover
-from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
-from penstock.actors.sync_relay.publish.spans import Layout, assign_shards, cut_spans
-from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.actors.relay.core.flat_snapshot import Table
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.handover import Handover
+from penstock.actors.relay.publish.rank_publisher import RankPublisher
+from penstock.actors.relay.publish.spans import Layout, assign_shards, cut_spans
+from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.reading.parsing import parse_msgpack
