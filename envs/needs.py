@@ -66,8 +66,8 @@ def fitted(
     if num_own > live_max:
         raise NeedsRefused(
             f"machine.memory_mib: {size.memory_mib} are needed (disk_mib {needs.disk_mib} lie in "
-            f"them), and this host has {live_max * own.memory_mib}: pool.live_max {live_max} "
-            f"times {own.memory_mib}"
+            f"them), and this host has {live_max * own.memory_mib}: sandbox_host.pool.live_max "
+            f"{live_max} times {own.memory_mib}"
         )
     return size, num_own
 

@@ -26,7 +26,7 @@ from penstock.messages.signals.quarantine import QuarantineReleased
 class FeedbackJoiner(Actor):
     """Joins requests with their feedback; its state follows from the log."""
 
-    role = "feedback_join"
+    role = "feedback"
     tick_s = 0.5
     follows: ClassVar[tuple[type[Event], ...]] = (
         InferenceRecorded,

@@ -42,8 +42,8 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Check fields against each other."""
         if self.late_s_max < self.reward_wait_s:
             text = f"expected at least reward_wait_s {self.reward_wait_s}, got {self.late_s_max}"
-            raise ConfigError(f"feedback_join.late_s_max: {text}")
+            raise ConfigError(f"feedback.late_s_max: {text}")
         for name, spec in by_name(self.signals).items():
             if spec.maturity_s >= self.late_s_max:
                 text = f"expected less than late_s_max {self.late_s_max}, got {spec.maturity_s}"
-                raise ConfigError(f"feedback_join.signals.{name}.maturity_s: {text}")
+                raise ConfigError(f"feedback.signals.{name}.maturity_s: {text}")

@@ -17,7 +17,8 @@ _GROUPS = {
     "generator": "generators",
     "receiver": "generators",
     "rollout_worker": "workers",
-    "sandbox": "sandboxes",
+    "sandbox_host": "sandboxes",
+    "sandbox": "sandboxes",  # its name in logs of former releases
     "judge": "judge",
     "gateway": "front",
     "monitor": "front",

@@ -323,7 +323,7 @@ class RunFold:
         started_at, ended_at = state.run.rl_started_at, state.run.finished_at
         self._compute.measure(started_at, ended_at, _tokens(state))
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
-        state.sandbox.gauges = self._actors.gauges("sandbox")
+        state.sandbox.gauges = self._actors.gauges("sandbox_host")
         is_over = state.run.phase == "finished"
         since = self._moved_at or state.run.started_at or now
         may_be_quiet = is_over or state.run.phase == "serving"

@@ -222,7 +222,7 @@ def _others_dead(pool: Pool, lease_id: str) -> bool:
 class SandboxHost(Actor):
     """Leases the machines of one pool."""
 
-    role = "sandbox"
+    role = "sandbox_host"
     tick_s = 1.0
 
     def __init__(self, pool: Pool, host_name: str, config: SandboxHostConfig) -> None:
@@ -398,7 +398,7 @@ class SandboxHost(Actor):
 
         """
         if self._checkpoints is None:
-            raise SandboxError(f"{self._host}: sandbox.checkpoints names no folder")
+            raise SandboxError(f"{self._host}: sandbox_host.checkpoints names no folder")
         return self._checkpoints
 
     def _machine(self, lease_id: str) -> Sandbox:

@@ -10,7 +10,33 @@ from penstock.messages.settings import (
     PositiveInt,
     one_of,
 )
-from penstock.messages.task import Purpose
+from penstock.messages.task import MachineNeeds, Purpose
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machines of one sandbox host."""
+
+    backend: str = "uml"
+    allow_process: bool = False
+    """Accept the `process` backend, which isolates less, and train on its rollouts."""
+    size: NonNegativeInt = 4
+    """Maximum idle machines kept ready."""
+    live_max: PositiveInt = 40
+    """Maximum machines, idle and leased; bounds memory, as a larger one counts as several."""
+    memory_mib: NonNegativeInt = 0
+    """Memory of a machine in MiB, its files included; 0: the backend's own (uml 128, QEMU 256).
+    `live_max` times it is what a task's machine may have at most."""
+    disk_mib: NonNegativeInt = 0
+    """Files of a machine in MiB, at most 70% of its memory; 0: all of these."""
+    processors: PositiveInt = 1
+    """Of a machine; `uml` has one."""
+
+    @property
+    def needs(self) -> MachineNeeds:
+        """The size of its machines."""
+        return MachineNeeds(
+            memory_mib=self.memory_mib, disk_mib=self.disk_mib, processors=self.processors
+        )
 
 
 class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +44,8 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     host: str = "local"
     """Its name, unique among a run's hosts: one subject token."""
+    pool: PoolConfig = PoolConfig()
+    """Its machines."""
     lease_s_max: PositiveFloat = 600.0
     """Longest lease that a client may name."""
     acquire_s_max: PositiveFloat = 5.0

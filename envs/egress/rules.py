@@ -15,7 +15,7 @@ from penstock.messages.errors import PenstockError
 
 RULES_MAX = 64
 NAME_CHARACTERS_MAX = 253
-OPT_IN = "sandbox.egress_addresses = true (penstock tasks: --egress-addresses)"
+OPT_IN = "sandbox_host.egress_addresses = true (penstock tasks: --egress-addresses)"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
 """The last label begins with a letter: no notation of an IPv4 address does."""

@@ -92,7 +92,7 @@ async def _acquire(client: SandboxClient, lease_id: str, spec: LeaseSpec) -> San
             return branch_of.host
         return "" if group is None else await place_group(client, group, spec, avoid_host)
 
-    return await lease_where_placed(client, spec, place, message, SandboxLeased, "sandbox")
+    return await lease_where_placed(client, spec, place, message, SandboxLeased, "sandbox_host")
 
 
 async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where it goes

@@ -113,9 +113,9 @@ def _check_tables(config: RunConfig) -> None:
         if not region.bucket:
             text = "expected one: relay and generators of a region are in pods of their own"
             raise ConfigError(f"{field}.bucket: {text}")
-    if config.weights.num_publisher_ranks > 1:
+    if config.relay.num_publisher_ranks > 1:
         text = "expected 1: publishing ranks share a mapped file with the trainer, on one host"
-        raise ConfigError(f"weights.num_publisher_ranks: {text}; use trainer.engine = ranks")
+        raise ConfigError(f"relay.num_publisher_ranks: {text}; use trainer.engine = ranks")
     if config.users.num_requests:
         raise ConfigError("users.num_requests: expected 0: the launcher's pod has no gateway")
     roles = {_role(spec) for specs in config.processes.values() for spec in specs}
@@ -189,15 +189,15 @@ def _ranks(config: RunConfig) -> list[Workload]:
 
 def _workload(name: str, specs: Sequence[str]) -> Workload:
     roles = [_role(spec) for spec in specs]
-    others = [spec for spec in specs if _role(spec) not in SHARED_ROLES | {"sandbox"}]
-    if "sandbox" not in roles:
+    others = [spec for spec in specs if _role(spec) not in SHARED_ROLES | {"sandbox_host"}]
+    if "sandbox_host" not in roles:
         kind = Kind.SINGLE if others else Kind.SHARED
         kind = Kind.GATEWAY if "gateway" in roles else kind
         return Workload(name=name, kind=kind, roles=list(specs))
-    if others or roles.count("sandbox") > 1:
+    if others or roles.count("sandbox_host") > 1:
         text = "a sandbox host runs on each node: expected one, beside rollout_worker and judge"
         raise ConfigError(f"processes.{name}: {text} at most, got {list(specs)}")
-    named = [f"sandbox:{POD}" if _role(spec) == "sandbox" else spec for spec in specs]
+    named = [f"sandbox_host:{POD}" if _role(spec) == "sandbox_host" else spec for spec in specs]
     return Workload(name=name, kind=Kind.NODE, roles=named)
 
 

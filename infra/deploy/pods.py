@@ -238,7 +238,7 @@ def _add_machines(pod: Manifest, config: RunConfig) -> None:
     spec["nodeSelector"] = {"penstock.dev/sandbox": "true"}
     unconfined = {"type": "Unconfined"}
     spec["securityContext"] = {"seccompProfile": unconfined, "appArmorProfile": unconfined}
-    needs_kvm = config.pool.backend in HARDWARE_BACKENDS
+    needs_kvm = config.sandbox_host.pool.backend in HARDWARE_BACKENDS
     own = {"privileged": True} if needs_kvm else {"capabilities": {"add": ["SYS_ADMIN"]}}
     container["securityContext"] = own | {"readOnlyRootFilesystem": True}
     requests = container["resources"]["requests"]

@@ -129,7 +129,7 @@ def num_params(policy: PolicyConfig) -> int:
 
 def pod_size(workload: Workload, config: RunConfig) -> Size:
     """Return what a pod of a workload requests."""
-    params, roles, pool = num_params(config.policy), workload.role_names, config.pool
+    params, roles, pool = num_params(config.policy), workload.role_names, config.sandbox_host.pool
     if workload.kind is Kind.RANK:
         return _with_policy(params * RANK_BYTES / workload.num_pods, 1)
     if workload.kind is Kind.REPLICA:
@@ -178,10 +178,11 @@ def has_ranks(config: RunConfig) -> bool:
 
 
 def machine_mib(config: RunConfig) -> int:
-    """Return the memory of one machine, as `[pool]` or its backend says."""
+    """Return the memory of one machine, as `[sandbox_host.pool]` or its backend says."""
     from penstock.envs.backends import backend_class
 
-    return config.pool.memory_mib or backend_class(config.pool.backend).memory_mib
+    pool = config.sandbox_host.pool
+    return pool.memory_mib or backend_class(pool.backend).memory_mib
 
 
 def store_bytes(config: RunConfig) -> int:

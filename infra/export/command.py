@@ -10,10 +10,10 @@ from pathlib import Path
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
 from penstock.actors.policy.hf.foreign import foreign_config_json
-from penstock.actors.runtime.files import write_atomic
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.core.version_head import HeadSlot, read_head
 from penstock.actors.relay.publish.history import read_back, read_committed
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.commands.output import print_result
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.preferences import export_preferences

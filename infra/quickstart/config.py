@@ -24,11 +24,11 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sources: tuple[SourceConfig, ...] = ()
     """Several sources of tasks, each with its weight and limits, in place of that one."""
     egress_addresses: bool = False
-    """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
+    """Whether these tasks' rules may name addresses; as `sandbox_host.egress_addresses`."""
     evaluates_unseparated: bool = False
     """Whether held-out tasks may have verifiers that the code under test could deceive."""
     isolation_min: str = ""
-    """Least isolation of machines for strangers' tasks; as `sandbox.isolation_min`."""
+    """Least isolation of machines for strangers' tasks; as `sandbox_host.isolation_min`."""
     num_train_tasks: PositiveInt = 1024
     num_heldout_tasks: PositiveInt = 128
     num_demonstrations: NonNegativeInt = 8000

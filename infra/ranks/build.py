@@ -53,7 +53,7 @@ def _snapshot_publisher(
     config: RunConfig, store: ObjectStore, handover: Path, request: StreamRequest
 ) -> SnapshotPublisher:
     """Return what publishes whole versions: the trainer's own process, or several ranks."""
-    num_ranks = config.weights.num_publisher_ranks
+    num_ranks = config.relay.num_publisher_ranks
     if num_ranks == 1:
         return Publisher(StoreIO(store))
     return MultiRankPublisher(RankUploads(store, num_ranks, request, upload_service), handover)

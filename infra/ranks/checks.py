@@ -16,9 +16,9 @@ def check_publishers(config: RunConfig) -> None:
     """
     specs = (spec for specs in config.processes.values() for spec in specs)
     found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
-    ranks = publisher_ranks(config.weights.num_publisher_ranks)
+    ranks = publisher_ranks(config.relay.num_publisher_ranks)
     if found != sorted(f"publisher:{rank}" for rank in ranks):
-        expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
+        expected = f"a process publisher-N for each of relay.num_publisher_ranks = {len(ranks)}"
         text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
         raise ConfigError(f"processes: {text}")
 
@@ -42,10 +42,10 @@ def check_ranks(config: RunConfig) -> None:
         expected = f"a process rank-N for each of trainer.ranks.num_ranks = {num_ranks}"
         text = expected if num_ranks else 'no role rank without trainer.engine = "ranks"'
         raise ConfigError(f"processes: expected {text}, got {found}")
-    if num_ranks and config.weights.num_publisher_ranks > 1:
+    if num_ranks and config.relay.num_publisher_ranks > 1:
         expected = 'expected 1 with trainer.engine = "ranks": each rank publishes its own shards'
-        text = f"{expected}, got {config.weights.num_publisher_ranks}"
-        raise ConfigError(f"weights.num_publisher_ranks: {text}")
+        text = f"{expected}, got {config.relay.num_publisher_ranks}"
+        raise ConfigError(f"relay.num_publisher_ranks: {text}")
 
 
 def check_environment(config: RunConfig, role_rank: str, rank: int, num_ranks: int) -> None:

@@ -203,8 +203,9 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
         ConfigError: A bucket refuses, or a judge's key is not there.
 
     """
-    if "sandbox" in roles_of(config, names) and not is_being_built():
-        open_backend(config.pool.backend, allow_process=config.pool.allow_process)
+    if "sandbox_host" in roles_of(config, names) and not is_being_built():
+        pool = config.sandbox_host.pool
+        open_backend(pool.backend, allow_process=pool.allow_process)
     if has_torch:
         check_devices(config, names)
     check_judge_keys(config, names)
@@ -223,7 +224,7 @@ async def _run(
             work = (run_dir, config, names, bus, progress, interrupted)
             complete = await _work(*work, arguments.after, arguments.since)
             if complete:
-                remove_needless(run_dir, config.sandbox.checkpoints)
+                remove_needless(run_dir, config.sandbox_host.checkpoints)
                 await collect_if_possible(bus, run_dir.store(), grace_s=PUBLISH_S_MAX)
                 is_sound = await close_run(
                     *(run_dir, config, bus, progress.say),
@@ -257,7 +258,8 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         if not await before(interrupted, until_installed(installer, "torch")):
             return False
         check_devices(config, names)
-    if "sandbox" in roles_of(config, names) and config.pool.backend == "uml" and was_there(since):
+    boots_uml = config.sandbox_host.pool.backend == "uml"
+    if "sandbox_host" in roles_of(config, names) and boots_uml and was_there(since):
         cached.append("kernel and image of machines")
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
     started = await run_started(run_dir, config, cached)

@@ -14,9 +14,9 @@ from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.relay.core.config import RelayConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.actors.relay.core.config import WeightsConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection
@@ -27,7 +27,7 @@ from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSec
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from penstock.messages.task import MachineNeeds, Purpose
+from penstock.messages.task import Purpose
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -74,32 +74,6 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return StoreSection(kind=StoreKind.S3, bucket=self.bucket, endpoint=self.endpoint)
 
 
-class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machines of one sandbox host."""
-
-    backend: str = "uml"
-    allow_process: bool = False
-    """Accept the `process` backend, which isolates less, and train on its rollouts."""
-    size: NonNegativeInt = 4
-    """Maximum idle machines kept ready."""
-    live_max: PositiveInt = 40
-    """Maximum machines, idle and leased; bounds memory, as a larger one counts as several."""
-    memory_mib: NonNegativeInt = 0
-    """Memory of a machine in MiB, its files included; 0: the backend's own (uml 128, QEMU 256).
-    `live_max` times it is what a task's machine may have at most."""
-    disk_mib: NonNegativeInt = 0
-    """Files of a machine in MiB, at most 70% of its memory; 0: all of these."""
-    processors: PositiveInt = 1
-    """Of a machine; `uml` has one."""
-
-    @property
-    def needs(self) -> MachineNeeds:
-        """The size of its machines."""
-        return MachineNeeds(
-            memory_mib=self.memory_mib, disk_mib=self.disk_mib, processors=self.processors
-        )
-
-
 class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`penstock serve`: a service on this run, without end."""
 
@@ -137,20 +111,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
     store: StoreSection = StoreSection()
-    weights: WeightsConfig = WeightsConfig()
+    relay: RelayConfig = RelayConfig()
     prepare: PrepareConfig = PrepareConfig()
     model: ModelSection = ModelSection()
     policy: PolicyConfig = PolicyConfig()
     generator: GeneratorConfig = GeneratorConfig()
     rollout_worker: RolloutWorkerConfig = RolloutWorkerConfig()
-    sandbox: SandboxHostConfig = SandboxHostConfig()
-    pool: PoolSection = PoolSection()
+    sandbox_host: SandboxHostConfig = SandboxHostConfig()
     judge: JudgeConfig = JudgeConfig()
     trainer: TrainerConfig = TrainerConfig()
     pacer: PacerConfig = PacerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     gateway: GatewayConfig = GatewayConfig()
-    feedback_join: JoinConfig = JoinConfig()
+    feedback: JoinConfig = JoinConfig()
     gatekeeper: GatekeeperConfig = GatekeeperConfig()
     users: UsersSection = UsersSection()
     serve: ServeSection = ServeSection()

@@ -156,20 +156,20 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_sandbox_hosts(config: RunConfig) -> None:
     """Check that hosts have distinct names, and that a scheduler exists where one is required."""
-    check_host_name(config.sandbox.host, "sandbox.host")
+    check_host_name(config.sandbox_host.host, "sandbox_host.host")
     seen: dict[str, str] = {}
     for process, specs in config.processes.items():
         for spec in specs:
-            if spec.partition(":")[0] not in {"sandbox", "scheduler"}:
+            if spec.partition(":")[0] not in {"sandbox_host", "scheduler"}:
                 continue
-            actor = _actor(spec, config.sandbox.host, f"processes.{process}")
+            actor = _actor(spec, config.sandbox_host.host, f"processes.{process}")
             if actor in seen:
                 text = f"{spec!r} is in processes.{seen[actor]} already, as {actor}"
                 raise ConfigError(f"processes.{process}: {text}")
             seen[actor] = process
     places_groups = config.rollout_worker.places_groups or config.judge.places_machines
-    if places_groups and not ("scheduler" in seen and config.sandbox.reports_to_scheduler):
-        needed = 'the role "scheduler" in a process, and sandbox.reports_to_scheduler = true'
+    if places_groups and not ("scheduler" in seen and config.sandbox_host.reports_to_scheduler):
+        needed = 'the role "scheduler" in a process, and sandbox_host.reports_to_scheduler = true'
         raise ConfigError(f"rollout_worker.places_groups: expected with it {needed}")
 
 
@@ -187,11 +187,11 @@ def _actor(spec: str, host: str, field: str) -> str:
 
 def _check_group_fits(config: RunConfig) -> None:
     """Check that a training group, which is placed whole, fits a host and its quota."""
-    group_size, sandbox = config.pacer.group_size, config.sandbox
+    group_size, sandbox = config.pacer.group_size, config.sandbox_host
     quota = sandbox.quotas.get(Purpose.TRAIN, sandbox.quota)
     bounds = {
-        "pool.live_max": config.pool.live_max,
-        "sandbox.quotas.train, or sandbox.quota": quota,
+        "sandbox_host.pool.live_max": config.sandbox_host.pool.live_max,
+        "sandbox_host.quotas.train, or sandbox_host.quota": quota,
     }
     for field, bound in bounds.items():
         if 0 < bound < group_size:
@@ -208,10 +208,11 @@ def _check_capabilities(config: RunConfig) -> None:
         required["rollout_worker.checkpoint_turns"] = Capability.CHECKPOINT
     for field, capability in required.items():
         able = [name for name in backends if capability in backend_class(name).capabilities]
-        if config.pool.backend not in able:
+        if config.sandbox_host.pool.backend not in able:
             raise ConfigError(
                 f"{field}: needs machines with the capability {capability.value!r}; "
-                f"pool.backend {config.pool.backend!r} lacks it, choose one of {', '.join(able)}"
+                f"sandbox_host.pool.backend {config.sandbox_host.pool.backend!r} lacks it, "
+                f"choose one of {', '.join(able)}"
             )
 
 

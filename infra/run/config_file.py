@@ -16,6 +16,7 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_checks import check_config
+from penstock.infra.run.former_names import present_key, with_present_names
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
 
@@ -41,6 +42,7 @@ def parse_config(data: Table, source: str) -> RunConfig:
         ConfigError: As `load_config`.
 
     """
+    data = with_present_names(data)
     _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
@@ -86,7 +88,8 @@ def read_toml(path: Path) -> Table:
 
 def _read_plain(path: Path) -> Table:
     try:
-        return parse_toml(path.read_text(), str(path))
+        # Before the merge with a base, in which a section may have the other name.
+        return with_present_names(parse_toml(path.read_text(), str(path)))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such configuration file") from error
     except UnicodeDecodeError as error:
@@ -119,7 +122,7 @@ def apply_overrides(data: Table, overrides: Sequence[str]) -> Table:
         key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override}: expected KEY=VALUE")
-        *tables, last = key.strip().split(".")
+        *tables, last = present_key(key.strip()).split(".")
         target = data
         for table in tables:
             inner = target.setdefault(table, {})
@@ -138,7 +141,7 @@ def _parse_value(text: str) -> Any:
 
 
 _TABLES = (
-    *("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool"),
+    *("trainer", "pacer", "prepare", "sandbox_host", "rollout_worker", "judge", "relay"),
     *("model", "generator", "gateway", "evaluator"),
 )
 
@@ -176,18 +179,18 @@ def _derive(data: Table) -> None:
         data["gateway"]["is_one_of_several"] = True
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
-    addresses = data.get("sandbox", {}).get("egress_addresses", False)
+    addresses = data.get("sandbox_host", {}).get("egress_addresses", False)
     data["prepare"].setdefault("egress_addresses", addresses)
-    isolation_min = data.get("sandbox", {}).get("isolation_min", "")
+    isolation_min = data.get("sandbox_host", {}).get("isolation_min", "")
     data["prepare"].setdefault("isolation_min", isolation_min)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
-    for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):
+    for rank in publisher_ranks(data.get("relay", {}).get("num_publisher_ranks")):
         data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     _derive_ranks(data.get("processes", {}), trainer)
     judge = data["judge"].get("judge", JudgeConfig().judge)
     data.setdefault("evaluator", {}).setdefault("judge", judge)
-    pool = data.get("pool", {})
+    pool = data.get("sandbox_host", {}).get("pool", {})
     backend = pool.get("backend", "")
     is_known = isinstance(backend, str) and backend in backends
     if is_known and (backend != "process" or pool.get("allow_process") is True):

@@ -109,7 +109,7 @@ _PATHS: dict[str, Sequence[str]] = {
     "bus": FILES,
     "store": ("master_key_file",),
     "prepare": ("tasks",),
-    "sandbox": ("checkpoints", "images"),
+    "sandbox_host": ("checkpoints", "images"),
 }
 """Fields of tables that are paths; `[model]`'s are made absolute with its shape."""
 _LISTED_PATHS = (("prepare", "sources", "path"), ("judge", "judges", "calibration"))

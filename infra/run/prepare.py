@@ -18,6 +18,7 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
+from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
 from penstock.envs.backends import backend_class
 from penstock.envs.needs import fitted, sized
@@ -33,7 +34,7 @@ from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.kept_corpora import kept_corpora
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
 from penstock.infra.quickstart.task_sources import drawn_tasks
-from penstock.infra.run.config import PoolSection, RunConfig
+from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_window
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
@@ -183,7 +184,7 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
 
     """
     task, limits = one.task, one.task.limits
-    _check_machine(task, config.pool)
+    _check_machine(task, config.sandbox_host.pool)
     check_window(limits, config, f"task {task.task_id}: limits")
     if chat is not None:
         tools = offered_tools(config.pacer.harness)
@@ -208,7 +209,7 @@ def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
     )
 
 
-def _check_machine(task: Task, pool: PoolSection) -> None:
+def _check_machine(task: Task, pool: PoolConfig) -> None:
     """Refuse a task whose machine no host of this configuration has room for; as `_checked`."""
     try:
         offer = backend_class(pool.backend)

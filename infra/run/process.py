@@ -78,7 +78,7 @@ async def run_actors(  # noqa: PLR0913 - all of a process
             if closing.done() and not closing.result():
                 return ExitCode.START_AGAIN
             if closing.done():
-                remove_needless(run, config.sandbox.checkpoints)
+                remove_needless(run, config.sandbox_host.checkpoints)
             return 0
         finally:
             closing.cancel()

@@ -18,6 +18,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.regions.settings import region_of_role, replica_name
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_host_name
+from penstock.infra.run.former_names import present_role
 from penstock.infra.run.liveness import become_trainer
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
@@ -68,7 +69,7 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
         ConfigError: Unknown role, or a region is missing or not expected.
 
     """
-    role, _, place = spec.partition(":")
+    role, _, place = present_role(spec).partition(":")
     if role not in ROLES:
         raise ConfigError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
     if (role in REGIONAL) != bool(place) and role not in NAMED:
@@ -111,9 +112,9 @@ async def _training_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor
 async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
     from penstock.actors.relay.publish.rank_actor import RankActor
 
-    num_ranks = assembly.config.weights.num_publisher_ranks
+    num_ranks = assembly.config.relay.num_publisher_ranks
     if rank not in map(str, range(num_ranks)) or num_ranks == 1:
-        text = f"expected a rank of weights.num_publisher_ranks = {num_ranks}, if above 1"
+        text = f"expected a rank of relay.num_publisher_ranks = {num_ranks}, if above 1"
         raise ConfigError(f"role publisher:{rank}: {text}")
     actor = RankActor(int(rank), num_ranks, assembly.run.handover)
     return [(f"publisher-{rank}", actor)]
@@ -165,14 +166,14 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
     return [("compactor", Compactor(num_kept, pinned=assembly.config.versions_pinned))]
 
 
-async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+async def _sandbox_host(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox_host.actor import SandboxHost
     from penstock.envs.microvm.images.assets import until_built
 
-    host = region or assembly.config.sandbox.host
+    host = region or assembly.config.sandbox_host.host
     check_host_name(host, "role sandbox")
-    config = assembly.config.sandbox
+    config = assembly.config.sandbox_host
     await until_built()
     pool = _pool(assembly.config, host)
     base = Path(config.checkpoints) / assembly.run.run_id if config.checkpoints else None
@@ -196,7 +197,7 @@ def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.microvm.images.layers import images_of
     from penstock.envs.microvm.pool.pool import Pool
 
-    settings, sandbox = config.pool, config.sandbox
+    settings, sandbox = config.sandbox_host.pool, config.sandbox_host
     backend = open_backend(
         settings.backend, allow_process=settings.allow_process, needs=settings.needs
     )
@@ -208,7 +209,7 @@ def _pool(config: RunConfig, host: str) -> "Pool":
 async def _scheduler(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.scheduler.actor import SandboxScheduler
 
-    config = assembly.config.sandbox
+    config = assembly.config.sandbox_host
     return [("scheduler", SandboxScheduler(config.quota, config.quotas))]
 
 
@@ -244,7 +245,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         [key],
         secret=master_key(run),
         spool=run.gateway_spool,
-        signals=assembly.config.feedback_join.signals,
+        signals=assembly.config.feedback.signals,
         summary=assembly.config.rollout_worker.summary,
         on_listening=listening,
     )
@@ -289,12 +290,12 @@ ROLES: dict[str, Build] = {
     "relay": _relay,
     "compactor": _compactor,
     "rollout_worker": _rollout_worker,
-    "sandbox": _sandbox,
+    "sandbox_host": _sandbox_host,
     "scheduler": _scheduler,
     "judge": _judge,
     "pacer": _pacer,
     "evaluator": _plain("penstock.actors.evaluator.actor", "Evaluator", "evaluator"),
-    "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),
+    "feedback": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback"),
     "gatekeeper": _gatekeeper,
     "gateway": _gateway,
     "monitor": _monitor,
@@ -305,7 +306,7 @@ _WORKERS = {
 }
 """Roles that share work; the others only follow the log."""
 REGIONAL = frozenset({"generator", "relay"})
-NAMED = frozenset({"sandbox", "publisher", "gateway", "rank"})
+NAMED = frozenset({"sandbox_host", "publisher", "gateway", "rank"})
 """Roles that may run several times: a name follows the colon, not a region."""
 
 

@@ -367,7 +367,7 @@ def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
 
     Args:
         run_dir: the run's.
-        elsewhere: `sandbox.checkpoints`, where hosts save if it is given.
+        elsewhere: `sandbox_host.checkpoints`, where hosts save if it is given.
 
     """
     machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines

@@ -30,7 +30,7 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.gates import Arm
 from penstock.messages.task import Purpose
 
-EVALUATING = frozenset({"pacer", "evaluator", "rollout_worker", "sandbox", "judge"})
+EVALUATING = frozenset({"pacer", "evaluator", "rollout_worker", "sandbox_host", "judge"})
 """Roles that a gatekeeper has versions evaluated by."""
 _IDLE = "idle"
 
@@ -136,7 +136,7 @@ STEPS_MAX = 1_000_000_000
 WAIT_S_MAX = 1e9
 """For as long may a service have no users."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
-LEARNING = SERVING | {"trainer", "rank", "publisher", "feedback_join", "gatekeeper"}
+LEARNING = SERVING | {"trainer", "rank", "publisher", "feedback", "gatekeeper"}
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -154,9 +154,9 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
         run = gated_config(run) if learns else stable_config(run)
     has_tasks = learns and run.serve.simulates
     trainer = _endless(run.trainer)
-    weights = run.weights
+    relay = run.relay
     if not learns:
-        weights = msgspec.structs.replace(weights, num_publisher_ranks=1)
+        relay = msgspec.structs.replace(relay, num_publisher_ranks=1)
         trainer = msgspec.structs.replace(trainer, engine="local")
     if not has_tasks:
         epoch = EpochConfig(num_samples=run.serve.epoch_samples, s_max=run.serve.epoch_s_max)
@@ -166,7 +166,7 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
     config = msgspec.structs.replace(
         run,
         trainer=trainer,
-        weights=weights,
+        relay=relay,
         pacer=msgspec.structs.replace(run.pacer, steps_max=trainer.steps_max if has_tasks else 0),
         processes=_processes(run, learns=learns, has_tasks=has_tasks),
         users=UsersSection(),
@@ -209,7 +209,7 @@ def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, li
     found = {spec.partition(":")[0] for specs in kept.values() for spec in specs}
     if "generator" not in found:
         raise ConfigError("processes: expected a generator of a region that serves live")
-    added = ["gateway", *(("trainer", "feedback_join") if learns else ())]
+    added = ["gateway", *(("trainer", "feedback") if learns else ())]
     return kept | {role: [role] for role in added if role not in found}
 
 

@@ -48,7 +48,7 @@ _NAME = r"^[a-z0-9_-]{1,64}\Z"
 
 
 class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One declared signal: `[[feedback_join.signals]]`."""
+    """One declared signal: `[[feedback.signals]]`."""
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
     kind: SignalKind = SignalKind.EVENT
@@ -96,6 +96,6 @@ def by_name(signals: Iterable[SignalSpec]) -> dict[str, SignalSpec]:
     found: dict[str, SignalSpec] = {}
     for spec in signals:
         if spec.name in found:
-            raise ConfigError(f"feedback_join.signals.{spec.name}: declared twice")
+            raise ConfigError(f"feedback.signals.{spec.name}: declared twice")
         found[spec.name] = spec
     return found

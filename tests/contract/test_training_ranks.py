@@ -14,9 +14,9 @@ import tomli_w
 from tests.sealed import open_vault
 from tests.sim.trainer.conftest import World, small_config
 
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.history import read_back
+from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.checkpoint import newest_checkpoint, read_head
 from penstock.actors.trainer.engines.config import RanksConfig

@@ -19,7 +19,7 @@ SETTINGS = (
     '{name="east",serves=["eval","live"],link={bandwidth_mbit_s=20,rtt_ms=120}}]',
     'processes.generator-west=["relay:west","generator:west"]',
     'processes.generator-east=["relay:east","generator:east"]',
-    'processes.control=["pacer","evaluator","feedback_join"]',
+    'processes.control=["pacer","evaluator","feedback"]',
 )
 
 

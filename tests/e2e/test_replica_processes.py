@@ -14,10 +14,10 @@ from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
-from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.clock import SystemClock
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.infra.run.command import fill_shape
 from penstock.infra.run.config_file import apply_overrides, load_config
 from penstock.infra.run.launcher import event_server

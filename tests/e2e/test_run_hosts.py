@@ -15,11 +15,11 @@ NUM_READY = 2
 TWO_HOSTS = (
     f"trainer.steps_max={STEPS}",
     "trainer.filter_zero_variance=false",
-    'processes.machines=["sandbox:a", "judge"]',
-    'processes.machines-b=["sandbox:b"]',
+    'processes.machines=["sandbox_host:a", "judge"]',
+    'processes.machines-b=["sandbox_host:b"]',
     'processes.scheduler=["scheduler"]',
-    "sandbox.reports_to_scheduler=true",
-    f"pool.size={NUM_READY}",
+    "sandbox_host.reports_to_scheduler=true",
+    f"sandbox_host.pool.size={NUM_READY}",
     "rollout_worker.places_groups=true",
     "rollout_worker.num_machines_max=1",  # A lost machine is not made up for: it shows.
 )
@@ -38,7 +38,7 @@ def until_in_use(run: Launched, host: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("victim", ["sandbox:b", "scheduler"])
+@pytest.mark.parametrize("victim", ["sandbox_host:b", "scheduler"])
 def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim):
     before = machines()
     run = Launched(tmp_path, *TWO_HOSTS)
@@ -46,7 +46,7 @@ def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim
         run.until("step 1: ")
         moments = random.Random(victim)
         for _ in range(3):
-            if victim == "sandbox:b":
+            if victim == "sandbox_host:b":
                 until_in_use(run, victim)
             run.kill("actor", victim)
             time.sleep(moments.uniform(1.0, 4.0))

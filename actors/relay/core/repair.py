@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.digests import DigestTable, tile_bytes
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.runtime.context import Context
 from penstock.messages.base import Message
 from penstock.messages.errors import (
     BusError,

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.actors.policy.snapshot import Snapshot
-from penstock.actors.runtime.files import open_private, private_folder
 from penstock.actors.relay.core.flat_snapshot import Table
 from penstock.actors.relay.publish.spans import Layout
+from penstock.actors.runtime.files import open_private, private_folder
 from penstock.messages.weights import Extent
 
 

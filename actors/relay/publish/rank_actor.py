@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from penstock.actors.runtime.actor import Actor, Effects
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.flat_snapshot import Table
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.handover import Handover
 from penstock.actors.relay.publish.rank_publisher import RankPublisher
 from penstock.actors.relay.publish.spans import Layout, assign_shards, cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.reading.parsing import parse_msgpack

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Collection
 from typing import ClassVar
 
-from penstock.actors.runtime.actor import Actor, Effects
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import NOTHING, Catalog
 from penstock.actors.relay.core.pins import Pins
 from penstock.actors.relay.core.version_head import read_head
 from penstock.actors.relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.relay.region.retention import MERGE_EVERY
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
 from penstock.messages.errors import StoreFullError
 from penstock.messages.generation import ChannelMoved

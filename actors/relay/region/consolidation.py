@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import Catalog
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, cut
 from penstock.actors.relay.core.leases import leased_versions
@@ -24,6 +23,7 @@ from penstock.actors.relay.region.retention import (
     is_kept,
 )
 from penstock.actors.relay.replica.weight_replica import WeightReplica
+from penstock.actors.runtime.context import Context
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

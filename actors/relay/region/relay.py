@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
-from penstock.actors.runtime.actor import Actor, Effects
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.relay.core.leases import leased_path
@@ -18,6 +16,8 @@ from penstock.actors.relay.core.version_head import NO_HEAD, read_head_after
 from penstock.actors.relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.relay.region.retention import MERGE_EVERY
 from penstock.actors.relay.replica.weight_replica import WeightReplica
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore, Serve
 from penstock.messages.errors import CorruptDataError, StoreFullError

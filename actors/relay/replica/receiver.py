@@ -21,13 +21,13 @@ from typing import ClassVar, Protocol
 import msgspec
 import numpy as np
 
-from penstock.actors.runtime.actor import Actor, Effects
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import NOTHING, Catalog, Rates
 from penstock.actors.relay.core.leases import leased_path
 from penstock.actors.relay.core.pins import Pins
 from penstock.actors.relay.core.version_head import read_head
 from penstock.actors.relay.replica.weight_replica import WeightReplica
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore

@@ -15,13 +15,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.relay.core.digests import decode_table
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.relay.core.objects import apply_version, begin_full_snapshot, manifest_key
 from penstock.actors.relay.core.repair import RepairError, refetch
 from penstock.actors.relay.core.store_io import DamagedStoreError, for_each_shard, get_checked
+from penstock.actors.runtime.context import Context
 from penstock.kernels.delta import Patch
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError

@@ -19,12 +19,12 @@ from penstock.actors.generator.actor import Generator
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.relay.core.store_io import StoreIO
+from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.vault import Vault
-from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import (
     EpochConfig,

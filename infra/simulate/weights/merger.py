@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
-from penstock.actors.runtime.context import Context
 from penstock.actors.relay.core.catalog import Catalog, num_bytes
 from penstock.actors.relay.core.objects import folder_key
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.region.retention import UpdateEdge
+from penstock.actors.runtime.context import Context
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedBytes
 from penstock.infra.simulate.weights.sizes import Sizes

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.actors.runtime.clock import VirtualClock
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.catalog import Catalog, Rates
 from penstock.actors.relay.region.relay import Relay
+from penstock.actors.runtime.clock import VirtualClock
+from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.regions.shaping import Bandwidth

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.catalog import NOTHING
 from penstock.actors.relay.region.compactor import Compactor
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.weights.merger import SizedMerger
 from penstock.infra.simulate.weights.region import QuietBus, Region

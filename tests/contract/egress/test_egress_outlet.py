@@ -47,7 +47,7 @@ async def test_whoever_asks_meanwhile_waits_and_changes_nothing():
 
 async def test_an_address_needs_the_operators_word():
     outlet = EgressOutlet(Agent(num_failures=0))
-    with pytest.raises(SandboxRequestError, match=r"sandbox\.egress_addresses"):
+    with pytest.raises(SandboxRequestError, match=r"sandbox_host\.egress_addresses"):
         await outlet.open(["a.test:80@127.0.0.1"])
     assert outlet.environment == {}
     await outlet.open(["a.test:80@127.0.0.1"], allows_addresses=True)

@@ -27,7 +27,7 @@ SECRET = "s3cret-of-the-server"
 RUN = "r1"
 PROCESSES = {
     "trainer": ["trainer"],
-    "rest": ["relay:west", "generator:west", "sandbox", "judge", "rollout_worker", "pacer"],
+    "rest": ["relay:west", "generator:west", "sandbox_host", "judge", "rollout_worker", "pacer"],
 }
 REGION = {"name": "west", "serves": ["train", "eval", "live"]}
 LOST = 2

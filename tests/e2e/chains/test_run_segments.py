@@ -20,7 +20,7 @@ SETTINGS = (
     f"trainer.steps_max={STEPS}",
     "pacer.group_size=4",
     "evaluator.num_eval_tasks=8",
-    "pool.live_max=12",
+    "sandbox_host.pool.live_max=12",
     "run.wall_s_max=500.0",
 )
 

@@ -20,11 +20,11 @@ HERE = "trainer,front"
 """Entries of `[processes]` that the launcher starts."""
 RUN = "r1"
 PROGRAMS = {
-    "b": {"control": ["pacer", "evaluator", "feedback_join", "relay:west", "relay:east"],
+    "b": {"control": ["pacer", "evaluator", "feedback", "relay:west", "relay:east"],
           "west-a": ["generator:west/a"]},
     "c": {"worker": ["rollout_worker"], "west-b": ["generator:west/b"],
           "east-a": ["generator:east/a"]},
-    "d": {"machines": ["sandbox:d", "judge"], "east-b": ["generator:east/b"]},
+    "d": {"machines": ["sandbox_host:d", "judge"], "east-b": ["generator:east/b"]},
 }  # fmt: skip
 """Programs of each host; the launcher's has trainer, gateway and monitor."""
 CONFIG = """\
@@ -41,7 +41,7 @@ wall_s_max = 600.0
 steps_max = {steps}
 
 [processes]
-machines = ["sandbox:d", "judge"]
+machines = ["sandbox_host:d", "judge"]
 """
 REACH = """
 [bus]

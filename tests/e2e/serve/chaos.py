@@ -47,14 +47,14 @@ VICTIMS = (*GENERATORS, "relay:east", "trainer", "nats-server")
 SETTINGS = (
     'processes.generator-east-b=["generator:east/b"]',
     'processes.control=["relay:east"]',
-    'processes.join=["feedback_join"]',
+    'processes.join=["feedback"]',
     "serve.epoch_samples=1",
     "trainer.live.num_samples_max=1",
     "trainer.staleness_max=1000",
     "pacer.staleness_max=1000",
     "trainer.checkpoint_steps=100",
     "trainer.optimizer.learning_rate=0.01",
-    "feedback_join.reward_wait_s=0.0",
+    "feedback.reward_wait_s=0.0",
     "run.restarts_max=100000",
 )
 

@@ -18,7 +18,7 @@ GUARDS = ", ".join(
 )  # fmt: skip
 """An untrained policy's replies are of any kind."""
 SETTINGS = (
-    "serve.epoch_samples=4", "feedback_join.reward_wait_s=0.2",
+    "serve.epoch_samples=4", "feedback.reward_wait_s=0.2",
     "gatekeeper.offline.num_tasks=0", "gatekeeper.quality_bar=0.0",
     "gatekeeper.test.sessions_per_user=1", "gatekeeper.test.replies_per_user=1",
     "gatekeeper.test.user_window_s=5.0", f"gatekeeper.guards={{ {GUARDS} }}",

@@ -9,7 +9,7 @@ from .service import Service, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(1200, func_only=True)]
 
-WAITS = ("--set", "feedback_join.reward_wait_s=0.2")
+WAITS = ("--set", "feedback.reward_wait_s=0.2")
 EPOCH = ("--set", "serve.epoch_samples=4")
 
 

@@ -19,12 +19,12 @@ from .processes import children_of
 
 CONFIG = """\
 regions = [{ name = "west", serves = ["train", "eval", "live"] }]
-processes = { scheduler = ["scheduler"], a = ["sandbox:a"], b = ["sandbox:b"] }
+processes = { scheduler = ["scheduler"], a = ["sandbox_host:a"], b = ["sandbox_host:b"] }
 sandbox = { reports_to_scheduler = true, lease_s_max = 30.0 }
 pool = { size = 2, live_max = 10 }
 """
 IDLE_PER_HOST = 2
-SCHEDULER, HOSTS = "scheduler", ("sandbox:a", "sandbox:b")
+SCHEDULER, HOSTS = "scheduler", ("sandbox_host:a", "sandbox_host:b")
 STOP_S_MAX = 30.0
 
 

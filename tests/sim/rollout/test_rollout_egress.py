@@ -117,6 +117,6 @@ def test_an_address_of_a_task_is_refused_unless_the_host_allows_it(simulate, tmp
         inner = msgspec.structs.replace(make_task(), egress=["x.test:80@169.254.169.254"])
         await world.publish(command_of("g0-m0", inner))
         [rollout] = await world.wait_for(RolloutFinished, 1)
-        assert "sandbox.egress_addresses" in rollout.error
+        assert "sandbox_host.egress_addresses" in rollout.error
 
     simulate(scenario)

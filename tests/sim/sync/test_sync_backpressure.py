@@ -18,11 +18,11 @@ from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState
 from penstock.actors.pacer.actor import Pacer
 from penstock.actors.pacer.config import PacerConfig
+from penstock.actors.relay.region.relay import Relay
+from penstock.actors.relay.replica.receiver import Receiver
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.relay.region.relay import Relay
-from penstock.actors.relay.replica.receiver import Receiver
 from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer

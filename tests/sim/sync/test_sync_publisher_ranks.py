@@ -9,7 +9,7 @@ from tests.e2e.launched import TINY
 from tests.sim.sync.rank_process import weights
 from tests.sim.sync.world import FakeContext
 
-from penstock.actors.relay.core.config import WeightsConfig
+from penstock.actors.relay.core.config import RelayConfig
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish import multi_rank_publisher, rank_actor
@@ -169,7 +169,7 @@ def test_a_run_has_a_process_for_each_rank_if_there_are_several():
     for wrong in (3, {"num_publisher_ranks": 2.0}, {"num_publisher_ranks": "2"}):
         with pytest.raises(ConfigError, match=r"Expected `(object|int)`"):
             parse_config(read_toml(TINY) | {"weights": wrong}, "tiny")
-    assert WeightsConfig().num_publisher_ranks == 1
+    assert RelayConfig().num_publisher_ranks == 1
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 from tests.sim.sync.world import FakeContext, World
 
-from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.relay.core.version_head import NO_HEAD, read_head, read_head_after
 from penstock.actors.relay.region.compactor import Compactor
 from penstock.actors.relay.region.relay import Relay
+from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.stores.memory import MemoryStore
 
 

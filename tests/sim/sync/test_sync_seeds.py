@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.core.version_head import StaleTokenError
@@ -20,6 +18,8 @@ from penstock.actors.relay.publish.spans import assign_shards, cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.actors.relay.region.relay import Relay
 from penstock.actors.relay.replica.receiver import Receiver
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore

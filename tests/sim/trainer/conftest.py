@@ -12,10 +12,10 @@ from tests.sealed import open_vault
 from tests.sim.trainer.sessions import session_events
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.host_context import Waits
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.clock import SystemClock
+from penstock.actors.runtime.host_context import Waits
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.engines.local import LocalEngine

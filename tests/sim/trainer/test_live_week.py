@@ -15,10 +15,10 @@ from tests.sealed import open_vault, sealed_turn
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import EpochConfig, LiveConfig
 from penstock.actors.trainer.engines.local import LocalEngine

@@ -9,9 +9,9 @@ import pytest
 import tomli_w
 from tests.sealed import open_vault
 
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.infra.bus.jetstream.bus import NatsBus

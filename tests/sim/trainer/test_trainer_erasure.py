@@ -7,9 +7,9 @@ import pytest
 from tests.sealed import MASTER_KEY
 
 from penstock.actors.policy.snapshot import SnapshotPublisher
-from penstock.actors.runtime.vault import Vault
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import LiveConfig
 from penstock.actors.trainer.counterfactual.retraining import retrain

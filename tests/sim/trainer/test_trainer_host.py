@@ -5,10 +5,10 @@ import contextlib
 
 from tests.sealed import open_vault
 
-from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.host import ActorHost
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
+from penstock.actors.runtime.clock import SystemClock
+from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay

@@ -139,7 +139,7 @@ WRONG = {
     "bus": ({"servers": []}, "bus.servers"),
     "store": ({"kind": "jetstream", "bucket": ""}, "store.kind"),
     "users": ({"num_requests": 3}, "users.num_requests"),
-    "weights": ({"num_publisher_ranks": 2}, "weights.num_publisher_ranks"),
+    "weights": ({"num_publisher_ranks": 2}, "relay.num_publisher_ranks"),
 }
 WRONG_PROCESSES = {
     "Front": (["monitor"], "processes.Front: expected at most 32"),
@@ -147,7 +147,7 @@ WRONG_PROCESSES = {
     "config": (["monitor"], "processes.config: expected another name"),
     "mixed": (["generator:west/c", "monitor"], "processes.mixed: replicas scale alone"),
     "gates": (["gateway:c", "monitor"], "processes.gates: several gateways"),
-    "hosts": (["sandbox:b", "monitor"], "processes.hosts: a sandbox host runs on each node"),
+    "hosts": (["sandbox_host:b", "monitor"], "processes.hosts: a sandbox host runs on each node"),
 }
 
 
@@ -231,7 +231,7 @@ def configurations(draw) -> dict[str, Any]:
     processes: dict[str, list[str]] = {
         f"p-{names[0]}": ["trainer", *(f"relay:{name}" for name in regions)],
         f"q-{names[1]}": draw(st.permutations(["rollout_worker", "judge"])),
-        f"r-{names[2]}": draw(st.sampled_from([["sandbox"], ["sandbox", "judge"]])),
+        f"r-{names[2]}": draw(st.sampled_from([["sandbox_host"], ["sandbox_host", "judge"]])),
         f"s-{names[3]}": ["pacer", "evaluator", "monitor"],
     }
     for region in regions:
@@ -244,8 +244,9 @@ def configurations(draw) -> dict[str, Any]:
     if draw(st.booleans()):
         for name in ("tls_ca", "tls_cert", "tls_key"):
             del tables["bus"][name]
-    tables["pool"] = {"backend": draw(st.sampled_from(["uml", "qemu-tcg", "qemu-kvm"])),
-                      "live_max": draw(st.integers(1, 500))}  # fmt: skip
+    backend = draw(st.sampled_from(["uml", "qemu-tcg", "qemu-kvm"]))
+    pool = {"backend": backend, "live_max": draw(st.integers(1, 500))}
+    tables.setdefault("sandbox_host", {})["pool"] = pool
     size = {"vocab_size": (512, 200_000), "num_hidden_layers": (1, 80)}
     if num_ranks := draw(st.integers(0, 5)):
         tables["trainer"] = {"engine": "ranks", "ranks": {"num_ranks": num_ranks}}

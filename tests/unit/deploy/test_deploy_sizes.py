@@ -47,7 +47,9 @@ def test_a_trainer_of_the_small_policy_is_as_large_as_measured():
 
 
 def test_a_sandbox_host_has_room_for_all_of_its_machines():
-    config = load_config(CONFIG, ["pool.live_max=10", "pool.memory_mib=300"])
+    config = load_config(
+        CONFIG, ["sandbox_host.pool.live_max=10", "sandbox_host.pool.memory_mib=300"]
+    )
     (host,) = [one for one in workloads(config) if one.kind is Kind.NODE]
     assert pod_size(host, config).memory_mib >= 3000
 

@@ -44,8 +44,8 @@ def test_settings_that_no_gpu_can_compute_are_refused(overrides, expected):
 @no_gpu
 @pytest.mark.parametrize("role", ["trainer", "generator"])
 def test_a_run_does_not_start_without_the_device_that_a_setting_names(role):
-    config = load_config(QUICKSTART, [f"{role}.device=cuda", "pool.backend=process",
-                                      "pool.allow_process=true"])  # fmt: skip
+    config = load_config(QUICKSTART, [f"{role}.device=cuda", "sandbox_host.pool.backend=process",
+                                      "sandbox_host.pool.allow_process=true"])  # fmt: skip
     with pytest.raises(
         DeviceUnavailableError, match=rf"{role}\.device: expected 'cpu', got 'cuda'"
     ):
@@ -60,7 +60,7 @@ def test_a_run_does_not_start_without_the_device_that_a_setting_names(role):
 
 @no_gpu
 def test_of_ranks_only_the_host_of_a_rank_needs_the_device():
-    machines = ["pool.backend=process", "pool.allow_process=true"]
+    machines = ["sandbox_host.pool.backend=process", "sandbox_host.pool.allow_process=true"]
     config = load_config(QUICKSTART, ["trainer.engine=ranks", "trainer.device=cuda", *machines])
     with pytest.raises(DeviceUnavailableError, match=r"trainer\.device: expected 'cpu'"):
         check_outside(config, ["rank-1"])

@@ -39,7 +39,7 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
         ("trainer.optimizer.beta1=1.0", r"< 1\.0 - at `\$\.trainer\.optimizer\.beta1`, got 1\.0"),
         ("trainer.midtrain.learning_rate=nan", r"\$\.trainer\.midtrain\.learning_rate"),
         ("pacer.top_p=0", r"\$\.pacer\.top_p"),
-        ("pool.backend=['uml']", r"\$\.pool\.backend"),
+        ("sandbox_host.pool.backend=['uml']", r"\$\.sandbox_host\.pool\.backend"),
         ("store.kind='tape'", r"\$\.store\.kind"),
         ("store.kind='s3'", "bucket"),
         ("store.bucket='b'", "jetstream and s3"),
@@ -96,7 +96,7 @@ def test_what_the_pacer_grants_follows_what_the_trainer_takes() -> None:
 
 def test_what_ran_without_a_kernel_of_its_own_is_trained_only_where_that_is_allowed() -> None:
     assert load_config(QUICKSTART).trainer.isolation_classes == ("user_mode_kernel",)
-    weak = ["pool.backend='process'", "pool.allow_process=true"]
+    weak = ["sandbox_host.pool.backend='process'", "sandbox_host.pool.allow_process=true"]
     assert load_config(QUICKSTART, weak[:1]).trainer.isolation_classes == ("user_mode_kernel",)
     assert load_config(QUICKSTART, weak).trainer.isolation_classes == ("process",)
 
@@ -154,15 +154,15 @@ def test_generators_run_in_the_environment_of_their_engine(tmp_path):
 def test_what_machines_cannot_do_is_refused_with_the_field_and_the_choices(setting, field):
     with pytest.raises(ConfigError, match=field) as refused:
         load_config(QUICKSTART, [setting])
-    assert "pool.backend 'uml'" in str(refused.value)
+    assert "sandbox_host.pool.backend 'uml'" in str(refused.value)
     assert "qemu-tcg" in str(refused.value)
-    config = load_config(QUICKSTART, [setting, "pool.backend=qemu-tcg"])
+    config = load_config(QUICKSTART, [setting, "sandbox_host.pool.backend=qemu-tcg"])
     assert config.trainer.isolation_classes == ("emulated_vm",)
 
 
 def test_a_tree_must_divide_its_group():
     with pytest.raises(ConfigError, match=r"pacer\.tree\.branches: expected a divisor"):
-        load_config(QUICKSTART, ["pacer.tree.branches=3", "pool.backend=qemu-tcg"])
+        load_config(QUICKSTART, ["pacer.tree.branches=3", "sandbox_host.pool.backend=qemu-tcg"])
 
 
 def test_demonstrations_use_the_tools_that_the_pacer_names():

@@ -9,10 +9,10 @@ from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("infra/configs/quickstart.toml")
 FLEET = (
-    'processes.machines=["sandbox:a", "judge"]',
-    'processes.machines-b=["sandbox:b"]',
+    'processes.machines=["sandbox_host:a", "judge"]',
+    'processes.machines-b=["sandbox_host:b"]',
     'processes.scheduler=["scheduler"]',
-    "sandbox.reports_to_scheduler=true",
+    "sandbox_host.reports_to_scheduler=true",
     "rollout_worker.places_groups=true",
 )
 
@@ -20,45 +20,52 @@ FLEET = (
 def test_two_hosts_and_a_scheduler_are_a_fleet() -> None:
     config = load_config(QUICKSTART, FLEET)
     assert config.rollout_worker.places_groups
-    load_config(QUICKSTART, ['processes.machines-b=["sandbox:b"]'])  # The other one is `local`.
+    # The other one is `local`.
+    load_config(QUICKSTART, ['processes.machines-b=["sandbox_host:b"]'])
 
 
 @pytest.mark.parametrize("spec", ["a b", "*", "", "a.b", ">", "a/b", "..", "é", "acquire"])
 def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
-    with pytest.raises(ConfigError, match=r"toml: processes\.more: 'sandbox:.*a host's name"):
-        load_config(QUICKSTART, [f'processes.more=["sandbox:{spec}"]'])
+    with pytest.raises(ConfigError, match=r"toml: processes\.more: 'sandbox_host:.*a host's name"):
+        load_config(QUICKSTART, [f'processes.more=["sandbox_host:{spec}"]'])
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (['processes.more=["sandbox:a", "sandbox:a"]'], r"processes\.more: 'sandbox:a' is in"),
-        (['processes.more=["sandbox:local"]'], r"processes\.more: .* in processes\.machines"),
+        (
+            ['processes.more=["sandbox_host:a", "sandbox_host:a"]'],
+            r"processes\.more: 'sandbox_host:a' is in",
+        ),
+        (['processes.more=["sandbox_host:local"]'], r"processes\.more: .* in processes\.machines"),
         (['processes.more=["scheduler", "scheduler"]'], r"processes\.more: 'scheduler' is in"),
         (
             ['processes.more=["scheduler:x"]'],
             r"processes\.more: expected 'scheduler', got 'scheduler:x'",
         ),
-        (["sandbox.host='a b'"], r"sandbox\.host: expected a host's name"),
-        (["sandbox.quota=-1"], r">= 0 .*\$\.sandbox\.quota"),
+        (["sandbox_host.host='a b'"], r"sandbox_host\.host: expected a host's name"),
+        (["sandbox_host.quota=-1"], r">= 0 .*\$\.sandbox_host\.quota"),
         (
-            ["sandbox.quotas={rollouts = 4}"],
-            r"\(train\|eval\|live\).*\$\.sandbox\.quotas",
+            ["sandbox_host.quotas={rollouts = 4}"],
+            r"\(train\|eval\|live\).*\$\.sandbox_host\.quotas",
         ),
-        (["sandbox.quotas={train = -4}"], r">= 0 .*\$\.sandbox\.quotas"),
-        (["sandbox.reserved_slots=-1"], r">= 0 .*\$\.sandbox\.reserved_slots"),
+        (["sandbox_host.quotas={train = -4}"], r">= 0 .*\$\.sandbox_host\.quotas"),
+        (["sandbox_host.reserved_slots=-1"], r">= 0 .*\$\.sandbox_host\.reserved_slots"),
         (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
-        ([*FLEET, "sandbox.reports_to_scheduler=false"], r"places_groups: .*reports_to_scheduler"),
+        (
+            [*FLEET, "sandbox_host.reports_to_scheduler=false"],
+            r"places_groups: .*reports_to_scheduler",
+        ),
         (
             [*FLEET, 'processes.scheduler=["compactor"]'],
             r"places_groups: expected with it the role",
         ),
         (
-            [*FLEET, "pool.live_max=7", "pool.size=2"],
+            [*FLEET, "sandbox_host.pool.live_max=7", "sandbox_host.pool.size=2"],
             r"pool\.live_max: expected .*group_size 8, got 7",
         ),
-        ([*FLEET, "sandbox.quota=7"], r"sandbox\.quota: expected at least .* 8, got 7"),
-        ([*FLEET, "sandbox.quotas={train = 1}"], r"sandbox\.quotas\.train.* 8, got 1"),
+        ([*FLEET, "sandbox_host.quota=7"], r"sandbox_host\.quota: expected at least .* 8, got 7"),
+        ([*FLEET, "sandbox_host.quotas={train = 1}"], r"sandbox_host\.quotas\.train.* 8, got 1"),
     ],
 )
 def test_settings_that_no_run_can_have_are_refused(overrides: list[str], expected: str) -> None:

@@ -52,7 +52,7 @@ def test_each_rank_gets_a_process():
         ({"trainer": {"engine": "torch"}}, "trainer.engine"),
         (
             {"trainer": RANKS, "weights": {"num_publisher_ranks": 2}},
-            "weights.num_publisher_ranks: expected 1",
+            "relay.num_publisher_ranks: expected 1",
         ),
     ],
 )

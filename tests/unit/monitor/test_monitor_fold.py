@@ -86,11 +86,11 @@ def test_live_requests_are_counted_to_their_training():
 
 
 def test_actors_show_starts_errors_load_and_waits():
-    wait = Wait(target="sandbox", reason="a machine", since=AT - 2.0, deadline_s=30.0)
+    wait = Wait(target="sandbox_host", reason="a machine", since=AT - 2.0, deadline_s=30.0)
     reports = [
         report("trainer", "trainer", AT, 4.0, wait),
-        report("host-0", "sandbox", AT - 1.0, 1.0),
-        report("host-0", "sandbox", AT, 1.75),
+        report("host-0", "sandbox_host", AT - 1.0, 1.0),
+        report("host-0", "sandbox_host", AT, 1.75),
     ]
     state = folded([*story(), *reports])
     trainer, host = state.actors["trainer"], state.actors["host-0"]
@@ -99,7 +99,7 @@ def test_actors_show_starts_errors_load_and_waits():
     assert host.busy_fraction_recent == 0.75
     assert state.sandbox.gauges == {"vms_warm": 3.0}
     assert state.stall.words == (
-        "trainer has waited 3.0 s for sandbox (a machine); host-0 is working (75% busy)"
+        "trainer has waited 3.0 s for sandbox_host (a machine); host-0 is working (75% busy)"
     )
     assert "digest" in "".join(line.text for line in state.log if line.level == "error")
 

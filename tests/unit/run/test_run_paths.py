@@ -17,14 +17,14 @@ def test_every_path_of_a_new_run_is_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tables = {
         "prepare": {"sources": [{"name": "a", "path": "tasks"}, {"name": "b"}], "num": 1},
-        "sandbox": {"images": "layers", "checkpoints": ""},
+        "sandbox_host": {"images": "layers", "checkpoints": ""},
         "judge": {"judges": [{"name": "q", "calibration": "q.json"}]},
         "store": "what is no table",
     }
     found = with_whole_paths(tables)
     sources = [{"name": "a", "path": str(tmp_path / "tasks")}, {"name": "b"}]
     assert found["prepare"] == {"sources": sources, "num": 1}
-    assert found["sandbox"] == {"images": str(tmp_path / "layers"), "checkpoints": ""}
+    assert found["sandbox_host"] == {"images": str(tmp_path / "layers"), "checkpoints": ""}
     assert found["judge"]["judges"] == [{"name": "q", "calibration": str(tmp_path / "q.json")}]
     assert found["store"] == "what is no table"
     assert tables["prepare"]["sources"][0]["path"] == "tasks", "what was given stays as it is"

@@ -47,7 +47,7 @@ def test_without_learning_it_answers_and_nothing_else(run, ungated):
 
 def test_learning_adds_the_join_and_the_trainer_and_no_tasks(ungated):
     run, config = ungated, service_config(ungated, learns=True)
-    more = {"feedback_join", "trainer"}
+    more = {"feedback", "trainer"}
     assert set(roles(config)) == {"gateway", "generator:east", "monitor", "relay:east"} | more
     assert (config.trainer.steps_max, config.pacer.steps_max) == (STEPS_MAX, 0)
     assert config.trainer.epoch is not None
@@ -83,7 +83,8 @@ def test_with_a_gatekeeper_versions_are_evaluated(run):
     gateway = msgspec.structs.replace(run.gateway, channel="stable")
     gated = msgspec.structs.replace(run, regions=regions, processes=processes, gateway=gateway)
     found = roles(service_config(gated, learns=True))
-    assert {"gatekeeper", "evaluator", "pacer", "rollout_worker", "sandbox", "judge"} < set(found)
+    judging = {"rollout_worker", "sandbox_host", "judge"}
+    assert {"gatekeeper", "evaluator", "pacer", *judging} < set(found)
     assert "generator:east" in found and "generator:west" not in found
     assert "evaluator" not in roles(service_config(gated, learns=False))
 

@@ -38,7 +38,9 @@ def test_a_malformed_rule_is_named(text):
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1", "10.0.0.1", "93.184.215.14"])
 def test_an_address_is_the_operators_to_allow(address):
-    with pytest.raises(EgressRuleError, match=rf"x.test:80@{address}.*sandbox.egress_addresses"):
+    with pytest.raises(
+        EgressRuleError, match=rf"x.test:80@{address}.*sandbox_host.egress_addresses"
+    ):
         parse_rules([f"x.test:80@{address}"])
 
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.envs.backends import backend_class
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.needs import fitted, sized
 from penstock.envs.sandbox import Capability, IsolationClass, NeedsRefused
-from penstock.infra.run.config import PoolSection
 from penstock.infra.run.prepare import _check_machine
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import SandboxRecord
@@ -103,6 +103,6 @@ def test_a_task_that_no_host_has_room_for_ends_the_preparation_by_name():
         task_id="big", category="harbor", split=Split.TRAIN, instruction="", files={},
         machine=MachineNeeds(memory_mib=4096),
     )  # fmt: skip
-    _check_machine(task, PoolSection(live_max=32))
+    _check_machine(task, PoolConfig(live_max=32))
     with pytest.raises(ConfigError, match=r"task big: machine.memory_mib: 4096 .* has 3968"):
-        _check_machine(task, PoolSection(live_max=31))
+        _check_machine(task, PoolConfig(live_max=31))

@@ -1,0 +1,78 @@
+"""Configurations of former releases are read under the present names."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.infra.run.config_file import apply_overrides, load_config, read_toml
+from penstock.infra.run.former_names import present_key, present_role, with_present_names
+from penstock.messages.errors import ConfigError
+
+FORMER = """
+regions = [{ name = "here", serves = ["train", "eval", "live"] }]
+[processes]
+trainer = ["trainer"]
+generator = ["generator:here"]
+machines = ["sandbox:a", "judge", "rollout_worker"]
+control = ["pacer", "evaluator", "feedback_join", "relay:here"]
+[prepare]
+tasks = "tasks"
+[sandbox]
+quota = 9
+[pool]
+live_max = 7
+[feedback_join]
+reward_wait_s = 3.0
+[weights]
+num_publisher_ranks = 1
+"""
+PRESENT = (
+    FORMER.replace("[sandbox]", "[sandbox_host]")
+    .replace("[pool]", "[sandbox_host.pool]")
+    .replace("feedback_join", "feedback")
+    .replace("sandbox:a", "sandbox_host:a")
+    .replace("[weights]", "[relay]")
+)
+
+
+def test_a_former_file_is_the_present_one(tmp_path):
+    (tmp_path / "former.toml").write_text(FORMER)
+    (tmp_path / "present.toml").write_text(PRESENT)
+    former, present = (load_config(tmp_path / f"{name}.toml") for name in ("former", "present"))
+    assert former == present
+    assert (former.sandbox_host.quota, former.sandbox_host.pool.live_max) == (9, 7)
+    assert former.processes["machines"][0] == "sandbox_host:a"
+
+
+def test_a_file_may_stand_over_a_former_base_and_former_overrides_over_both(tmp_path):
+    (tmp_path / "base.toml").write_text(FORMER)
+    (tmp_path / "own.toml").write_text('base = "base.toml"\n[sandbox_host.pool]\nlive_max = 8\n')
+    assert load_config(tmp_path / "own.toml").sandbox_host.pool.live_max == 8
+    data = apply_overrides(read_toml(tmp_path / "own.toml"), ["pool.live_max=9"])
+    assert data["sandbox_host"]["pool"]["live_max"] == 9
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"pool": {"size": 1}, "sandbox_host": {"pool": {"size": 2}}},
+        {"feedback": {"late_s_max": 1.0}, "feedback_join": {"late_s_max": 1.0}},
+        {"sandbox": 3, "sandbox_host": {}},
+    ],
+)
+def test_a_setting_under_both_names_is_refused_by_name(tables):
+    with pytest.raises(ConfigError, match="its present name"):
+        with_present_names(tables)
+
+
+def test_two_names_of_one_section_add_up_and_the_tables_given_stay():
+    tables = {"sandbox": {"quota": 1}, "sandbox_host": {"host": "a"}, "pool": {"size": 2}}
+    found = with_present_names(tables)
+    assert found == {"sandbox_host": {"host": "a", "quota": 1, "pool": {"size": 2}}}
+    assert tables["sandbox_host"] == {"host": "a"}
+
+
+@given(st.text(max_size=12))
+def test_renaming_twice_is_renaming_once(text):
+    assert present_role(present_role(text)) == present_role(text)
+    assert present_key(present_key(text)) == present_key(text)
