@@ -1,7 +1,7 @@
 """Rate limits of a key: token buckets, and a bound on parallel requests. Pure; time is given.
 
-Not aiolimiter: its bucket waits for capacity, but here a request is refused with the time until it
-fits, a reply's tokens are charged afterwards and may be owed, and headers report what remains.
+Neither `limits` nor `aiolimiter` has a bucket that refuses with the time until a request fits and
+that can be overdrawn (docs/decisions/libraries.md).
 
 Limits that several gateways hold together, by compare-and-swap of `LimitsChanged` events.
 

@@ -116,7 +116,8 @@ def _compile(command: Sequence[str], result: Path, stdin: bytes) -> bool:
                 "%s: not compiled: %s", _source(command), done.stderr.decode("utf-8", "replace")
             )
             return False
-        _sync(output)
+        with output.open("rb") as file:
+            os.fsync(file.fileno())
         if said := done.stdout + done.stderr:
             notes = output.with_suffix(".log")
             notes.write_bytes(said)
@@ -129,8 +130,3 @@ def _source(command: Sequence[str]) -> str:
     """Name what was to be compiled."""
     names = [Path(part).name for part in command if Path(part).suffix in {".c", ".cu"}]
     return names[-1] if names else Path(command[0]).name
-
-
-def _sync(output: Path) -> None:
-    with output.open("rb") as file:
-        os.fsync(file.fileno())

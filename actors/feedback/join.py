@@ -210,7 +210,8 @@ class FeedbackJoin:
             if any(self._is_unread(root, session) for root in stored.feedback_ids):
                 continue
             rated = session.rate(turns, self._declared, now)
-            if self._is_default(stored, rated):
+            # It had the default reward and still has no other.
+            if rated.is_empty and not stored.feedback_ids and stored.revision == 0:
                 continue
             revised = session.sample(turns, rated, stored.revision + 1)
             if _content(revised) == _content(stored):
@@ -232,11 +233,6 @@ class FeedbackJoin:
     def _is_unread(self, root: str, session: UserSession) -> bool:
         """Whether the log has a signal that was not read yet (after a restart)."""
         return root not in session.signals and root not in self._retracted
-
-    @staticmethod
-    def _is_default(stored: LiveSampleJoined, rated: Rated) -> bool:
-        """Whether a sample had the default reward and still has no other."""
-        return rated.is_empty and not stored.feedback_ids and stored.revision == 0
 
     def _cap(
         self, session: UserSession, revised: LiveSampleJoined, stored: LiveSampleJoined
@@ -264,15 +260,12 @@ class FeedbackJoin:
         session = self._sessions.pop(key)
         joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
         for root, signal in session.signals.items():
-            if root not in joined and not self._is_text(signal):
+            if root not in joined and not self._declared[signal.event.name].kind.is_text:
                 self._leave_out(signal.event, reason)
         for request_id in session.turns:
             del self._place[request_id]
             self.counts.num_dropped += request_id not in session.sample_of
             self._close(request_id, reason)
-
-    def _is_text(self, signal: Signal) -> bool:
-        return self._declared[signal.event.name].kind.is_text
 
     def _leave_out(self, event: FeedbackReceived, reason: LeftOutReason) -> None:
         self.counts.num_left_out += 1

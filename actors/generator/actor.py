@@ -230,24 +230,21 @@ class Generator(Actor):
             if is_first:
                 self._queues_ms[-1].append(chunk.queue_ms)
                 is_first = False
-            yield self._reply(message.request_id, chunk)
-
-    def _reply(self, request_id: str, chunk: TokenChunk) -> TokensSampled:
-        return TokensSampled(
-            request_id=request_id,
-            token_ids=to_array(chunk.token_ids),
-            behavior_logprobs=to_array(chunk.behavior_logprobs),
-            policy_version=chunk.policy_version,
-            stop_reason=chunk.stop_reason,
-            replica=self._replica,
-            queue_ms=chunk.queue_ms,
-            route_segments=seal_chunk(chunk, self._capabilities.num_experts),
-            arithmetic=self._capabilities.arithmetic,
-            support=b"" if chunk.support is None else seal_support(chunk.support),
-            forced=_spans(chunk.is_forced),
-            top_ids=None if chunk.top_ids is None else to_array(chunk.top_ids),
-            top_logprobs=None if chunk.top_logprobs is None else to_array(chunk.top_logprobs),
-        )
+            yield TokensSampled(
+                request_id=message.request_id,
+                token_ids=to_array(chunk.token_ids),
+                behavior_logprobs=to_array(chunk.behavior_logprobs),
+                policy_version=chunk.policy_version,
+                stop_reason=chunk.stop_reason,
+                replica=self._replica,
+                queue_ms=chunk.queue_ms,
+                route_segments=seal_chunk(chunk, self._capabilities.num_experts),
+                arithmetic=self._capabilities.arithmetic,
+                support=b"" if chunk.support is None else seal_support(chunk.support),
+                forced=_spans(chunk.is_forced),
+                top_ids=None if chunk.top_ids is None else to_array(chunk.top_ids),
+                top_logprobs=None if chunk.top_logprobs is None else to_array(chunk.top_logprobs),
+            )
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
         if isinstance(message, AbortGeneration):

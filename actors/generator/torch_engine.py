@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.actors.generator.checks import check_ready, check_request, open_grammar
+from penstock.actors.generator.base_engine import BaseEngine, check_patch, open_grammar
 from penstock.actors.generator.core import EngineCore, GenerationRequest, Output
 from penstock.actors.generator.engine import (
     EngineCapabilities,
@@ -41,7 +41,6 @@ from penstock.actors.generator.engine import (
 )
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.sampler import GrammarMasks
-from penstock.actors.generator.updates import StagedUpdates, check_patch
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
@@ -246,7 +245,7 @@ _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""
 
 
-class TorchEngine(StagedUpdates[StagedWeights]):
+class TorchEngine(BaseEngine[StagedWeights]):
     """An `Engine`; construct it, `start()` it on the event loop, then give it weights.
 
     Example:
@@ -272,17 +271,16 @@ class TorchEngine(StagedUpdates[StagedWeights]):
             DeviceUnavailableError: The device is not there.
 
         """
-        self._options = options or EngineOptions()
-        if self._options.num_tokens_max > config.max_position_embeddings:
+        options = options or EngineOptions()
+        if options.num_tokens_max > config.max_position_embeddings:
             raise InvalidRequestError(
-                f"num_tokens_max {self._options.num_tokens_max} exceeds the policy's "
+                f"num_tokens_max {options.num_tokens_max} exceeds the policy's "
                 f"max_position_embeddings {config.max_position_embeddings}"
             )
-        self._config = config
         self._grammars = grammars
-        self._core = EngineCore(config, self._options)
+        self._core = EngineCore(config, options)
         self._worker = EngineWorker(self._core, self._deliver)
-        super().__init__(StagedWeights(config, self._core.device))
+        super().__init__(config, options, StagedWeights(config, self._core.device))
         self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
 
     def start(self) -> None:
@@ -306,13 +304,7 @@ class TorchEngine(StagedUpdates[StagedWeights]):
         num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
-        num_max = self._options.num_running_max + self._options.num_waiting_max
-        check_ready(self.health(), request_id, self._streams, num_max)
-        check_request(
-            *(token_ids, sampling, routes_from, num_resumed),
-            vocab_size=self._config.vocab_size,
-            num_tokens_max=self._options.num_tokens_max,
-        )
+        self._check(request_id, token_ids, sampling, routes_from, num_resumed)
         if sampling.num_tokens_max > self._options.num_tokens_max:
             bound = self._options.num_tokens_max
             sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
@@ -389,14 +381,8 @@ class TorchEngine(StagedUpdates[StagedWeights]):
 
     def capabilities(self) -> EngineCapabilities:
         """See `Engine.capabilities`."""
-        return EngineCapabilities(
-            name=f"torch ({self._core.decoder.name} step)",
-            num_tokens_max=self._options.num_tokens_max,
-            num_running_max=self._options.num_running_max,
-            num_waiting_max=self._options.num_waiting_max,
-            arithmetic=f"{self._core.decoder.name}/{self._config.numerics.expert_format}",
-            num_experts=self._config.num_experts,
-        )
+        step = self._core.decoder.name
+        return self._capabilities(f"torch ({step} step)", step)
 
     def _deliver(self, outputs: list[Output]) -> None:
         for request, chunk in outputs:

@@ -47,7 +47,11 @@ def describe(event: Event, at: float) -> LogLine | None:
         text = f"run given up at step {event.step}: {event.reason}"
         return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
     if isinstance(event, GroupGranted) and event.num_fresh + event.attempt == 0:
-        return LogLine(at=at, level="warn", text=_ran_out(event))
+        text = (
+            f"group {event.group_index} has the last training task that none attempted; the groups "
+            "after it attempt tasks again, by how uncertain their solve rates are"
+        )
+        return LogLine(at=at, level="warn", text=text)
     entry = _WORDS.get(type(event))
     if entry is None:
         return None
@@ -71,13 +75,6 @@ def _evaluated(event: EvalCompleted) -> str:
     counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
     tasks = f"the held-out tasks of {event.eval_set}" if event.eval_set else "held-out tasks"
     return f"version {event.policy_version} solves {rate:.1%} of {tasks} ({counts})"
-
-
-def _ran_out(event: GroupGranted) -> str:
-    return (
-        f"group {event.group_index} has the last training task that none attempted; the groups "
-        "after it attempt tasks again, by how uncertain their solve rates are"
-    )
 
 
 def _published(event: WeightsPublished) -> str:

@@ -40,22 +40,6 @@ class EvalPoint(msgspec.Struct, kw_only=True):
         return self.num_solved / max(1, self.num_tasks)
 
 
-def _eval_point(event: EvalCompleted, at: float, requested_at: float) -> EvalPoint:
-    return EvalPoint(
-        policy_version=event.policy_version,
-        at=at,
-        wall_s=max(0.0, at - requested_at),
-        num_solved=event.num_solved,
-        num_tasks=event.num_tasks,
-        num_masked=event.num_masked,
-        num_wrong_version=event.num_wrong_version,
-        by_category=event.pass_rate_by_category,
-        by_source=event.pass_rate_by_source,
-        num_samples=event.num_samples,
-        pass_at_k=event.pass_at_k,
-    )
-
-
 class SourceView(msgspec.Struct, kw_only=True):
     """Training on the tasks of one source."""
 
@@ -121,7 +105,19 @@ class TaskViews:
 
     def evaluated(self, event: EvalCompleted, at: float) -> EvalPoint:
         """Add a result to its set, and return its point."""
-        point = _eval_point(event, at, self._requested.pop(event.eval_id, at))
+        point = EvalPoint(
+            policy_version=event.policy_version,
+            at=at,
+            wall_s=max(0.0, at - self._requested.pop(event.eval_id, at)),
+            num_solved=event.num_solved,
+            num_tasks=event.num_tasks,
+            num_masked=event.num_masked,
+            num_wrong_version=event.num_wrong_version,
+            by_category=event.pass_rate_by_category,
+            by_source=event.pass_rate_by_source,
+            num_samples=event.num_samples,
+            pass_at_k=event.pass_at_k,
+        )
         view = self._view
         view.num_evals += 1
         view.num_eval_attempts += point.num_tasks + point.num_masked + point.num_wrong_version

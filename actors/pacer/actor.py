@@ -333,7 +333,15 @@ class Pacer(Actor):
 
     def _changed_credits(self, ctx: Context) -> Effects:
         """Show the budget, unless nothing changed or a restart still reads what was shown."""
-        credits, shown = _credits(self._budget), self._published
+        budget, shown = self._budget, self._published
+        credits = CreditsChanged(
+            policy_version=budget.policy_version,
+            num_groups_granted=budget.num_granted,
+            num_groups_trained=budget.num_trained,
+            num_groups_discarded=budget.num_discarded,
+            num_groups_allowed=budget.num_allowed,
+            staleness_max=budget.staleness_max,
+        )
         ctx.set_gauge("groups_granted", credits.num_groups_granted)
         ctx.set_gauge("groups_allowed", credits.num_groups_allowed)
         if credits.policy_version < 0 or credits == shown:
@@ -342,17 +350,6 @@ class Pacer(Actor):
             return ()
         self._published = credits
         return (credits,)
-
-
-def _credits(budget: Budget) -> CreditsChanged:
-    return CreditsChanged(
-        policy_version=budget.policy_version,
-        num_groups_granted=budget.num_granted,
-        num_groups_trained=budget.num_trained,
-        num_groups_discarded=budget.num_discarded,
-        num_groups_allowed=budget.num_allowed,
-        staleness_max=budget.staleness_max,
-    )
 
 
 def _progress(credits: CreditsChanged) -> tuple[int, int, int]:

@@ -137,7 +137,11 @@ class Curriculum:
         num_fresh = sum(map(len, fresh.values()))
         revisits = draw.random() < self._settings.revisit_share or not fresh
         known = self._candidates(without) if revisits else []
-        useful = [one for one in known if not self._is_certain(one)]
+        useful = [
+            one
+            for one in known
+            if not self._aged(one).is_certain(_CERTAIN_SHARE * self._settings.group_size)
+        ]
         if useful:
             buckets = {_bucket(one.task) for one in useful}
             bucket = _drawn(draw, self._weights, buckets)
@@ -225,9 +229,6 @@ class Curriculum:
 
     def _aged(self, one: _Attempted) -> _Evidence:
         return one.evidence.aged(self._step, self._settings.solve_rate_half_life)
-
-    def _is_certain(self, one: _Attempted) -> bool:
-        return self._aged(one).is_certain(_CERTAIN_SHARE * self._settings.group_size)
 
 
 def _bucket(task: Task) -> Bucket:

@@ -126,14 +126,10 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def as_bfloat16(bits: np.ndarray) -> torch.Tensor:
-    """View published weights (uint16 bit patterns) as a tensor without copying."""
-    return torch.from_numpy(bits).view(torch.bfloat16)
-
-
 def as_torch(array: np.ndarray) -> torch.Tensor:
     """View what `as_numpy` returned of bfloat16 or float32 weights as a tensor, without copying."""
-    return as_bfloat16(array) if array.dtype == np.uint16 else torch.from_numpy(array)
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:

@@ -127,7 +127,14 @@ class ActorHost:
             log.info("stopped after %d events", self._dispatcher.num_handled)
         except Exception as error:
             log.exception("%s failed", self._name)
-            await self._announce(self._failure(error))
+            await self._announce(
+                ActorFailed(
+                    actor=self._name,
+                    incarnation=self._incarnation,
+                    error=f"{type(error).__name__}: {error}",
+                    num_restarts=0,
+                )
+            )
             raise
         finally:
             await self._consumer.close()
@@ -249,7 +256,20 @@ class ActorHost:
     async def _report(self) -> None:
         for number in itertools.count(1):
             await asyncio.sleep(self._report_s)
-            await self._announce(self._reported())
+            await self._announce(
+                ActorReported(
+                    actor=self._name,
+                    role=self._actor.role,
+                    at=self._clock.now(),
+                    busy_s=self._ctx.meter.busy_s,
+                    uptime_s=self._clock.monotonic() - self._started_at,
+                    num_handled=self._dispatcher.num_handled,
+                    num_queued=len(self._consumer),
+                    gauges=dict(self._ctx.gauges),
+                    waits=self._ctx.waits.current(),
+                    processor_s=self._used_s(),
+                )
+            )
             if number % REPORTS_PER_RECORD == 0:
                 await self._record_used()
 
@@ -271,28 +291,6 @@ class ActorHost:
             return {}
         now = {"process": self._processor.used_s(self._name), **self._actor.processor_s()}
         return {kind: used_s + self._used_before.get(kind, 0.0) for kind, used_s in now.items()}
-
-    def _reported(self) -> ActorReported:
-        return ActorReported(
-            actor=self._name,
-            role=self._actor.role,
-            at=self._clock.now(),
-            busy_s=self._ctx.meter.busy_s,
-            uptime_s=self._clock.monotonic() - self._started_at,
-            num_handled=self._dispatcher.num_handled,
-            num_queued=len(self._consumer),
-            gauges=dict(self._ctx.gauges),
-            waits=self._ctx.waits.current(),
-            processor_s=self._used_s(),
-        )
-
-    def _failure(self, error: Exception) -> ActorFailed:
-        return ActorFailed(
-            actor=self._name,
-            incarnation=self._incarnation,
-            error=f"{type(error).__name__}: {error}",
-            num_restarts=0,
-        )
 
     async def _announce(self, event: Event) -> None:
         """Publish what nothing depends on."""

@@ -199,16 +199,12 @@ class Deaths:
         died_at = now()
         self._last.append((lease_id, died_at))
         await asyncio.sleep(SETTLE_S)
-        if _was_killed(machine) and not self.memory.has_risen():
+        if getattr(machine, "was_killed", False) and not self.memory.has_risen():
             return False
         has_neighbor = any(
             other != lease_id and abs(at - died_at) <= NEIGHBOR_S for other, at in self._last
         )
         return not has_neighbor and not _others_dead(pool, lease_id)
-
-
-def _was_killed(machine: Sandbox) -> bool:
-    return bool(getattr(machine, "was_killed", False))
 
 
 def _others_dead(pool: Pool, lease_id: str) -> bool:

@@ -17,6 +17,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The machines of one sandbox host."""
 
     backend: str = "uml"
+    """`uml`, `qemu-tcg`, `qemu-kvm`, `process` or, experimental, `firecracker`."""
     allow_process: bool = False
     """Accept the `process` backend, which isolates less, and train on its rollouts."""
     size: NonNegativeInt = 4

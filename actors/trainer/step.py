@@ -183,7 +183,8 @@ def _forward(
     )
     losses = token_losses(tokens, loss_config)
     values = losses.values
-    entropy = _entropies(forwarded.logits, has_gradient=loss_config.entropy_bonus > 0)
+    has_bonus = loss_config.entropy_bonus > 0
+    entropy = entropies(forwarded.logits if has_bonus else forwarded.logits.detach()).cpu()
     if loss_config.entropy_bonus:
         values = values - loss_config.entropy_bonus * entropy
     reference = _cat([_or_nan(one, one.reference_logprobs) for one in batch])
@@ -241,10 +242,6 @@ def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch
     """[N]: in the first pass the policy itself."""
     known = [one.proximal_logprobs for one in batch if one.proximal_logprobs is not None]
     return _cat(known) if known else current.detach()
-
-
-def _entropies(logits: torch.Tensor, *, has_gradient: bool) -> torch.Tensor:
-    return entropies(logits if has_gradient else logits.detach()).cpu()
 
 
 def _or_nan(sequence: TrainingSequence, logprobs: np.ndarray | None) -> np.ndarray:

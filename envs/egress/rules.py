@@ -99,7 +99,7 @@ def parse_target(text: str, default_port: int | None = None) -> tuple[str, int]:
     name, colon, port = text.lower().partition(":")
     if not colon and default_port is not None:
         port = str(default_port)
-    if not _is_name(name):
+    if len(name) > NAME_CHARACTERS_MAX or not _NAME.fullmatch(name):
         raise EgressDeniedError("expected a host's name, not an address or a malformed name")
     if _PORT.fullmatch(port) is None or int(port) > 65535:
         raise EgressDeniedError("expected a port from 1 to 65535")
@@ -157,7 +157,3 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if address.ipv4_mapped is not None:
         return _is_public(address.ipv4_mapped)
     return address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
-
-
-def _is_name(name: str) -> bool:
-    return len(name) <= NAME_CHARACTERS_MAX and _NAME.fullmatch(name) is not None

@@ -67,16 +67,12 @@ def _module_plans(source_name: str, module: Module, config: InjectConfig) -> lis
     plans = [
         FunctionPlan(source_name, module, target.qualname, points, config)
         for target in find_targets(tree)
-        if not _has_twin(module, target)
+        # A C module, `_json` for one, gives the right answers of such a function.
+        if not (module.prefix and target.node.name.startswith("py_"))
         if promise(target) and (points := promise(target) + familiarity(target)) >= _POINTS_MIN
     ]
     rng.shuffle(plans)
     return sorted(plans, key=lambda plan: -plan.promise)[: config.functions_per_module]
-
-
-def _has_twin(module: Module, target: Target) -> bool:
-    """Return whether a C module, `_json` for one, gives a function's right answers."""
-    return bool(module.prefix) and target.node.name.startswith("py_")
 
 
 @lru_cache(maxsize=_HANDFUL)

@@ -64,7 +64,8 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         expected=[recording.lines[index] for index in hidden],
         gold_files={module.file: files[module.file]},
         timeout_s=_GRADE_S_MAX,
-        sealed_modules=_sealed(module),
+        # The machine has a right copy of the standard library's modules.
+        sealed_modules=[module.name.removeprefix(f"{module.prefix}.")] if module.prefix else [],
     )
     origin = TaskOrigin(
         source=source_name,
@@ -81,11 +82,6 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         hint=hint,
     )
     return TaskCandidate(task=task, hidden=tests, origin=origin)
-
-
-def _sealed(module: Module) -> list[str]:
-    """Return the modules that the machine has a right copy of: the standard library's."""
-    return [module.name.removeprefix(f"{module.prefix}.")] if module.prefix else []
 
 
 def _divide(tried: Tried, num: int, rng: random.Random) -> tuple[list[int], list[int]]:

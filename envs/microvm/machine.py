@@ -69,38 +69,35 @@ class GuestSandbox:
         op_key: str = "",
     ) -> ExecResult:
         """See `Sandbox.exec`; a cancelled call kills the program."""
-        request = GuestRequest(
-            op="exec",
-            op_key=op_key,
-            argv=list(argv),
-            env=[f"{name}={value}" for name, value in self._environment(env).items()],
-            path=_absolute(cwd),
-            deadline_ms=max(1, round(timeout_s * 1000)),
-            bytes_max=output_bytes_max,
-        )
-        return await self._run(request, timeout_s)
+        run = VerifierRun(argv=list(argv), timeout_s=timeout_s, output_bytes_max=output_bytes_max)
+        return await self._run("exec", run, op_key, _absolute(cwd), env)
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
         """See `VerifyingSandbox.verify`; a cancelled call kills the program and its peer."""
-        environment = self._environment(VERIFIER_ENV if run.peer else None)
+        path, env = ("/", VERIFIER_ENV) if run.peer else (WORK_DIR, None)
+        return await self._run("verify", run, op_key, path, env)
+
+    async def _run(
+        self, op: str, run: VerifierRun, op_key: str, path: str, env: Mapping[str, str] | None
+    ) -> ExecResult:
+        environment = DEFAULT_ENV | self._outlet.environment | dict(env or {})
         request = GuestRequest(
-            op="verify",
+            op=op,
             op_key=op_key,
             argv=run.argv,
             env=[f"{name}={value}" for name, value in environment.items()],
-            path=WORK_DIR if not run.peer else "/",
+            path=path,
             deadline_ms=max(1, round(run.timeout_s * 1000)),
             bytes_max=run.output_bytes_max,
             peer=run.peer,
             covers=[text for pair in run.covers for text in pair],
         )
-        return await self._run(request, run.timeout_s)
-
-    async def _run(self, request: GuestRequest, timeout_s: float) -> ExecResult:
+        deadline_s = run.timeout_s + self.hang_grace_s
         try:
-            reply = await self._connection.call(request, timeout_s=timeout_s + self.hang_grace_s)
+            reply = await self._connection.call(request, timeout_s=deadline_s)
         except asyncio.CancelledError:
-            self._cancel(request.id)
+            with contextlib.suppress(SandboxDied):
+                self._connection.post(GuestRequest(op="cancel", target=request.id))
             raise
         return ExecResult(
             exit_code=reply.exit_code,
@@ -111,9 +108,6 @@ class GuestSandbox:
             duration_ms=float(reply.duration_ms),
         )
 
-    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        return DEFAULT_ENV | self._outlet.environment | dict(env or {})
-
     async def allow_egress(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
         """See `NetworkedMachine.allow_egress`."""
         await self._outlet.open(rules, allows_addresses=allows_addresses)
@@ -121,10 +115,6 @@ class GuestSandbox:
     async def egress_attempts(self) -> list[EgressAttempt]:
         """See `NetworkedSandbox.egress_attempts`."""
         return self._outlet.attempts
-
-    def _cancel(self, target: int) -> None:
-        with contextlib.suppress(SandboxDied):
-            self._connection.post(GuestRequest(op="cancel", target=target))
 
     async def ping(self) -> None:
         """Return when the guest agent has answered."""

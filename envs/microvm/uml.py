@@ -8,16 +8,13 @@ bounds. It is meant for code that a policy writes; strangers' tasks should deman
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from penstock.envs.microvm.confinement.confinement import MARGIN_MIB, Confinement
 from penstock.envs.microvm.confinement.filters import UML_CALLS, allow_only
-from penstock.envs.microvm.images.assets import load_assets
-from penstock.envs.microvm.images.layers import check_there, image_digest, layered
+from penstock.envs.microvm.images.layers import LayeredBackend
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
-from penstock.envs.needs import DEFAULT_NEEDS, sized
+from penstock.envs.needs import DEFAULT_NEEDS
 from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied
-from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
 
 OVERHEAD_MIB = 192
@@ -43,19 +40,8 @@ DEBIAN_LIBRARIES = {
 """Where Debian's own kernel looks for what it is linked to."""
 
 
-class UmlBackend:
-    """Boots one user-mode Linux for each sandbox.
-
-    Args:
-        cache: Folder with the kernel and the image; default `assets.vm_cache_dir()`.
-        layer: An image layer above the base, by name or file (`images/layers.py`).
-        needs: Size of its machines; see `sized`.
-
-    Raises:
-        BackendUnavailable: The kernel, the image, the layer or bubblewrap is missing.
-        NeedsRefused: They need more than one processor, or more files than memory.
-
-    """
+class UmlBackend(LayeredBackend):
+    """Boots one user-mode Linux for each sandbox."""
 
     name = "uml"
     isolation_class = IsolationClass.USER_MODE_KERNEL
@@ -67,7 +53,6 @@ class UmlBackend:
     )
     processors_max = 1
     memory_mib = 128
-    """Of a machine that nobody asks more for."""
 
     def __init__(
         self,
@@ -75,19 +60,12 @@ class UmlBackend:
         layer: str | Path = "",
         needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
-        self._opened_with = (cache, layer)
-        folder, self.assets = load_assets(cache)
-        self.needs = sized(needs, self)
-        self._layer = layered(layer, cache)
-        files = {"kernel": folder / self.assets.kernel, "image": folder / self.assets.image}
-        if self.assets.is_debian:
-            files["initramfs"] = folder / self.assets.initramfs
-            files["loader"] = folder / self.assets.loader
-            files["library"] = folder / self.assets.library
-        if self._layer is not None:
-            files["layer"] = self._layer
+        super().__init__(cache, layer, needs)
+        self.assets = self._base
+        kinds = ("kernel", *(("initramfs", "loader", "library") if self.assets.is_debian else ()))
+        files = {kind: self._folder / getattr(self.assets, kind) for kind in kinds} | self._files
         self._confinement = Confinement(
-            folder / self.assets.launcher,
+            self._folder / self.assets.launcher,
             files,
             self._mounts(),
             calls=allow_only(UML_CALLS.values()),
@@ -95,14 +73,7 @@ class UmlBackend:
             memory_mib=self.needs.memory_mib + MARGIN_MIB + OVERHEAD_MIB,
             keeps_addresses=True,
         )
-        self._info = SandboxRecord(
-            backend=self.name,
-            isolation_class=self.isolation_class,
-            kernel_digest=self.assets.kernel_digest,
-            image_digest=image_digest(self.assets.image_digest, self._layer),
-            boot_ms=0.0,
-            confinement=self._confinement.in_force,
-        )
+        self._info = self._record(self.assets.kernel_digest, self._confinement)
 
     def _mounts(self) -> list[str]:
         """Return bubblewrap's options. Its own process is pid 1: signals from inside end no pid 1.
@@ -138,10 +109,6 @@ class UmlBackend:
             *("nbd.nbds_max=0", "loop.max_loop=0"),
         ]
 
-    def resized(self, needs: MachineNeeds) -> Self:
-        """See `SizedBackend.resized`."""
-        return type(self)(*self._opened_with, needs)
-
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""
         try:
@@ -149,5 +116,5 @@ class UmlBackend:
                 self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
             )
         except SandboxDied:
-            check_there(self._layer)
+            self._check_layer()
             raise

@@ -65,26 +65,25 @@ class RemoteSandbox:
         op_key: str = "",
     ) -> ExecResult:
         """Run a program; it runs once, however often the request is delivered."""
-        command = ExecCommand(
-            lease_id=self._leased.lease_id,
-            op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
-            argv=list(argv),
-            cwd=cwd,
-            env=dict(env or {}),
-            timeout_s=timeout_s,
-            output_bytes_max=output_bytes_max,
-        )
-        result = await self._call(command, ExecResult, within_s=timeout_s)
+        run = VerifierRun(argv=list(argv), timeout_s=timeout_s, output_bytes_max=output_bytes_max)
+        result = await self._run(run, op_key, cwd, env or {})
         own_s = (result.duration_ms - result.starved_ms) / 1e3
         self.guest_s += min(max(0.0, own_s), timeout_s)
         return result
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
         """Run a program of tests apart from the code under test, as `exec`."""
+        return await self._run(run, op_key, WORK_DIR, {})
+
+    async def _run(
+        self, run: VerifierRun, op_key: str, cwd: str, env: Mapping[str, str]
+    ) -> ExecResult:
         command = ExecCommand(
             lease_id=self._leased.lease_id,
             op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
             argv=run.argv,
+            cwd=cwd,
+            env=dict(env),
             timeout_s=run.timeout_s,
             output_bytes_max=run.output_bytes_max,
             peer=run.peer,

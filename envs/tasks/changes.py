@@ -38,7 +38,11 @@ async def list_work(sandbox: Sandbox) -> list[str]:
         SandboxError: The machine failed, or cannot read it.
 
     """
-    return [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
+    return [
+        path
+        for path in await sandbox.list_files(WORK_DIR)
+        if _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
+    ]
 
 
 async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
@@ -88,11 +92,6 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
         if num_bytes > num_bytes_max:
             raise ChangesError(f"changed files hold more than {num_bytes_max} bytes")
     return Changes(files=files, deleted=deleted)
-
-
-def is_sealed(path: str) -> bool:
-    """Return whether a path is never carried over."""
-    return not _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
 
 
 async def _touched(sandbox: Sandbox) -> set[str]:

@@ -50,7 +50,8 @@ def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, byte
                 place += "/"
             for source in sources:
                 placed |= _copied(context, source, place)
-                _check_size(placed)
+                if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
+                    raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
     roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
     return {
         posixpath.relpath(path, root): data
@@ -111,11 +112,6 @@ def _check_copy(
     for source in sources:
         if not _copied(context, source, f"{place}/"):
             raise DockerfileError(f"COPY: {shown!r}: no file of the folder is {source!r}")
-
-
-def _check_size(placed: Mapping[str, bytes]) -> None:
-    if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
-        raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
 
 
 def _copied(context: Mapping[str, bytes], source: str, place: str) -> dict[str, bytes]:

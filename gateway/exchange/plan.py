@@ -197,7 +197,7 @@ def told_tools(conversation: LiveRequest) -> OfferedTools:
     offered = conversation.offered
     text = prompt_for(offered)
     if text is None:
-        further = [tool for tool in offered.values() if not _is_built_in(tool)]
+        further = [tool for tool in offered.values() if tool.name not in special_tokens.TOOL_NAMES]
         lines = [_describe(tool) for tool in further]
         text = "Further tools:\n" + "\n".join(lines) if lines else ""
     return OfferedTools(words=text, schemas=[tool.schema for tool in offered.values()])
@@ -224,10 +224,6 @@ def _results(caller: Said, results: Sequence[Said]) -> list[ChatMessage]:
 def _describe(tool: Tool) -> str:
     names = ", ".join(tool.properties)
     return f"{tool.name}({names}): {tool.description}"
-
-
-def _is_built_in(tool: Tool) -> bool:
-    return tool.name in special_tokens.TOOL_NAMES
 
 
 def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _Reply:

@@ -128,7 +128,10 @@ async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admi
 def _read(services: Services, read: Read, request: web.Request, body: bytes) -> Asked:
     asked = read(body)
     request[EXTRA_HEADERS].update(_told_ignored(asked.ignored))
-    _check_model(asked.conversation, services)
+    model = asked.conversation.model
+    if model not in {"", services.config.model}:
+        text = f"there is no model {model!r} here; expected {services.config.model!r}"
+        raise ApiError(404, "model_not_found", text, "model")
     return asked
 
 
@@ -230,9 +233,3 @@ def hold_places(services: Services, num: int) -> Generator[None, None, None]:
     finally:
         services.num_chats -= num
         services.metrics.in_progress.set(services.num_chats)
-
-
-def _check_model(conversation: LiveRequest, services: Services) -> None:
-    if conversation.model not in {"", services.config.model}:
-        text = f"there is no model {conversation.model!r} here; expected {services.config.model!r}"
-        raise ApiError(404, "model_not_found", text, "model")

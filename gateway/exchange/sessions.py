@@ -70,7 +70,8 @@ class Thread:
         """One per turn of the assistant, in order: digests of all up to it."""
         self._digest = blake3()
         for message in messages:
-            self._add(message.role, message.text, message.calls)
+            if message.role is not Role.SYSTEM:
+                self._digest.update(_said(message.role, message.text, message.calls))
             if message.role is Role.ASSISTANT:
                 self.marks.append(self._digest.digest())
 
@@ -84,10 +85,6 @@ class Thread:
         after = self._digest.copy()
         after.update(_said(Role.ASSISTANT, text, calls))
         return after.digest()
-
-    def _add(self, role: Role, text: str, calls: Sequence[Call]) -> None:
-        if role is not Role.SYSTEM:
-            self._digest.update(_said(role, text, calls))
 
 
 class _Tip(msgspec.Struct, frozen=True):

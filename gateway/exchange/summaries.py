@@ -70,7 +70,8 @@ def shortened(conversation: LiveRequest, covered: Covered) -> LiveRequest:
     if not covered.count:
         return conversation
     said = conversation.messages
-    text = restarted(_task(said), covered.summary, covered.count)
+    task = next(message.text for message in said if message.role is Role.USER)
+    text = restarted(task, covered.summary, covered.count)
     opening = Said(role=Role.USER, text=text)
     messages = (*_system(said, covered), opening, *said[covered.num_messages :])
     return msgspec.structs.replace(conversation, messages=messages)
@@ -120,10 +121,6 @@ def asking(
         num_choices=1,
         num_top_logprobs=0,
     )
-
-
-def _task(said: Sequence[Said]) -> str:
-    return next(message.text for message in said if message.role is Role.USER)
 
 
 def _system(said: Sequence[Said], covered: Covered) -> list[Said]:

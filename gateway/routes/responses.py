@@ -208,17 +208,15 @@ class ResponsesReplyWriter:
             "reasoning": {"effort": None, "summary": None},
             "store": asked.store,
             "temperature": 1.0 if wishes.temperature is None else wishes.temperature,
-            "text": {"format": _format(asked.response_format.is_json)},
+            "text": {
+                "format": {"type": "json_object" if asked.response_format.is_json else "text"}
+            },
             "tool_choice": {"type": "function", "name": choice.name} if is_named else choice.mode,
             "tools": [{"type": "function", "strict": None} | tool.schema for tool in asked.tools],
             "top_p": 1.0 if wishes.top_p is None else wishes.top_p,
             "truncation": "disabled",
             "usage": None,
         }
-
-
-def _format(is_json: bool) -> dict[str, Any]:
-    return {"type": "json_object" if is_json else "text"}
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -335,7 +333,7 @@ def read_responses(body: bytes) -> Asked:
         tools=tools,
         tool_choice=_choice(read, tools),
         allows_parallel_calls=read.parallel_tool_calls,
-        response_format=_responses_format(read.text.format),
+        response_format=_format(read.text.format),
         sampling=check_sampling(wishes, {"num_tokens_max": "max_output_tokens"}),
         is_streamed=read.stream,
         user=read.safety_identifier or read.user or read.metadata.get("user_id", ""),
@@ -436,7 +434,7 @@ def _choice(read: ResponsesBody, tools: Sequence[Tool]) -> ToolChoice:
     return check_choice(ToolChoice(mode=ChoiceMode.REQUIRED, name=wanted.name), tools)
 
 
-def _responses_format(wanted: ResponsesTextFormat | None) -> ResponseFormat:
+def _format(wanted: ResponsesTextFormat | None) -> ResponseFormat:
     if wanted is None or wanted.type == "text":
         return ResponseFormat()
     if wanted.type == "json_schema" and wanted.schema is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.envs.backends import EXPERIMENTAL
 from penstock.envs.microvm.confinement import confinement
 from penstock.envs.microvm.images.assets import VmAssets, load_assets
 from penstock.envs.microvm.probe import probe
@@ -29,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     is_available: bool
-    is_required: bool
+    is_required: bool = False
     detail: str
     how_to_get: str = ""
 
@@ -117,7 +118,6 @@ def check_gpu() -> Finding:
     return Finding(
         name="cuda",
         is_available=found,
-        is_required=False,
         detail=detail,
         how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install 'penstock[cuda]'",
     )
@@ -129,7 +129,6 @@ def check_vllm() -> Finding:
     return Finding(
         name="vllm",
         is_available=found,
-        is_required=False,
         detail=f"{VLLM_PYTHON}, for generators with engine vllm" if found else f"no {VLLM_PYTHON}",
         how_to_get='make vllm-env (only with [generator] engine = "vllm")',
     )
@@ -141,7 +140,6 @@ def check_ranks() -> Finding:
     return Finding(
         name="ranks",
         is_available=found,
-        is_required=False,
         detail=f"{RANKS_PYTHON}, for transformers models" if found else f"no {RANKS_PYTHON}",
         how_to_get='make ranks-env (for trainer.ranks.model = "transformers")',
     )
@@ -153,7 +151,7 @@ async def _backends() -> list[Finding]:
             name=f"sandbox {result.name}",
             is_available=result.available,
             is_required=result.name == "uml",
-            detail=result.reason,
+            detail="experimental: " * (result.name in EXPERIMENTAL) + result.reason,
             how_to_get=result.how_to_get,
         )
         for result in await probe()
@@ -168,7 +166,6 @@ def check_confinement(cache: Path | None = None) -> Finding:
         return Finding(
             name="confinement",
             is_available=False,
-            is_required=False,
             detail=str(missing),
             how_to_get=VmAssets.how_to_get,
         )
@@ -185,7 +182,6 @@ def confinement_row(host: confinement.HostMeasures) -> Finding:
     return Finding(
         name="confinement",
         is_available=not missing,
-        is_required=False,
         detail=", ".join(host.measures) + groups,
         how_to_get="; ".join(f"{', '.join(names)}: {how}" for how, names in by_how.items()),
     )
@@ -196,7 +192,6 @@ async def _namespaces() -> Finding:
     return Finding(
         name="region links",
         is_available=not obstacle,
-        is_required=False,
         detail=f"in-process shaping: {obstacle}" if obstacle else "network namespaces",
         how_to_get=HOW_TO_GET,
     )

@@ -140,7 +140,7 @@ async def attack_judge(judge: RubricJudge) -> list[AttackReport]:
 
     """
     plain, right = bases(), right_work()
-    planted = [one for one in attacks() if _is_shown(one, judge)]
+    planted = [one for one in attacks() if one.name.rpartition(" in ")[2] in judge.config.shows]
     unattacked = [*plain.values(), *right.values()]
     scored = await score_all(judge, [*unattacked, *(one.submission for one in planted)])
     for one in (score for each in scored for score in each):
@@ -153,11 +153,6 @@ async def attack_judge(judge: RubricJudge) -> list[AttackReport]:
         _report(judge, number, base_scores, right_scores, attacked)
         for number in range(len(judge.config.criteria))
     ]
-
-
-def _is_shown(attack: Attack, judge: RubricJudge) -> bool:
-    """Return whether the judge sees the place of an attack."""
-    return attack.name.rpartition(" in ")[2] in judge.config.shows
 
 
 def _report(

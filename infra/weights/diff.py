@@ -76,7 +76,17 @@ def write_delta(
         for run, coded in zip(
             job.runs, ordered_map(job.encode, job.runs, num_threads), strict=True
         ):
-            extents.append(_extent(run, coded, writer.append(coded.payload)))
+            extents.append(
+                ExtentRecord(
+                    run[0].row,
+                    run[0].first_word,
+                    sum(piece.num_words for piece in run),
+                    coded.num_changed,
+                    coded.codec,
+                    len(coded.payload),
+                    writer.append(coded.payload),
+                )
+            )
             advance(job.record(run, coded))
         manifest = job.manifest(tuple(extents))
         writer.finish(manifest)
@@ -179,18 +189,6 @@ def plan_runs(
             first, rest, room = first + count, rest - count, room - count
     if run:
         yield run
-
-
-def _extent(run: list[TensorSlice], coded: _Coded, digest: bytes) -> ExtentRecord:
-    return ExtentRecord(
-        run[0].row,
-        run[0].first_word,
-        sum(piece.num_words for piece in run),
-        coded.num_changed,
-        coded.codec,
-        len(coded.payload),
-        digest,
-    )
 
 
 def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:

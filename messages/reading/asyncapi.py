@@ -29,9 +29,23 @@ def document() -> dict[str, Any]:
         },
         "defaultContentType": "application/msgpack",
         "channels": {str(stream): _channel(stream) for stream in Stream}
-        | {"rpc": _requests_channel()},
+        | {
+            "rpc": {
+                "address": "ps.{run}.rpc.{service}",
+                "description": "Request and replies; not kept.",
+                "parameters": {"run": {}, "service": {}},
+                "messages": _references(REQUESTS),
+            }
+        },
         "components": {
-            "messages": {kind.__name__: _message(kind) for kind in MESSAGES},
+            "messages": {
+                kind.__name__: {
+                    "name": kind.__name__,
+                    "summary": inspect.getdoc(kind) or "",
+                    "payload": {"$ref": _SCHEMAS.format(name=kind.__name__)},
+                }
+                for kind in MESSAGES
+            },
             "schemas": schemas,
         },
     }
@@ -50,25 +64,8 @@ def _channel(stream: Stream) -> dict[str, Any]:
     }
 
 
-def _requests_channel() -> dict[str, Any]:
-    return {
-        "address": "ps.{run}.rpc.{service}",
-        "description": "Request and replies; not kept.",
-        "parameters": {"run": {}, "service": {}},
-        "messages": _references(REQUESTS),
-    }
-
-
 def _references(kinds: "list[type[Event]] | tuple[type[Message], ...]") -> dict[str, Any]:
     return {k.__name__: {"$ref": f"#/components/messages/{k.__name__}"} for k in kinds}
-
-
-def _message(kind: type[Message]) -> dict[str, Any]:
-    return {
-        "name": kind.__name__,
-        "summary": inspect.getdoc(kind) or "",
-        "payload": {"$ref": _SCHEMAS.format(name=kind.__name__)},
-    }
 
 
 def main() -> None:

@@ -46,7 +46,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("actors/trainer/ranks/learner.py", "async_op", "FSDP may pass it"),
     ("actors/generator/vllm/worker.py", "penstock_*", "called through vLLM, by their names"),
     ("envs/factory/targets.py", "returns", "an attribute of the ast module's"),
-    ("envs/backends.py", "choose_backend", "coming work picks a backend by what it can do"),
     ("envs/tasks/apart/*_side.py", "dont_write_bytecode", "an attribute of sys"),
     ("envs/tasks/apart/stand_ins.py", "__getattr__", "asked for what an exception class lacks"),
     ("envs/tasks/apart/tests_side.py", "submodule_search_locations", "the import system's"),

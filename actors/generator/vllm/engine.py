@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock.actors.generator.checks import check_ready, check_request, open_grammar
+from penstock.actors.generator.base_engine import BaseEngine, open_grammar
 from penstock.actors.generator.engine import (
     EngineCapabilities,
     EngineHealth,
@@ -21,7 +21,6 @@ from penstock.actors.generator.engine import (
     TokenChunk,
 )
 from penstock.actors.generator.sampler import GrammarMasks, TurnShaper
-from penstock.actors.generator.updates import StagedUpdates
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions
@@ -37,7 +36,7 @@ from penstock.messages.task import Sampling
 _SESSIONS_MAX = 65_536
 
 
-class VllmEngine(StagedUpdates[WeightMirror]):
+class VllmEngine(BaseEngine[WeightMirror]):
     """An `Engine`; construct it, `await start()`, then give it weights."""
 
     def __init__(
@@ -52,8 +51,8 @@ class VllmEngine(StagedUpdates[WeightMirror]):
             stop_ids: Tokens that end a turn, for grammars.
 
         """
-        super().__init__(WeightMirror(tensor_shapes(config)))
-        self._config, self._options = config, options
+        super().__init__(config, options, WeightMirror(tensor_shapes(config)))
+        self._cache_block = options.cache_block
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._grammars = GrammarMasks(tokenizer, stop_ids, config.vocab_size)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-vllm-")
@@ -101,13 +100,7 @@ class VllmEngine(StagedUpdates[WeightMirror]):
         num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
-        num_max = self._options.num_running_max + self._options.num_waiting_max
-        check_ready(self.health(), request_id, self._streams, num_max)
-        check_request(
-            *(token_ids, sampling, routes_from, num_resumed),
-            vocab_size=self._config.vocab_size,
-            num_tokens_max=self._options.num_tokens_max,
-        )
+        self._check(request_id, token_ids, sampling, routes_from, num_resumed)
         if self._sessions.get(session_id) != self._epoch:
             routes_from = 0  # What the session had cached is computed again with other weights.
         room = min(sampling.num_tokens_max, self._options.num_tokens_max - len(token_ids))
@@ -236,12 +229,4 @@ class VllmEngine(StagedUpdates[WeightMirror]):
 
     def capabilities(self) -> EngineCapabilities:
         """See `Engine.capabilities`."""
-        return EngineCapabilities(
-            name="vllm",
-            num_tokens_max=self._options.num_tokens_max,
-            num_running_max=self._options.num_running_max,
-            num_waiting_max=self._options.num_waiting_max,
-            arithmetic=f"vllm/{self._config.numerics.expert_format}",
-            num_experts=self._config.num_experts,
-            cache_block=self._options.cache_block,
-        )
+        return self._capabilities("vllm", "vllm", cache_block=self._cache_block)

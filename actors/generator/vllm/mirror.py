@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.actors.generator.base_engine import check_patch
 from penstock.actors.generator.engine import InvalidRequestError
-from penstock.actors.generator.updates import check_patch
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError

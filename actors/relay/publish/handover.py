@@ -39,7 +39,7 @@ class Handover:
             OSError: No room for the file.
 
         """
-        if not self._has_its_size():
+        if not self._path.exists() or self._path.stat().st_size != max(1, self._bytes[-1]):
             self._allocate()
         room = np.memmap(self._path, np.uint8, "r+")
         for spec, begin in zip(self._table, self._bytes, strict=False):
@@ -59,9 +59,6 @@ class Handover:
             raise ValueError(f"{self._path}: expected {self._bytes[-1]} bytes, got {room.size}")
         shards = [[self._run(room, run) for run in runs] for runs in layout]
         return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in shards]
-
-    def _has_its_size(self) -> bool:
-        return self._path.exists() and self._path.stat().st_size == max(1, self._bytes[-1])
 
     def _allocate(self) -> None:
         """Allocate the whole file, and delete those of older tokens.

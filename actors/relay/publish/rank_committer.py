@@ -104,7 +104,10 @@ class Committer:
             manifest = await seal_version(self._io, header, self._table, digests, shards)
         await self._history.commit(manifest)
         self._newest = manifest
-        await self._collect(version, token)
+        for old in (version, max(0, version - 1)):  # Slow ranks may have left markers late.
+            keys = await self._io.store.keys(attempt_prefix(old))
+            done_with = [key for key in keys if key < attempt_prefix(old, token + 1)]
+            await gather_bounded(map(self._io.store.delete, done_with), repeat(0))
         return manifest
 
     async def _before(self, version: int) -> WeightsPublished | None:
@@ -114,13 +117,6 @@ class Committer:
         if self._newest is not None and self._newest.policy_version == version - 1:
             return self._newest
         return await read_committed(self._io.store, version - 1, self._history.head.last)
-
-    async def _collect(self, version: int, token: int) -> None:
-        """Delete the markers of a committed version, and late ones of the version before."""
-        for old in (version, max(0, version - 1)):
-            keys = await self._io.store.keys(attempt_prefix(old))
-            done_with = [key for key in keys if key < attempt_prefix(old, token + 1)]
-            await gather_bounded(map(self._io.store.delete, done_with), repeat(0))
 
     async def _gather(self, version: int, token: int, wait_s: float) -> list[EncodedObject]:
         """Return the shards of all ranks, in order."""

@@ -16,7 +16,6 @@ from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
 from penstock.actors.relay.publish.rank_publisher import Parts, RankPublisher
 from penstock.actors.relay.publish.spans import Layout, Span, cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
-from penstock.kernels.element_types import TensorSpec
 from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.weights import Extent, UploadWeights
 
@@ -75,7 +74,7 @@ def shards_of_runs(
     size = 0
     for run in sorted(runs, key=lambda run: starts.get(run.name, 0) + run.start):
         spec = specs.get(run.name)
-        if spec is None or not _fits(run, spec):
+        if spec is None or run.start < 0 or run.start + run.values.size > spec.size:
             raise ValueError(f"weights: {run.name} from {run.start}: no run of the table's tensor")
         kind = places[run.name], spec.dtype
         for at in range(0, run.values.size, num_elements_max):
@@ -88,7 +87,3 @@ def shards_of_runs(
             parts[-1].append(values)
             size += values.size
     return layout, [np.concatenate(values) for values in parts]
-
-
-def _fits(run: TensorRun, spec: TensorSpec) -> bool:
-    return run.start >= 0 and run.start + run.values.size <= spec.size

@@ -5,36 +5,27 @@ so that a region that joins late finds full snapshots and merged deltas there, a
 uploads deltas alone.
 """
 
-import logging
 from collections.abc import Collection
 from typing import ClassVar
 
 from penstock.actors.relay.core.catalog import NOTHING, Catalog
-from penstock.actors.relay.core.pins import Pins
 from penstock.actors.relay.core.version_head import read_head
-from penstock.actors.relay.region.consolidation import Consolidation, MakeBuilder, Merger
+from penstock.actors.relay.region.consolidation import (
+    ConsolidatingActor,
+    Consolidation,
+    MakeBuilder,
+    Merger,
+)
 from penstock.actors.relay.region.retention import MERGE_EVERY
-from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.messages.base import Event
-from penstock.messages.errors import StoreFullError
-from penstock.messages.generation import ChannelMoved
-from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import WeightsPublished
 
-_log = logging.getLogger(__name__)
 
-
-class Compactor(Actor):
+class Compactor(ConsolidatingActor):
     """Follows the publisher and consolidates `ctx.store`; one per run."""
 
     role: ClassVar[str] = "compactor"
-    follows: ClassVar[tuple[type[Event], ...]] = (
-        WeightsPublished,
-        EvalAnnounced,
-        EvalCompleted,
-        ChannelMoved,
-    )
 
     def __init__(
         self,
@@ -54,33 +45,16 @@ class Compactor(Actor):
             make_builder: Makes the builder of updates; simulations model it.
 
         """
+        super().__init__(pinned)
         self._num_versions_kept = num_versions_kept
-        self._pinned = frozenset(pinned)
-        self._pins = Pins()
         self._make_builder = make_builder
         self._newest = NOTHING
         self._catalog: Catalog
-        self._consolidation: Consolidation
 
     async def start(self, ctx: Context) -> Effects:
         """Start with an empty catalog."""
         self._catalog = Catalog(ctx.store)
         self._consolidation = Consolidation(ctx.store, self._catalog, self._make_builder)
-        return ()
-
-    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
-        """Keep the version of an evaluation."""
-        self._pins.announced(event)
-        return ()
-
-    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
-        """Keep it no longer."""
-        self._pins.completed(event.eval_id)
-        return ()
-
-    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
-        """Keep what channels point to."""
-        self._pins.moved(event)
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
@@ -99,9 +73,5 @@ class Compactor(Actor):
         path = self._catalog.plan(NOTHING)
         self._newest = path[-1].policy_version if path else NOTHING
         oldest = max(0, self._newest - self._num_versions_kept)
-        needed = {oldest, *self._pinned, *self._pins.versions}
-        try:
-            await self._consolidation.advance(self._newest, ctx, needed=needed)
-        except StoreFullError as error:
-            _log.warning("compactor: no room for merged deltas: %s", error)
+        await self._consolidate(self._newest, [oldest], ctx)
         return ()

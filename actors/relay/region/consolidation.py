@@ -6,12 +6,13 @@ it. `retention.py` decides what is made and what is kept; `Merger` makes it.
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from penstock.actors.relay.core.catalog import Catalog
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, cut
 from penstock.actors.relay.core.leases import leased_versions
 from penstock.actors.relay.core.objects import PREFIX, ManifestHeader, is_manifest
+from penstock.actors.relay.core.pins import Pins
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import store_version
 from penstock.actors.relay.region.retention import (
@@ -23,8 +24,13 @@ from penstock.actors.relay.region.retention import (
     is_kept,
 )
 from penstock.actors.relay.replica.weight_replica import WeightReplica
+from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import StoreFullError
+from penstock.messages.generation import ChannelMoved
+from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
 _log = logging.getLogger(__name__)
@@ -87,6 +93,46 @@ class Consolidation:
             if not is_kept(edge_of(manifest), oldest):
                 self._catalog.discard(manifest)
         _log.info("weights: deleted %d objects from before version %d", len(keys), oldest)
+
+
+class ConsolidatingActor(Actor):
+    """An actor that keeps one store short, and in it every version that somebody asks for."""
+
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        WeightsPublished,
+        EvalAnnounced,
+        EvalCompleted,
+        ChannelMoved,
+    )
+    _consolidation: Consolidation
+
+    def __init__(self, pinned: Collection[int]) -> None:
+        """Keep `pinned` for good: the versions of replicas that do not follow the newest."""
+        self._pinned = frozenset(pinned)
+        self._pins = Pins()
+
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """Keep the version of an evaluation."""
+        self._pins.announced(event)
+        return ()
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """Keep it no longer."""
+        self._pins.completed(event.eval_id)
+        return ()
+
+    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
+        """Keep what channels point to."""
+        self._pins.moved(event)
+        return ()
+
+    async def _consolidate(self, newest: int, named: Collection[int], ctx: Context) -> None:
+        """Consolidate the store; without room for it, at the next version."""
+        needed = {*named, *self._pinned, *self._pins.versions}
+        try:
+            await self._consolidation.advance(newest, ctx, needed=needed)
+        except StoreFullError as error:
+            _log.warning("%s: no room for merged deltas: %s", ctx.actor, error)
 
 
 def _is_old(key: str, oldest: int) -> bool:

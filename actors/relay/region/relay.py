@@ -9,26 +9,27 @@ from typing import ClassVar
 from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.relay.core.leases import leased_path
-from penstock.actors.relay.core.pins import Pins
 from penstock.actors.relay.core.repair import TileServer, tiles_service
 from penstock.actors.relay.core.store_io import StoreIO, for_each_shard
 from penstock.actors.relay.core.version_head import NO_HEAD, read_head_after
-from penstock.actors.relay.region.consolidation import Consolidation, MakeBuilder, Merger
+from penstock.actors.relay.region.consolidation import (
+    ConsolidatingActor,
+    Consolidation,
+    MakeBuilder,
+    Merger,
+)
 from penstock.actors.relay.region.retention import MERGE_EVERY
 from penstock.actors.relay.replica.weight_replica import WeightReplica
-from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore, Serve
-from penstock.messages.errors import CorruptDataError, StoreFullError
-from penstock.messages.generation import ChannelMoved
-from penstock.messages.reward import EvalAnnounced, EvalCompleted
+from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import ShardRef, WeightsPublished, WeightsRelayed
 
 _log = logging.getLogger(__name__)
 
 
-class Relay(Actor):
+class Relay(ConsolidatingActor):
     """Follows the publisher; fills its region's store from the origin, `ctx.store`.
 
     An event is a wake-up: the relay advances to the head, delta by delta if it keeps up, by the
@@ -37,12 +38,6 @@ class Relay(Actor):
     """
 
     role: ClassVar[str] = "relay"
-    follows: ClassVar[tuple[type[Event], ...]] = (
-        WeightsPublished,
-        EvalAnnounced,
-        EvalCompleted,
-        ChannelMoved,
-    )
 
     def __init__(
         self,
@@ -64,11 +59,10 @@ class Relay(Actor):
             make_builder: Makes the builder of updates; simulations model it.
 
         """
+        super().__init__(pinned)
         self._region = region
         self._local = local
         self._staleness_max = staleness_max
-        self._pinned = frozenset(pinned)
-        self._pins = Pins()
         self._catalog = Catalog(local)
         self._consolidation = Consolidation(local, self._catalog, make_builder)
         self._newest: WeightsPublished | None = None
@@ -113,32 +107,9 @@ class Relay(Actor):
                     self._catalog.add(manifest)
         self._newest, self._is_announced = path[-1], True
         await ctx.publish(self._relayed(path, (ctx.monotonic() - began) * 1e3))
-        await self._consolidate(ctx)
-        return ()
-
-    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
-        """Keep the version of an evaluation."""
-        self._pins.announced(event)
-        return ()
-
-    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
-        """Keep it no longer."""
-        self._pins.completed(event.eval_id)
-        return ()
-
-    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
-        """Keep what channels point to."""
-        self._pins.moved(event)
-        return ()
-
-    async def _consolidate(self, ctx: Context) -> None:
-        """Consolidate the region's store; without room for it, at the next version."""
         named = range(max(0, self._version - self._staleness_max), self._version)
-        needed = {*named, *self._pinned, *self._pins.versions}
-        try:
-            await self._consolidation.advance(self._version, ctx, needed=needed)
-        except StoreFullError as error:
-            _log.warning("relay %s: no room for merged deltas: %s", self._region, error)
+        await self._consolidate(self._version, named, ctx)
+        return ()
 
     @property
     def _version(self) -> int:

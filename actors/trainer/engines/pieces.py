@@ -80,11 +80,6 @@ class StoredTensors(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[Piece]
 
 
-def piece_prefix(step: int) -> str:
-    """Return the common start of the keys of a step's pieces."""
-    return f"{PIECE_PREFIX}{step:08d}-"
-
-
 def alone(value: T) -> list[T]:
     """Gather the value of the only rank there is."""
     return [value]
@@ -124,7 +119,7 @@ async def write_pieces(
         for chunks, parts in _packed(writes):
             data = b"".join(parts)
             digest = xxhash.xxh3_128_hexdigest(data)
-            key = f"{piece_prefix(step)}{digest}"
+            key = f"{PIECE_PREFIX}{step:08d}-{digest}"
             found.append(Piece(object_key=key, num_bytes=len(data), digest=digest, chunks=chunks))
             waiting.append(asyncio.create_task(store.put(key, data)))
             if len(waiting) == _CONCURRENT:

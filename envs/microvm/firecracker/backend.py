@@ -1,4 +1,4 @@
-"""Firecracker in its jailer: hardware machines for hosts with real KVM.
+"""Experimental: Firecracker in its jailer, hardware machines for hosts with real KVM.
 
 Written to the published API (1.16) and tested against a server that checks requests by its rules,
 as no binary was available: **it has never driven a real Firecracker**.
@@ -122,12 +122,8 @@ TEMPLATE_DEADLINE_S = 20.0
 BOOT_WORDS = f"quiet panic=-1 reboot=k pci=off penstock_line=vsock:{VSOCK_PORT}"
 
 
-def _boot_words(needs: MachineNeeds) -> str:
-    return f"{BOOT_WORDS} penstock_disk_mib={needs.disk_mib}" if needs.disk_mib else BOOT_WORDS
-
-
 class FirecrackerBackend:
-    """Starts machines as copies of one that it boots first.
+    """Starts machines as copies of one that it boots first; experimental.
 
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
@@ -214,6 +210,7 @@ class FirecrackerBackend:
     ) -> FirecrackerMachine:
         """Boot one machine from its kernel."""
         started, needs = time.perf_counter(), self.needs
+        disk = f" penstock_disk_mib={needs.disk_mib}" if needs.disk_mib else ""
         async with self._jailed(self._files, cpu, timeout_s) as (process, jail, api):
             await api.put(
                 "/machine-config", vcpu_count=needs.processors, mem_size_mib=needs.memory_mib
@@ -222,7 +219,7 @@ class FirecrackerBackend:
                 "/boot-source",
                 kernel_image_path="/kernel",
                 initrd_path="/initramfs",
-                boot_args=_boot_words(needs),
+                boot_args=BOOT_WORDS + disk,
             )
             await api.put(
                 "/drives/image",
@@ -312,7 +309,8 @@ def _find(program: str) -> str:
     path = shutil.which(program)
     if path is None:
         raise BackendUnavailable(
-            f"{program} is missing: github.com/firecracker-microvm/firecracker"
+            f"{program} is missing: github.com/firecracker-microvm/firecracker (this backend is "
+            "experimental: it has never driven a real Firecracker)"
         )
     return path
 

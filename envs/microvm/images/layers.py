@@ -20,21 +20,32 @@ import shutil
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 import msgspec
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.assets import digest_bytes, digest_file, vm_cache_dir
+from penstock.envs.microvm.confinement.confinement import Confinement
+from penstock.envs.microvm.images.assets import (
+    digest_bytes,
+    digest_file,
+    load_assets,
+    vm_cache_dir,
+)
+from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
     ImageAbsent,
+    IsolationClass,
     SandboxBackend,
     SandboxError,
 )
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
+from penstock.messages.rollout import SandboxRecord
+from penstock.messages.task import MachineNeeds
 
 FOLDER = "images"
 SUFFIX = ".erofs"
@@ -142,36 +153,61 @@ def remove_unnamed(cache: Path | None = None) -> list[Path]:
     return unnamed + left
 
 
-def layered(layer: str | Path, cache: Path | None) -> Path | None:
-    """Return the file of a layer, None for no layer.
-
-    Args:
-        layer: Its name, or its file, which bears its digest.
-        cache: The cache of VM files.
-
-    Raises:
-        BackendUnavailable: There is none.
-
-    """
-    if not layer:
-        return None
-    return layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
-
-
-def check_there(layer: Path | None) -> None:
-    """Check that a layer's file still exists: `penstock images gc` may have removed it.
-
-    Raises:
-        ImageAbsent: It is not.
-
-    """
-    if layer is not None and not layer.is_file():
-        raise ImageAbsent(f"image absent: no {layer}")
-
-
 def image_digest(base: str, layer: Path | None) -> str:
     """Return what a machine's record says of its image."""
     return digest_bytes(base.encode(), layer.stem.encode()) if layer else base
+
+
+class LayeredBackend:
+    """The part of a backend that has an image layer above the base.
+
+    Args:
+        cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
+        layer: An image layer above the base, by its name or its file, which bears its digest.
+        needs: Size of its machines; see `sized`.
+
+    Raises:
+        BackendUnavailable: The assets, the layer or bubblewrap is missing.
+        NeedsRefused: The host has not so many processors, or files need more than the memory.
+
+    """
+
+    name: str
+    isolation_class: IsolationClass
+    processors_max: int
+    memory_mib: int
+    """Of a machine that nobody asks more for."""
+
+    def __init__(
+        self, cache: Path | None = None, layer: str | Path = "", needs: MachineNeeds = DEFAULT_NEEDS
+    ) -> None:
+        self._opened_with = (cache, layer)
+        self._folder, self._base = load_assets(cache)
+        self.needs = sized(needs, self)
+        self._layer: Path | None = None
+        self._files = {"image": self._folder / self._base.image}
+        if layer:
+            self._layer = layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
+            self._files["layer"] = self._layer
+
+    def resized(self, needs: MachineNeeds) -> Self:
+        """See `SizedBackend.resized`."""
+        return type(self)(*self._opened_with, needs)
+
+    def _record(self, kernel_digest: str, confinement: Confinement) -> SandboxRecord:
+        """Return the record of its machines, but for their boot time."""
+        return SandboxRecord(
+            backend=self.name,
+            isolation_class=self.isolation_class,
+            kernel_digest=kernel_digest,
+            image_digest=image_digest(self._base.image_digest, self._layer),
+            confinement=confinement.in_force,
+        )
+
+    def _check_layer(self) -> None:
+        """Raise `ImageAbsent` if the layer's file is gone: `penstock images gc` may remove it."""
+        if self._layer and not self._layer.is_file():
+            raise ImageAbsent(f"image absent: no {self._layer}")
 
 
 class Images:
@@ -279,8 +315,5 @@ def images_of(
     """
     if Capability.LAYERS not in backend.capabilities:
         return None
-
-    def open_image(layer: Path) -> SandboxBackend:
-        return open_backend(backend.name, layer=layer)
-
-    return Images(open_image, own=own, num_max=num_max)
+    name = backend.name
+    return Images(lambda layer: open_backend(name, layer=layer), own=own, num_max=num_max)

@@ -147,10 +147,6 @@ class PoolReconciler:
         booting = sum(pool.num_booting * pool.num_slots for pool in self._pools)
         return booting + sum(self._cpus.slots_of.values())
 
-    @property
-    def _num_booting(self) -> int:
-        return sum(pool.num_booting for pool in self._pools)
-
     def _boot_missing(self) -> None:
         """Boot for pending leases, then for those to keep ready; make room for the former."""
         now = self._monotonic()
@@ -167,7 +163,7 @@ class PoolReconciler:
 
     def _boot_some(self, pool: ImagePool, num_machines: int) -> None:
         num_room = (self.live_max - self.num_live) // pool.num_slots
-        room = min(num_room, self._boots_at_once - self._num_booting)
+        room = min(num_room, self._boots_at_once - sum(one.num_booting for one in self._pools))
         for _ in range(min(num_machines, room)):
             pool.num_booting += 1
             _spawn(self._boot(pool), self._boots)

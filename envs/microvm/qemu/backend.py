@@ -13,35 +13,22 @@ import os
 import time
 from collections import deque
 from pathlib import Path
-from typing import Self
 
 from penstock.envs.microvm.checkpoint import load_checkpoint
-from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
-from penstock.envs.microvm.images.layers import check_there, image_digest, layered
+from penstock.envs.microvm.images.assets import digest_bytes, load_qemu_assets
+from penstock.envs.microvm.images.layers import LayeredBackend
 from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu.machine import MachineKind, QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu.memory import SavedMachine, load_saved
-from penstock.envs.needs import DEFAULT_NEEDS, sized
+from penstock.envs.needs import DEFAULT_NEEDS
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
-from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
 
 PREPARED_MAX = 16
 
 
-class QemuTcgBackend:
-    """Starts machines as copies of one that it boots first, with an emulated processor.
-
-    Args:
-        cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
-        layer: An image layer above the base, by name or file (`images/layers.py`).
-        needs: Size of its machines; see `sized`.
-
-    Raises:
-        BackendUnavailable: QEMU, bubblewrap, the kernel or the image is missing.
-        NeedsRefused: The host has not so many processors, or files need more than the memory.
-
-    """
+class QemuTcgBackend(LayeredBackend):
+    """Starts machines as copies of one that it boots first, with an emulated processor."""
 
     name = "qemu-tcg"
     isolation_class = IsolationClass.EMULATED_VM
@@ -53,7 +40,6 @@ class QemuTcgBackend:
     )
     processors_max = os.cpu_count() or 1
     memory_mib = 256
-    """Of a machine that nobody asks more for."""
     accelerator = "tcg,thread=multi,tb-size=64"
     devices: tuple[str, ...] = ()
     """Device files of the host that the confined process may open."""
@@ -66,52 +52,37 @@ class QemuTcgBackend:
         layer: str | Path = "",
         needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
-        self._opened_with = (cache, layer)
-        folder, self._base = load_assets(cache)
-        qemu_folder, self.assets = load_qemu_assets(cache)
-        self.needs = sized(needs, self)
+        for device in self.devices:
+            if not os.access(device, os.R_OK | os.W_OK):
+                raise BackendUnavailable(f"{device} is absent, or may not be opened by this user")
+        super().__init__(cache, layer, needs)
+        folder, self.assets = load_qemu_assets(cache)
         self._mem_bytes = self.needs.memory_mib << 20
         self._template: SavedMachine | None = None
         self._prepared: deque[tuple[SavedMachine, QemuMachine]] = deque()
         self._making = asyncio.Lock()
-        files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
-        files["image"] = folder / self._base.image
-        self._layer = layered(layer, cache)
-        if self._layer is not None:
-            files["layer"] = self._layer
-        image = image_digest(self._base.image_digest, self._layer)
+        files = {kind: folder / name for kind, name in self.assets.files().items()} | self._files
         command = QemuCommand(
-            folder / self._base.launcher,
+            self._folder / self._base.launcher,
             files,
             needs=self.needs,
             accelerator=self.accelerator,
             devices=self.devices,
         )
+        info = self._record(self.assets.kernel_digest, command.confinement)
         digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, repr(self.needs))),
-            *(text.encode() for text in (self.assets.kernel_digest, image)),
+            *(text.encode() for text in (info.kernel_digest, info.image_digest)),
             self.assets.program_digest.encode(),
         )
-        info = SandboxRecord(
-            backend=self.name,
-            isolation_class=self.isolation_class,
-            kernel_digest=self.assets.kernel_digest,
-            image_digest=image,
-            boot_ms=0.0,
-            confinement=command.confinement.in_force,
-        )
         self._kind = MachineKind(digest=digest, command=command, info=info)
-
-    def resized(self, needs: MachineNeeds) -> Self:
-        """See `SizedBackend.resized`."""
-        return type(self)(*self._opened_with, needs)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
 
         Raises `ImageAbsent` if the layer is gone.
         """
-        check_there(self._layer)
+        self._check_layer()
         template = await self._get_template()
         return await self._copy(template, time.perf_counter(), cpu, timeout_s)
 
@@ -135,7 +106,7 @@ class QemuTcgBackend:
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> QemuMachine:
         """See `SavingBackend.restore`; raises `ImageAbsent` if the layer is gone."""
-        check_there(self._layer)
+        self._check_layer()
         asked_at = time.perf_counter()
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
 
@@ -197,13 +168,3 @@ class QemuKvmBackend(QemuTcgBackend):
     devices = ("/dev/kvm",)
     template_deadline_s = 8.0
     """Some hosts open KVM and then emulate it at a hundredth of the speed: they fail here."""
-
-    def __init__(
-        self,
-        cache: Path | None = None,
-        layer: str | Path = "",
-        needs: MachineNeeds = DEFAULT_NEEDS,
-    ) -> None:
-        if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-            raise BackendUnavailable("/dev/kvm is absent, or may not be opened by this user")
-        super().__init__(cache, layer, needs)

@@ -2,8 +2,8 @@
 
 QEMU's machine protocol (QMP), as much of it as saving a machine takes.
 
-Not the library `qemu.qmp` (0.0.6): it sends descriptors by asyncio's private `_sock`, which
-uvloop's transports do not have.
+Not the library `qemu.qmp` (0.0.6), which also needs a workaround under uvloop: see
+docs/decisions/libraries.md.
 """
 
 import asyncio

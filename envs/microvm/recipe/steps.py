@@ -127,7 +127,9 @@ class Steps:
             preexec_fn=_end_with_builder,  # noqa: PLW1509 - the builder has no other thread
         )
         if not self._is_awaited:
-            _yield_to_others(process.pid)
+            # Where the kernel groups by session, `nice` counts between sessions only with this.
+            with contextlib.suppress(OSError):  # No such groups here, or the program has ended.
+                Path(f"/proc/{process.pid}/autogroup").write_text("19")
         try:
             return process.wait(timeout_s)
         except BaseException as error:
@@ -141,12 +143,6 @@ class Steps:
 def _end_with_builder() -> None:
     """Have the kernel end this program when its builder dies: the next one clears its folder."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _yield_to_others(session: int) -> None:
-    """Make `nice` count between sessions too, where the kernel groups processes by session."""
-    with contextlib.suppress(OSError):  # No such groups here, or the program has ended.
-        Path(f"/proc/{session}/autogroup").write_text("19")
 
 
 def output_of(argv: Sequence[str], *, timeout_s: float = 60.0) -> str:

@@ -49,7 +49,12 @@ def read_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests
     read = _foreign_hidden if is_foreign(folder, fields) else _hidden
     hidden = read(folder, task_id, fields)
     for one in (hidden, *hidden.steps):
-        _check_tests(folder, one)
+        for path, data in one.contents.items():  # Broken tests are no evidence about a policy.
+            if path.endswith(".py"):
+                try:
+                    parse_python(data)
+                except PythonSourceError as error:
+                    raise MalformedTaskError(f"{folder}: hidden test {path} {error}") from error
     return hidden
 
 
@@ -64,16 +69,6 @@ def converted(folder: Path, value: object, kind: Any, field: str) -> Any:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
-
-
-def _check_tests(folder: Path, hidden: HiddenTests) -> None:
-    """Refuse tests that no interpreter would run: they are no evidence about a policy."""
-    for path, data in hidden.contents.items():
-        if path.endswith(".py"):
-            try:
-                parse_python(data)
-            except PythonSourceError as error:
-                raise MalformedTaskError(f"{folder}: hidden test {path} {error}") from error
 
 
 def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:

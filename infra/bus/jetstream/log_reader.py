@@ -87,7 +87,10 @@ class LogReader:
         stream = stream_name(self._stream)
         if self._stop_at_end or STREAMS[self._stream].in_memory:
             await self._look(stream)
-        await self._drop()
+        if self._name:  # A consumer that cannot be deleted ends by itself, unused.
+            call = f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}"
+            with contextlib.suppress(JetStreamError, *LOST):
+                await self._connection.api(call, {}, deadline_s=DROP_S_MAX)
         answer = await with_retries(partial(self._create, stream), RETRY, retry_on=LOST)
         self._expected = 1
         if self._stop_at_end and answer["num_pending"] == 0:
@@ -135,13 +138,6 @@ class LogReader:
             return False
         stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
         return abs(stored_at - self._last_at) > SAME_S
-
-    async def _drop(self) -> None:
-        """Delete the consumer before; one that cannot be deleted ends by itself, unused."""
-        if self._name:
-            call = f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}"
-            with contextlib.suppress(JetStreamError, *LOST):
-                await self._connection.api(call, {}, deadline_s=DROP_S_MAX)
 
 
 async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:

@@ -145,8 +145,10 @@ class EmbeddedServer:
             if await _answers(self._port or 0, self._name):
                 return
             await asyncio.sleep(0.01)
-        lines = _tail(self._folder / "nats.log")
-        raise BusError(f"nats-server: ended with {process.returncode} at start:\n{lines}")
+        lines = (self._folder / "nats.log").read_text(errors="replace").splitlines()[-5:]
+        raise BusError(
+            f"nats-server: ended with {process.returncode} at start:\n" + "\n".join(lines)
+        )
 
 
 def _config(folder: Path, name: str, port: int, token: str) -> str:
@@ -232,10 +234,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-5:])
 
 
 def find_server(explicit: Path | None = None) -> Path:

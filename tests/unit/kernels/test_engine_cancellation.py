@@ -21,7 +21,7 @@ PROMPT = np.arange(4)
 def engine(monkeypatch):
     """An engine that is ready and never steps."""
     engine = TorchEngine(CONFIG)
-    monkeypatch.setattr(torch_engine, "check_ready", lambda *_: None)
+    monkeypatch.setattr(engine, "_check", lambda *_: None)
     return engine
 
 
