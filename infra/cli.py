@@ -13,10 +13,10 @@ from pathlib import Path
 
 from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.episode_arguments import add_label, add_show
-from penstock.infra.commands.images import add_images
-from penstock.infra.commands.output import printable
 from penstock.infra.commands.parsers import Commands, add_command, add_host_file, add_run_name
 from penstock.infra.deploy.arguments import add_deploy
+from penstock.infra.images import add_images
+from penstock.infra.output import printable
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "write manifests of a run for Kubernetes"
     add_deploy(add_command(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
-    add_images(add_command(commands, "images", "commands.images:run", text))
+    add_images(add_command(commands, "images", "images:run", text))
     text = "simulate systems that are too large for one machine"
     add_simulation(add_command(commands, "simulate", "simulate.arguments:run", text))
     return parser
@@ -126,7 +126,7 @@ def _port(text: str) -> int:
 def _add_replay(commands: Commands) -> None:
     text = "retrain every step from a run's log and compare every weight digest, or ask what if"
     replay = add_command(
-        commands, "replay", "run.replay:replay_command", text, of_run=True, has_json=True
+        commands, "replay", "commands.replay:replay_command", text, of_run=True, has_json=True
     )
     text = "train with this instead, e.g. trainer.estimator=rloo or judge.length_penalty.scale=0"
     replay.add_argument("--what-if", action="append", default=[], metavar="KEY=VALUE", help=text)

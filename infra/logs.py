@@ -15,7 +15,7 @@ import sys
 import time
 
 from penstock.actors.runtime.log_context import ActorFilter
-from penstock.infra.run.config import LogFormat, LogLevel
+from penstock.infra.config.settings import LogFormat, LogLevel
 
 
 class _TextFormatter(logging.Formatter):

@@ -26,7 +26,7 @@ from penstock.infra.agent.display import Display
 from penstock.infra.agent.endpoint import model_of_run, model_of_url, served
 from penstock.infra.agent.loop import Dialogue, End
 from penstock.infra.agent.model import Model
-from penstock.infra.commands.output import printable
+from penstock.infra.output import printable
 from penstock.infra.run.runs import RunDir
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.task import Limits, Split, Task

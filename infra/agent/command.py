@@ -13,7 +13,7 @@ from penstock.infra.agent.endpoint import model_of_run, model_of_url
 from penstock.infra.agent.loop import AgentReport, Dialogue
 from penstock.infra.agent.model import Model
 from penstock.infra.agent.outcome import exit_code, report_outcome, run_tests, watched
-from penstock.infra.commands.output import print_result, printable
+from penstock.infra.output import print_result, printable
 from penstock.infra.run.runs import find_run
 from penstock.messages.task import Limits
 

@@ -6,7 +6,7 @@ Such text has its control characters escaped and every line indented; ours begin
 from collections.abc import Callable
 
 from penstock.envs.harness.tool_calls import ToolResult
-from penstock.infra.commands.output import printable
+from penstock.infra.output import printable
 from penstock.messages.rollout import ToolCall
 
 _INDENT = "  "

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.runtime.files import open_private
 from penstock.infra.agent.model import Model
-from penstock.infra.run.orphans import die_with_parent
+from penstock.infra.orphans import die_with_parent
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.infra.stores.open import read_file, read_section
 from penstock.messages.errors import BusError, ConfigError, DeadlineError

@@ -13,8 +13,8 @@ import tomli_w
 
 from penstock.infra.cli import make_parser
 from penstock.infra.commands.log_file import log_types
+from penstock.infra.config.file import load_config
 from penstock.infra.run.command import run as run_command
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.liveness import has_launcher
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.runs import RunDir, find_run, open_log

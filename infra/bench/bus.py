@@ -12,9 +12,9 @@ from typing import Any
 import nats
 
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.messages.base import Event, Message
 from penstock.messages.rpc import Ack
 from penstock.messages.training import CheckpointSaved

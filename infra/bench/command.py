@@ -6,7 +6,7 @@ import importlib
 import inspect
 from typing import Any
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.messages.errors import ConfigError
 
 _SPEED = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording", "scale", "ranks")

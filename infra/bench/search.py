@@ -23,7 +23,7 @@ from penstock.envs.factory.targets import find_targets
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
 from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.source import TaskRejectedError
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.messages.errors import NotFoundError
 

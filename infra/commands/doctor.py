@@ -16,7 +16,7 @@ from penstock.envs.microvm.images.assets import VmAssets, load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.server.server import find_server
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 

@@ -11,9 +11,9 @@ from rich.text import Text
 from penstock.actors.gatekeeper.experiment import fixed_sessions
 from penstock.actors.gatekeeper.fold import GateFold
 from penstock.envs.tasks.storage import load_tasks
-from penstock.infra.commands.output import print_result, printable_struct
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
+from penstock.infra.config.settings import RunConfig
+from penstock.infra.output import print_result, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus, ObjectStore

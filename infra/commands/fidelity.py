@@ -19,7 +19,7 @@ from penstock.envs.fidelity.compare import (
     read_probe,
     run_probe,
 )
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60

@@ -6,8 +6,8 @@ import secrets
 
 import msgspec
 
-from penstock.infra.commands.output import print_result
 from penstock.infra.commands.show import fold_episodes, whole_id
+from penstock.infra.output import print_result
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus

@@ -21,8 +21,8 @@ from penstock.actors.runtime.vault import ContentKey, Vault
 from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.bus.jetstream.log_reader import RawMessage
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
-from penstock.infra.commands.output import printable
-from penstock.infra.run.config_file import parse_config
+from penstock.infra.config.file import parse_config
+from penstock.infra.output import printable
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log, open_vault

@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus

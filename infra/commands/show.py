@@ -16,8 +16,8 @@ from penstock.actors.monitor.episodes.reading import (
     TurnView,
     VerdictView,
 )
-from penstock.infra.commands.output import print_result, printable_struct
 from penstock.infra.judge.audit import audit_flag
+from penstock.infra.output import print_result, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus

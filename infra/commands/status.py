@@ -23,7 +23,7 @@ from penstock.actors.monitor.state import (
     encode_state,
 )
 from penstock.infra.commands.experiment import render_candidate
-from penstock.infra.commands.output import printable, printable_struct
+from penstock.infra.output import printable, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import has_launcher
 from penstock.infra.run.runs import open_log

@@ -3,12 +3,12 @@
 import argparse
 import sys
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.config.file import apply_overrides, read_toml
 from penstock.infra.deploy.pods import Deployment
 from penstock.infra.deploy.render import VALUES, render, secrets_needed, write
 from penstock.infra.deploy.sizes import run_size
+from penstock.infra.output import print_result
 from penstock.infra.run.command import parse_new
-from penstock.infra.run.config_file import apply_overrides, read_toml
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.regions.settings import region_of_role
-from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import check_apart
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError

@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.actors.runtime.host import REST_S_MAX
 from penstock.infra.bus.settings import FILES
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.deploy.layout import Kind, Workload
 from penstock.infra.deploy.sizes import Size, launcher_size, num_gpus, pod_size
-from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import READS_CONTENT
 from penstock.infra.run.liveness import START_S_MAX
 

@@ -17,6 +17,7 @@ import yaml
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.server.server import MAX_PAYLOAD_BYTES
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.deploy.layout import Kind, Workload, check_label, workloads
 from penstock.infra.deploy.pods import (
     BUS_DIR,
@@ -31,7 +32,6 @@ from penstock.infra.deploy.pods import (
 )
 from penstock.infra.deploy.scaling import OPERATOR_KEY, by_lag, by_queue_time, operator_key
 from penstock.infra.deploy.sizes import MIB, NATS_MIB, memory_store_bytes, store_bytes, volume_gib
-from penstock.infra.run.config import RunConfig
 from penstock.infra.run.hosts import OWN_TABLES
 from penstock.messages.errors import ConfigError
 

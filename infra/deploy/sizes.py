@@ -9,8 +9,8 @@ import math
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.deploy.layout import Kind, Workload, num_pods_max, workloads
-from penstock.infra.run.config import RunConfig
 from penstock.messages.streams import STREAMS
 
 MIB = 1 << 20

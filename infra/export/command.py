@@ -14,11 +14,11 @@ from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.core.version_head import HeadSlot, read_head
 from penstock.actors.relay.publish.history import read_back, read_committed
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.commands.output import print_result
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.preferences import export_preferences
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.export.traces import export_traces
+from penstock.infra.output import print_result
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.stores.lazy import LazyJetStreamStore

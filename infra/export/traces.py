@@ -15,13 +15,13 @@ from penstock.actors.policy.chat.format import ParsedTurn, Role
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import open_private
 from penstock.envs.tasks.storage import load_tasks
+from penstock.infra.config.file import load_config
 from penstock.infra.corpora.traces import (
     ChatTrace,
     TraceCall,
     TraceFunction,
     TraceMessage,
 )
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore

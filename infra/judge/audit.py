@@ -43,9 +43,9 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.tasks.set_ups import recorded_set_ups
 from penstock.envs.tasks.storage import TaskBook
+from penstock.infra.config.file import load_config
 from penstock.infra.judge.agreement import Interval, wilson
 from penstock.infra.judge.asking import JudgeSilentError
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError

@@ -22,12 +22,12 @@ from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.envs.tasks.set_ups import recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask, load_tasks
+from penstock.infra.config.file import load_config
 from penstock.infra.corpora.lines import read_lines
 from penstock.infra.export.preferences import PreferenceReader, standing
 from penstock.infra.judge.agreement import Judgment, measure
 from penstock.infra.judge.asking import JudgeSilentError, score_all
 from penstock.infra.judge.calibration import Calibration
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError, ConfigError

@@ -8,12 +8,12 @@ import msgspec
 
 from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.commands.output import print_result
+from penstock.infra.config.file import load_config
 from penstock.infra.judge.asking import JudgeSilentError, open_judge
 from penstock.infra.judge.attack import attack_judge
 from penstock.infra.judge.audit import audit_planted, open_auditor, read_groups, report, write_audit
 from penstock.infra.judge.calibrate import HumanLabel, calibrate, logged_labels, read_labels
-from penstock.infra.run.config_file import load_config
+from penstock.infra.output import print_result
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 

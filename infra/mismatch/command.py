@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
-from penstock.infra.commands.output import print_result
+from penstock.infra.config.file import load_config
 from penstock.infra.mismatch.formats import compare_formats
 from penstock.infra.mismatch.formatting import format_line, format_report, short_report
 from penstock.infra.mismatch.report import report
 from penstock.infra.mismatch.subject import MismatchSubject, load_subject
-from penstock.infra.run.config_file import load_config
+from penstock.infra.output import print_result
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 

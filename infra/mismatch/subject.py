@@ -15,8 +15,8 @@ from penstock.actors.trainer.checkpoint import (
     newest_checkpoint,
     read_policy_weights,
 )
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.runs import find_run, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore

@@ -21,10 +21,10 @@ from penstock.actors.policy.hf.config import config_json
 from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.counterfactual.retraining import Retrained, retrain
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
+from penstock.infra.config.file import load_config
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.privacy.lineage import read
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_vault
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError

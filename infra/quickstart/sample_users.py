@@ -16,7 +16,7 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
 from penstock.envs.harness.tools import tool_schemas
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.runs import RunDir
 from penstock.messages.bus import Bus
 from penstock.messages.errors import CodecError

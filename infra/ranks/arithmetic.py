@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.messages.control import Arithmetic
 from penstock.messages.errors import ConfigError
 

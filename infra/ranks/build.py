@@ -19,8 +19,8 @@ from penstock.actors.trainer.engines.protocol import TrainingEngine
 from penstock.actors.trainer.ranks.actor import TrainingRank
 from penstock.actors.trainer.ranks.engine import RankedEngine
 from penstock.actors.trainer.ranks.world import RankEnvironment
-from penstock.infra.ranks.checks import check_environment
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.ranks_checks import check_environment
+from penstock.infra.config.settings import RunConfig
 from penstock.messages.base import Message
 from penstock.messages.bus import ObjectStore
 from penstock.messages.reading.sealed import Opener

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.infra.orphans import die_with_parent
 from penstock.infra.ranks.environment import rank_environments
 from penstock.infra.ranks.units import stop_processes
-from penstock.infra.run.orphans import die_with_parent
 
 
 async def run_gang(arguments: Sequence[str], config: TrainerConfig, num_ranks: int) -> int:

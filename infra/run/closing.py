@@ -16,8 +16,8 @@ from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
 from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
-from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.runs import RunDir
 from penstock.infra.run.summary import run_summary

@@ -20,20 +20,20 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
-from penstock.infra.commands.images import images_beside
-from penstock.infra.judge.calibration import check_calibration
-from penstock.infra.models.claim import fill_shape, open_model
-from penstock.infra.models.environment import check_environments
-from penstock.infra.quickstart.sample_users import run_sample_users
-from penstock.infra.run.closing import close_run, next_steps
-from penstock.infra.run.config import RunConfig, is_gateway
-from penstock.infra.run.config_file import (
+from penstock.infra.config.file import (
     Table,
     apply_overrides,
     load_config,
     parse_config,
     read_toml,
 )
+from penstock.infra.config.settings import RunConfig, is_gateway
+from penstock.infra.images import images_beside
+from penstock.infra.judge.calibration import check_calibration
+from penstock.infra.models.claim import fill_shape, open_model
+from penstock.infra.models.environment import check_environments
+from penstock.infra.quickstart.sample_users import run_sample_users
+from penstock.infra.run.closing import close_run, next_steps
 from penstock.infra.run.hosts import (
     check_apart,
     check_devices,

@@ -23,9 +23,9 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.connection import JetStreamError, NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.settings import FILES, BusSection
+from penstock.infra.config.file import Table, load_config, read_toml
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.regions.settings import region_of_role
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import Table, load_config, read_toml
 from penstock.infra.run.liveness import POLL_S, last_stored
 from penstock.infra.run.roles import REGIONAL
 from penstock.infra.run.runs import RunDir, find_run

@@ -26,7 +26,9 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.environment import python_of
+from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.ranks.environment import is_rank, rank_environments
 from penstock.infra.ranks.units import first_to_end, stop_processes, units
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -44,9 +46,7 @@ from penstock.infra.run.charges import (
     cause_of,
     describe_death,
 )
-from penstock.infra.run.config import RunConfig
 from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
-from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed, ItemCharged

@@ -26,6 +26,8 @@ from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
+from penstock.infra.config.checks import check_window
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
 from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
@@ -34,8 +36,6 @@ from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.kept_corpora import kept_corpora
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
 from penstock.infra.quickstart.task_sources import drawn_tasks
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_checks import check_window
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split, Task

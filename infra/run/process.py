@@ -16,11 +16,11 @@ from penstock.actors.runtime.in_progress import InProgress
 from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.config.file import load_config
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.health import health_server
 from penstock.infra.logs import configure_logs
 from penstock.infra.run.charges import ExitCode
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import check_remote, join_run
 from penstock.infra.run.liveness import START_S_MAX, until_closed, until_open
 from penstock.infra.run.roles import Assembly, build_actors

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.actors.monitor.log_lines import describe
-from penstock.infra.commands.output import printable
+from penstock.infra.output import printable
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus

@@ -1,25 +1,18 @@
-"""`penstock replay`: retrain every step of a run from its log and compare every digest."""
+"""Replay: retrains every step of a run from its log and compares every weight digest."""
 
-import argparse
-import asyncio
-import os
 import platform
 import sys
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from penstock.actors.policy.hf.stored import stored_model
-from penstock.actors.trainer.engines.config import NUM_RANKS_MAX
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.infra.commands.output import print_result
-from penstock.infra.judge.verdict_check import VerdictCheck, recorded_judge
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import load_config
-from penstock.infra.run.hosts import reached_run
-from penstock.infra.run.runs import RunDir, connect, open_log, open_vault
+from penstock.infra.run.runs import RunDir, open_vault
+from penstock.infra.run.verdict_check import VerdictCheck, recorded_judge
 from penstock.messages.base import FORMAT
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
@@ -30,82 +23,7 @@ from penstock.messages.training import BatchManifest
 if TYPE_CHECKING:
     from penstock.actors.trainer.ranks.world import World
 
-DIFFERENT = 1
-"""Exit code of a replay that did not give the recorded bits."""
 _CPU_INFO = Path("/proc/cpuinfo")
-
-
-async def replay_command(arguments: argparse.Namespace) -> int:
-    """Replay a run and print the outcome; 0 only if every step is identical.
-
-    Raises:
-        NotFoundError: No such run, or it has no checkpoint of version 0.
-        ConfigError: Its bits depend on several processes.
-
-    """
-    if arguments.what_if:
-        from penstock.infra.what_if.command import what_if_command
-
-        if arguments.ranks > 1:
-            raise ConfigError("--ranks: expected 1 with --what-if, which one process trains")
-        return await what_if_command(arguments)
-    if arguments.output is not None or arguments.no_evaluation:
-        raise ConfigError("--output, --no-evaluation: expected with them --what-if KEY=VALUE")
-    if not 1 <= arguments.ranks <= NUM_RANKS_MAX:
-        raise ConfigError(f"--ranks: expected 1 to {NUM_RANKS_MAX}, got {arguments.ranks}")
-    run = await reached_run(arguments)
-    config = load_config(run.config)
-    if arguments.rank_log is not None:
-        await _replay_as_rank(run, config, arguments.rank_log, as_json=arguments.json)
-    async with open_log(run, "replay") as bus:
-        await check_arithmetic(run.run_id, bus)
-        if arguments.ranks > 1:
-            return await _replay_by_ranks(run, config, arguments)
-        figures = await replay_run(run, config, bus, with_progress=not arguments.json)
-    return _told(figures, as_json=arguments.json)
-
-
-async def _replay_by_ranks(run: RunDir, config: RunConfig, arguments: argparse.Namespace) -> int:
-    """Replay in ranks, which read the log where this process has it open."""
-    from penstock.infra.ranks.gang import run_gang
-
-    command = ["--runs-dir", str(run.path.parent), "replay", run.run_id]
-    command += ["--json"] if arguments.json else []
-    url = run.where if isinstance(run.where, str) else ""
-    return await run_gang([*command, f"--rank-log={url}"], config.trainer, arguments.ranks)
-
-
-async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: bool) -> NoReturn:
-    """Replay as one of several ranks, of which the first prints; end the process.
-
-    Args:
-        run: The run.
-        config: Its own.
-        url: Of the server that has the log; empty: those that its configuration names.
-        as_json: How the figures are printed.
-
-    """
-    from penstock.actors.trainer.ranks.world import RankEnvironment, World
-
-    place, trainer = RankEnvironment.of(os.environ), config.trainer
-    world = await asyncio.to_thread(World, place, trainer.device, trainer.ranks.step_s_max)
-    name, is_first = f"replay-{place.rank}", place.rank == 0
-    async with connect(run, url, name) if url else open_log(run, name) as bus:
-        with_progress = is_first and not as_json
-        figures = await replay_run(run, config, bus, with_progress=with_progress, world=world)
-    code = _told(figures, as_json=as_json) if is_first else 0
-    sys.stdout.flush()
-    await asyncio.to_thread(world.gather, code)  # The others end once the first has printed.
-    os._exit(code)  # Torch's process groups may abort at an orderly exit.
-
-
-def _told(figures: dict[str, Any], *, as_json: bool) -> int:
-    """Print the outcome; return the exit code."""
-    if as_json:
-        print_result(figures, as_json=True)
-    else:
-        sys.stdout.write(_text(figures) + "\n")
-    return 0 if figures["identical"] else DIFFERENT
 
 
 async def check_arithmetic(run_id: str, bus: Bus) -> None:
@@ -203,21 +121,6 @@ async def _other_versions(bus: Bus) -> dict[str, str]:
         for name, value in here.items()
         if name in recorded and recorded[name] != value
     }
-
-
-def _text(figures: dict[str, Any]) -> str:
-    steps, speedup = figures["steps"], figures["speedup"]
-    erased = figures["steps_erased"]
-    left_out = f"; {erased} steps with erased users left out" if erased else ""
-    if figures["identical"]:
-        return (
-            f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
-            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
-            f"{left_out}"
-        )
-    lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
-    lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]
-    return "\n".join(lines)
 
 
 def environment_versions() -> dict[str, str]:

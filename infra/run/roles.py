@@ -15,10 +15,10 @@ import msgspec
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.config.checks import check_host_name
+from penstock.infra.config.former_names import present_role
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.regions.settings import region_of_role, replica_name
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_checks import check_host_name
-from penstock.infra.run.former_names import present_role
 from penstock.infra.run.liveness import become_trainer
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore

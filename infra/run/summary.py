@@ -9,7 +9,7 @@ import msgspec
 from penstock.actors.monitor.behavior_views import behavior_figures
 from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.actors.monitor.task_views import EvalPoint
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
 

@@ -25,10 +25,10 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.command import check_outside, new_folder, parse_new
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare

@@ -23,9 +23,9 @@ from typing import Any, TypeGuard
 import msgspec
 
 from penstock.actors.trainer.config import DECAYED_RATE, EpochConfig, TrainerConfig
+from penstock.infra.config.checks import check_config
+from penstock.infra.config.settings import RegionSection, RunConfig, UsersSection
 from penstock.infra.regions.settings import region_of_role
-from penstock.infra.run.config import RegionSection, RunConfig, UsersSection
-from penstock.infra.run.config_checks import check_config
 from penstock.messages.errors import ConfigError
 from penstock.messages.gates import Arm
 from penstock.messages.task import Purpose

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.infra.bus.jetstream.access import Access
-from penstock.infra.bus.object_store import JetStreamStore
+from penstock.infra.stores.jetstream import JetStreamStore
 
 
 class LazyJetStreamStore:

@@ -32,7 +32,7 @@ from penstock.envs.tasks.source import (
     difficulty_label,
     difficulty_terms,
 )
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import Split

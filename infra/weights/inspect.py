@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.weights.diff import joined, ordered_map, read_base
 from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile

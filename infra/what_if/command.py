@@ -28,10 +28,10 @@ from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, repla
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.actors.trainer.step import StepResult
 from penstock.gateway.page.live_page import script_json
-from penstock.infra.commands.output import print_result
+from penstock.infra.config.file import load_config, read_toml
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
-from penstock.infra.run.config_file import load_config, read_toml
+from penstock.infra.output import print_result
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.infra.what_if.settings import read_question, reward_function

@@ -9,8 +9,8 @@ import msgspec
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import composed_again
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import apply_overrides
+from penstock.infra.config.file import apply_overrides
+from penstock.infra.config.settings import RunConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import Verdict
 from penstock.messages.settings import PositiveFloat

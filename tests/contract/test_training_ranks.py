@@ -23,9 +23,9 @@ from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.config.file import load_config
 from penstock.infra.ranks.build import training_engine
 from penstock.infra.run import liveness
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.launcher import Processes
 from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir

@@ -25,7 +25,7 @@ from tests.docs.commands import (
 from tests.docs.judge import judging
 
 from penstock.infra.cli import make_parser
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.messages.errors import ConfigError
 
 COMMANDS = commands()

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.infra.run.orphans import adopt_orphans
+from penstock.infra.orphans import adopt_orphans
 
 TINY = Path(__file__).with_name("tiny.toml")
 PENSTOCK = (sys.executable, "-m", "penstock.infra.cli")

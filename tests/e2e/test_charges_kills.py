@@ -20,11 +20,11 @@ from tests.contract.bus.bus_world import task
 
 from penstock.actors.runtime.in_progress import NotedItem, read_in_progress
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.config.file import parse_config
+from penstock.infra.config.settings import RunConfig
+from penstock.infra.orphans import die_with_parent
 from penstock.infra.run.charges import NEIGHBOR_S, RestartBudgetError
-from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import parse_config
 from penstock.infra.run.launcher import Processes, event_server
-from penstock.infra.run.orphans import die_with_parent
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event
 from penstock.messages.control import ActorFailed, ItemCharged, ItemQuarantined

@@ -18,8 +18,8 @@ from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
+from penstock.infra.config.file import apply_overrides, load_config
 from penstock.infra.run.command import fill_shape
-from penstock.infra.run.config_file import apply_overrides, load_config
 from penstock.infra.run.launcher import event_server
 from penstock.infra.run.runs import RunDir
 from penstock.kernels.arrays import to_array

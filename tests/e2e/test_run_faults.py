@@ -14,7 +14,7 @@ import nats
 import pytest
 
 from penstock.envs.tasks.storage import hidden_tests_key
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir
 from penstock.messages.task import HiddenTests, Split

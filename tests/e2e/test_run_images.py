@@ -20,8 +20,8 @@ from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.infra.quickstart import midtrain_data
-from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir
 from penstock.messages.rollout import ToolCall

@@ -8,7 +8,7 @@ import pytest
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.agent.checkout import CheckoutBackend, open_checkout
 from penstock.infra.cli import main
-from penstock.infra.commands.output import printable
+from penstock.infra.output import printable
 from penstock.messages.errors import NotFoundError
 
 pytestmark = pytest.mark.vm

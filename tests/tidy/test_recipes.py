@@ -76,7 +76,7 @@ def test_an_actor(recipe: Recipe):
     assert not recipe.test("tests/tidy/test_tidy.py")
     contract = '"penstock.actors.pacer"'
     edit(recipe.root, "pyproject.toml", contract, f'"penstock.actors.step_counter", {contract}')
-    name, settings = "infra/run/config.py", "StepCounterConfig"
+    name, settings = "infra/config/settings.py", "StepCounterConfig"
     line = f"from penstock.{folder.replace('/', '.')}.config import {settings}\n"
     edit(recipe.root, name, "from penstock.", f"{line}from penstock.")
     field = f"    step_counter: {settings} = {settings}()\n"

@@ -28,7 +28,7 @@ from penstock.infra.bench.learning.whole_runs import (
     export_newest,
     replay_figures,
 )
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.training import StepCompleted

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.actors.scheduler.host_registry import HostRegistry
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 
 ROWS = (

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.run.runs import find_run
 from penstock.infra.simulate.users.results import Results
 from penstock.infra.simulate.users.settings import UsersScenario

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.commands.output import print_result
+from penstock.infra.output import print_result
 from penstock.infra.simulate.weights.settings import Mishap, Scenario
 from penstock.infra.simulate.weights.simulation import simulate
 

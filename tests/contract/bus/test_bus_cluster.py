@@ -14,11 +14,11 @@ from tests.contract.stores.check_store import CHECKS as STORE_CHECKS
 
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.settings import BusSection
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.roles import work_queues
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.messages.base import Stream
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.task import StartRollout

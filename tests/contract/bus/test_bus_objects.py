@@ -14,9 +14,9 @@ from penstock.actors.runtime.vault import Vault
 from penstock.infra.bus.claims import CLAIM_HEADER
 from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.commands.log_file import export_log, import_log
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.messages.base import Array
 from penstock.messages.control import MessageRejected, RunFinished
 from penstock.messages.errors import CodecError, CorruptDataError

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.leaf import leaf_node
@@ -24,6 +23,7 @@ from penstock.infra.regions.links import (
     probe_namespaces,
 )
 from penstock.infra.regions.settings import LinkSection
+from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
 from penstock.messages.errors import DeadlineError
@@ -48,7 +48,7 @@ import asyncio, sys
 from pathlib import Path
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import LinkSection
-from penstock.infra.bus.object_store import JetStreamStore
+from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 
 async def main(folder):

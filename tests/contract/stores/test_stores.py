@@ -9,10 +9,10 @@ import pytest
 from tests.contract.stores.check_store import CHECKS
 from tests.s3_server import serving_bucket
 
-from penstock.infra.bus.object_store import SMALL_BYTES, JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores import directory
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.jetstream import SMALL_BYTES, JetStreamStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.infra.stores.s3 import S3Store
 from penstock.messages.errors import CorruptDataError, StoreFullError, StoreUnreachableError

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.e2e.launched import TINY, live_processes
 
+from penstock.infra.config.file import load_config
 from penstock.infra.deploy.sizes import num_params
-from penstock.infra.run.config_file import load_config
 
 SAMPLE_S = 0.2
 RUN_S_MAX = 900.0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from penstock.infra.bus.server.server import MAX_PAYLOAD_BYTES, find_server
-from penstock.infra.run.orphans import die_with_parent
+from penstock.infra.orphans import die_with_parent
 
 NATS_PORT, CLUSTER_PORT, S3_PORT = 4222, 6222, 9000
 RESTART_S = 0.5

@@ -25,7 +25,7 @@ from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.history import read_back
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import train_step
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log, open_vault
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.reading.trajectories import open_live_turn

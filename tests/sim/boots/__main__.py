@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.run.orphans import adopt_orphans
+from penstock.infra.orphans import adopt_orphans
 
 from .round import run_round
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
-from penstock.infra.run.orphans import die_with_parent
+from penstock.infra.orphans import die_with_parent
 from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import ActorReported
 

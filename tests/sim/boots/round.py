@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from penstock.infra.run.orphans import reap_ended
+from penstock.infra.orphans import reap_ended
 
 from .chaos import Chaos, OrphanError
 from .episodes import Episodes

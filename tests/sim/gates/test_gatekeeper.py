@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.sim.gates.world import CONFIG, NUM_TASKS, World, good, lossy, published, simulate
 
 from penstock.infra.commands.experiment import ExperimentReport, read_experiment, render
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.messages.gates import (
     Arm,
     CandidateChosen,

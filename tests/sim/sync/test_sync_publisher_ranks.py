@@ -19,7 +19,7 @@ from penstock.actors.relay.publish.multi_rank_publisher import MultiRankPublishe
 from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.relay.publish.rank_actor import RankActor, upload_service
 from penstock.actors.relay.publish.spans import assign_shards, cut_spans
-from penstock.infra.run.config_file import parse_config, read_toml
+from penstock.infra.config.file import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, RemoteCallError

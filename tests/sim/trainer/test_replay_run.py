@@ -16,7 +16,7 @@ from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
-from penstock.infra.run.replay import replay_command
+from penstock.infra.commands.replay import replay_command
 from penstock.infra.run.runs import RunDir
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError

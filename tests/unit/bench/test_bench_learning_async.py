@@ -5,7 +5,7 @@ import pytest
 from penstock.infra.bench.learning.asynchrony import CONFIG, MODES, RUNS, summarize, units
 from penstock.infra.bench.learning.timeline import Timeline, time_to, time_to_rate
 from penstock.infra.bench.learning.whole_runs import toml_text
-from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.messages.control import RunOpened
 from penstock.messages.reward import EvalCompleted, Outcome
 from penstock.messages.rollout import (

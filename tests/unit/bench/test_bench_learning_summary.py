@@ -5,7 +5,7 @@ import pytest
 from penstock.infra.bench.learning import long_episode, summary
 from penstock.infra.bench.learning.parts import UnitFailedError
 from penstock.infra.bench.learning.whole_runs import complete_run, toml_text
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.runs import RunDir
 
 

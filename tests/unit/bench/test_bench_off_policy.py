@@ -4,7 +4,7 @@ import pytest
 
 from penstock.infra.bench.learning import off_policy
 from penstock.infra.bench.learning.off_policy import ARMS, CONFIG, METRICS, SEEDS, summarize, units
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 
 
 def test_every_arm_is_off_policy_on_purpose():

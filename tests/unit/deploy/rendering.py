@@ -9,9 +9,9 @@ import jsonschema
 import yaml
 from referencing import Registry, Resource
 
+from penstock.infra.config.file import Table, parse_config, read_toml
 from penstock.infra.deploy.pods import Deployment
 from penstock.infra.deploy.render import KUSTOMIZATION, VALUES, render
-from penstock.infra.run.config_file import Table, parse_config, read_toml
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "run.toml"

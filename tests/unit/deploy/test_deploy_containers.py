@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.unit.deploy.rendering import CONFIG
 
+from penstock.infra.config.file import load_config
 from penstock.infra.deploy.layout import workloads
 from penstock.infra.deploy.pods import USER_ID, WORK_DIR, Deployment, image_suffix
-from penstock.infra.run.config_file import load_config
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "infra" / "containers").glob("*.Containerfile"))

@@ -20,10 +20,9 @@ from tests.unit.deploy.rendering import (
     rendered,
 )
 
-from penstock.infra import cli
+from penstock.infra import cli, config
+from penstock.infra.config.file import read_toml
 from penstock.infra.deploy.render import KUSTOMIZATION, VALUES
-from penstock.infra.run import config
-from penstock.infra.run.config_file import read_toml
 from penstock.messages.errors import ConfigError
 
 CONFIGS = Path(config.__file__).parents[1] / "configs"

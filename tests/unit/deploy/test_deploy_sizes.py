@@ -9,9 +9,9 @@ from tests.unit.deploy.rendering import CONFIG
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.infra import cli
+from penstock.infra.config.file import load_config
 from penstock.infra.deploy.layout import Kind, workloads
 from penstock.infra.deploy.sizes import POLICY_PROCESS_MIB, launcher_size, num_params, pod_size
-from penstock.infra.run.config_file import load_config
 
 LOCAL = ("trainer.engine=local",)
 LARGE = ("policy.hidden_size=1024", "policy.num_hidden_layers=16")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.actors.judge.judges import make_judge
 from penstock.envs.harness.tools import tools_of
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.messages.codec import encode
 from penstock.messages.reading.asyncapi import document
 from penstock.messages.reading.references import load_reference

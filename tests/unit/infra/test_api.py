@@ -10,7 +10,7 @@ from tests.unit.monitor.story import finished, story
 
 import penstock
 from penstock.infra.api.names import NAMES
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.launcher import event_server
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.errors import ConfigError, NotFoundError

@@ -9,8 +9,8 @@ from penstock.actors.generator.torch_engine import EngineOptions, TorchEngine
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import DeviceUnavailableError, open_device
 from penstock.infra.commands.doctor import check_gpu
+from penstock.infra.config.file import load_config
 from penstock.infra.run.command import check_outside
-from penstock.infra.run.config_file import load_config
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("infra/configs/quickstart.toml")

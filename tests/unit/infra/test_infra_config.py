@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from penstock.infra.config.file import load_config, parse_config, read_toml
 from penstock.infra.models.environment import check_environments, python_of
-from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -109,7 +109,7 @@ def test_the_written_configuration_reads_back_the_same() -> None:
 def test_reading_a_configuration_imports_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from penstock.infra.run.config_file import load_config;"
+        "from penstock.infra.config.file import load_config;"
         f"load_config(Path({str(QUICKSTART)!r}));"
         "sys.exit('torch' in sys.modules)"
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("infra/configs/quickstart.toml")

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import RanksConfig
+from penstock.infra.config.file import parse_config, read_toml
+from penstock.infra.config.ranks_checks import check_environment
 from penstock.infra.ranks.arithmetic import arithmetic_of
-from penstock.infra.ranks.checks import check_environment
 from penstock.infra.ranks.environment import rank_environments
 from penstock.infra.ranks.units import first_to_end, stop_processes, units
-from penstock.infra.run.config_file import parse_config, read_toml
 from penstock.infra.serve.settings import service_config
 from penstock.messages.errors import ConfigError
 

@@ -12,8 +12,8 @@ from penstock import infra
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.infra.cli import main
+from penstock.infra.config.file import load_config
 from penstock.infra.mismatch.formats import compare_formats
-from penstock.infra.run.config_file import load_config
 from penstock.kernels import native
 from penstock.messages.errors import ConfigError
 

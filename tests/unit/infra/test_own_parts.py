@@ -18,9 +18,9 @@ from penstock.envs.harness.session import Session
 from penstock.envs.harness.tools import tools_of, tools_prompt
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.infra.commands.log import imported_config
+from penstock.infra.config.file import load_config
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.task_sources import drawn_tasks
-from penstock.infra.run.config_file import load_config
 from penstock.infra.scaffold.command import init_command
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.infra.config.file import load_config, parse_config, read_toml
 from penstock.infra.regions.links import LinkError, Subnet
 from penstock.infra.regions.settings import LinkSection, RegionPlace, check_processes, region_of
 from penstock.infra.regions.shaping import InFlight, Shaper
-from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.infra.run.runs import RunState
 from penstock.messages.errors import ConfigError
 

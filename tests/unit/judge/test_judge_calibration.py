@@ -12,10 +12,10 @@ from tests.judge_service import JudgeService, make_rubric
 from tests.unit.judge.test_judge_attacks import CONFIG
 
 from penstock.actors.judge.config import JudgeConfig
+from penstock.infra.config.file import load_config
 from penstock.infra.judge.agreement import Judgment, cohens_kappa, expected_error, measure, wilson
 from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.judge.command import judge_command
-from penstock.infra.run.config_file import load_config
 from penstock.messages.errors import ConfigError
 
 YES_NO = {"yes": 1.0, "no": 0.0}

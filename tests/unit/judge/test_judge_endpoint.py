@@ -16,8 +16,8 @@ from penstock.actors.judge.rubric.endpoint import (
 )
 from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
 from penstock.actors.judge.submission import Submission
+from penstock.infra.config.file import load_config
 from penstock.infra.judge.asking import Unwatched
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import check_judge_keys
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import JudgeScore

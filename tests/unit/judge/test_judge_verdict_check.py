@@ -6,8 +6,8 @@ import pytest
 
 from penstock.actors.judge.reward import Findings, reward_components
 from penstock.infra.commands.log import imported_config
-from penstock.infra.judge.verdict_check import VerdictCheck, recorded_judge
-from penstock.infra.run.config_file import parse_config
+from penstock.infra.config.file import parse_config
+from penstock.infra.run.verdict_check import VerdictCheck, recorded_judge
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.parsing import parse_toml

@@ -11,10 +11,10 @@ from tests.outside_model import write_model, write_tokenizer
 from penstock.actors.policy.hf.config import ModelFormatError
 from penstock.actors.policy.hf.stored import INDEX_KEY, fetch_model, stored_model
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.infra.models.claim import claim_model, fill_shape, open_model
 from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run import prepare as preparing
-from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.messages.errors import ConfigError, CorruptDataError
 from penstock.messages.task import Split
 

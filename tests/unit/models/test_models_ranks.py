@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.infra.models.claim import fill_shape
 from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
-from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.messages.control import Arithmetic
 from penstock.messages.errors import ConfigError
 

@@ -25,7 +25,7 @@ from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import decode_state, encode_state
 from penstock.gateway.page.live_page import render_page
 from penstock.infra.commands.status import render
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.summary import run_summary
 from penstock.messages.reward import EvalAnnounced, Outcome
 from penstock.messages.rollout import VersionSpan

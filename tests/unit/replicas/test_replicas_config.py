@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.infra.config.file import load_config
 from penstock.infra.regions.settings import region_of, region_of_role, replica_name
-from penstock.infra.run.config_file import load_config
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("infra/configs/quickstart.toml")

@@ -11,7 +11,7 @@ from penstock.infra.run.runs import DiskFullError, check_space
 LAUNCHER = """
 import os, signal, subprocess, time
 from pathlib import Path
-from penstock.infra.run.orphans import adopt_orphans, end_orphans
+from penstock.infra.orphans import adopt_orphans, end_orphans
 
 adopt_orphans()
 helper = subprocess.Popen(["sleep", "60"])
@@ -41,7 +41,7 @@ def test_orphans_are_ended_and_children_of_ours_are_not():
 REAPER = """
 import subprocess, time
 from pathlib import Path
-from penstock.infra.run.orphans import adopt_orphans, reap_ended
+from penstock.infra.orphans import adopt_orphans, reap_ended
 
 adopt_orphans()
 own = subprocess.Popen(["true"], start_new_session=True)

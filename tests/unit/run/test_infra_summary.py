@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock.actors.monitor.fold import RunFold
+from penstock.infra.config.file import load_config
 from penstock.infra.run.closing import closing_table
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.summary import run_summary
 from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from penstock.infra import cli
+from penstock.infra.config.file import load_config
 from penstock.infra.run.closing import next_steps
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir
 
 QUICKSTART = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"

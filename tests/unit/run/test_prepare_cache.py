@@ -8,9 +8,9 @@ from tests.unit.run.test_prepare_objects import CONFIG, run_config
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime import products
+from penstock.infra.config.settings import RunConfig
 from penstock.infra.quickstart.kept_corpora import FOLDER, kept_corpora
 from penstock.infra.run import prepare as preparing
-from penstock.infra.run.config import RunConfig
 
 
 @pytest.fixture(autouse=True)

@@ -20,13 +20,13 @@ from penstock.envs.ladder.generate import LADDER, LadderSource, Selection, draw_
 from penstock.envs.ladder.repository import HIDDEN_FILE
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
+from penstock.infra.config.settings import RunConfig, RunSection
 from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.models.settings import CorpusConfig, ModelSection
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
 from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.run import prepare as preparing
-from penstock.infra.run.config import RunConfig, RunSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task

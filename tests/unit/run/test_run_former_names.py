@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.infra.run.config_file import apply_overrides, load_config, read_toml
-from penstock.infra.run.former_names import present_key, present_role, with_present_names
+from penstock.infra.config.file import apply_overrides, load_config, read_toml
+from penstock.infra.config.former_names import present_key, present_role, with_present_names
 from penstock.messages.errors import ConfigError
 
 FORMER = """

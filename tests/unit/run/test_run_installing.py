@@ -81,7 +81,7 @@ import sys, threading
 sys.modules["torch"] = None  # An import of it fails.
 from pathlib import Path
 from penstock.infra.run.command import parse_new
-from penstock.infra.run.config_file import read_toml
+from penstock.infra.config.file import read_toml
 from penstock.infra.run.prepare import build
 config = parse_new(read_toml(Path("tests/e2e/tiny.toml")), "tiny")
 assert build(config, threading.Event())

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.infra.config.file import apply_overrides, read_toml
 from penstock.infra.export.folder import check_target
 from penstock.infra.run.command import parse_new
-from penstock.infra.run.config_file import apply_overrides, read_toml
 from penstock.infra.run.hosts import with_whole_paths
 from penstock.messages.errors import ConfigError
 

@@ -12,9 +12,9 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.infra import cli
+from penstock.infra.config.file import load_config, parse_config, read_toml
+from penstock.infra.config.settings import RegionSection
 from penstock.infra.models.claim import read_tokenizer
-from penstock.infra.run.config import RegionSection
-from penstock.infra.run.config_file import load_config, parse_config, read_toml
 from penstock.infra.serve import command
 from penstock.infra.serve.command import CHECKPOINT_CONFIG, fit
 from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tables

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.envs.microvm.images.assets import BUILD_LOCK, is_being_built, until_built
 from penstock.envs.microvm.recipe.steps import build_lock
-from penstock.infra.run.config_file import load_config
+from penstock.infra.config.file import load_config
 from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.memory import MemoryStore

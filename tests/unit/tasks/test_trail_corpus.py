@@ -10,9 +10,9 @@ import pytest
 from penstock.actors.policy.special_tokens import USER
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.infra.config.file import load_config
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
 from penstock.infra.corpora.trails import TrailCorpus
-from penstock.infra.run.config_file import load_config
 from penstock.infra.run.prepare import build
 from penstock.messages.errors import ConfigError
 

@@ -10,7 +10,7 @@ from tests.judge_service import make_rubric
 
 from penstock.actors.judge.config import AuxiliaryConfig, LengthPenaltyConfig
 from penstock.actors.judge.reward import LENGTH_PENALTY
-from penstock.infra.run.config_file import load_config, parse_config, read_toml
+from penstock.infra.config.file import load_config, parse_config, read_toml
 from penstock.infra.what_if.command import evaluation_tables, render
 from penstock.infra.what_if.settings import read_question, reward_function
 from penstock.messages.errors import ConfigError

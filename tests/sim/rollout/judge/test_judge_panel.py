@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.config import MASK, RubricConfig
 from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.actors.monitor.judge_views import add_verdict
-from penstock.infra.judge.verdict_check import VerdictCheck
+from penstock.infra.run.verdict_check import VerdictCheck
 from penstock.messages.generation import Generate
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished

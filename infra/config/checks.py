@@ -7,9 +7,9 @@ import re
 
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
-from penstock.infra.ranks.checks import check_model, check_publishers, check_ranks
+from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
+from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
 from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
-from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned, pinned_version

@@ -21,8 +21,8 @@ from penstock.envs.microvm.recipe.assets import build_assets
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.qemu import build_qemu_assets
 from penstock.envs.microvm.recipe.steps import build_lock
-from penstock.infra.commands.output import print_result
-from penstock.infra.run.orphans import die_with_parent
+from penstock.infra.orphans import die_with_parent
+from penstock.infra.output import print_result
 from penstock.messages.errors import DeadlineError
 
 BEGIN_S_MAX = 60.0

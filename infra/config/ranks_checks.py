@@ -1,7 +1,7 @@
 """Checks of the processes of ranks: those that train, and those that publish beside one trainer."""
 
 from penstock.actors.relay.core.config import publisher_ranks
-from penstock.infra.run.config import RunConfig
+from penstock.infra.config.settings import RunConfig
 from penstock.messages.errors import ConfigError
 
 _WITH = 'with trainer.ranks.model = "transformers"'

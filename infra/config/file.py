@@ -14,9 +14,9 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.infra.run.config import RunConfig, is_gateway
-from penstock.infra.run.config_checks import check_config
-from penstock.infra.run.former_names import present_key, with_present_names
+from penstock.infra.config.checks import check_config
+from penstock.infra.config.former_names import present_key, with_present_names
+from penstock.infra.config.settings import RunConfig, is_gateway
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
 
