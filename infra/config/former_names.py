@@ -44,8 +44,8 @@ def with_present_names(data: Mapping[str, Any]) -> dict[str, Any]:
     for former, present in _SECTIONS.items():
         if former in data:
             _add(found, present, data[former], former)
-    processes = found.get("processes")
-    if isinstance(processes, dict):
+    if isinstance(found.get("processes"), dict):
+        processes: dict[str, Any] = found["processes"]
         found["processes"] = {name: _renamed(specs) for name, specs in processes.items()}
     return found
 
@@ -70,4 +70,5 @@ def _add(found: dict[str, Any], present: tuple[str, ...], value: Any, former: st
 def _renamed(specs: Any) -> Any:
     if not isinstance(specs, list):
         return specs  # Refused by its type later.
-    return [present_role(spec) if isinstance(spec, str) else spec for spec in specs]
+    names: list[Any] = specs
+    return [present_role(name) if isinstance(name, str) else name for name in names]

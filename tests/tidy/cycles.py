@@ -46,7 +46,7 @@ def import_graph(repository: Repository) -> dict[str, set[str]]:
     return graph
 
 
-def _components(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+def strongly_connected(graph: dict[str, set[str]]) -> Iterator[list[str]]:
     """Yield the strongly connected components of more than one module (Tarjan, iterative)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -95,6 +95,6 @@ def _shortest_cycle(graph: dict[str, set[str]], component: list[str]) -> list[st
 def import_cycles(repository: Repository) -> Iterator[str]:
     """No two modules depend on each other."""
     graph = import_graph(repository)
-    for component in _components(graph):
+    for component in strongly_connected(graph):
         cycle = _shortest_cycle(graph, component)
         yield f"{' -> '.join([*cycle, cycle[0]])} ({len(component)} modules in the knot)"

@@ -1,4 +1,4 @@
-"""Rules on what people read: file names that exist, terms of the field, nothing left open."""
+"""Rules on what people read: names of files, folders and modules that exist, nothing left open."""
 
 import re
 from collections.abc import Iterator
@@ -11,18 +11,6 @@ from tests.tidy.repository import PRODUCT, Repository
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".js")
 PROSE_SUFFIXES = (".py", ".md", ".toml", *C_SUFFIXES, ".sh", ".html", "Makefile")
 
-PHRASES = (
-    r"\b("
-    r"anew|to be had|whoever|askers?|is told|are told|was told|goes on (?:with|until|when|after)"
-    r"|tells? (?:the|what|whether|how|which|apart)"
-    r"|one an? (?:region|run|rollout|group|step|key|request|version|host|turn|task|line|role)"
-    r"|way of the data|as (?:his|its) wont"
-    r")\b"
-)
-# Between two words there may be the end of a line, and the mark of a comment on the next one.
-PHRASE = re.compile(
-    PHRASES.replace(" ", r"(?:[ \t]+|[ \t]*\n[ \t]*(?:[#*]|//)?[ \t]*)"), re.IGNORECASE
-)
 OPEN = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 
 COMMENT = re.compile(r"(?<!:)//[^\n]*|/\*.*?\*/|<!--.*?-->", re.DOTALL)
@@ -73,19 +61,6 @@ def prose_files(repository: Repository, *more: str) -> list[str]:
         and (path.split("/")[0] in tops or "/" not in path)
         and not path.startswith("tests/tidy/")
     ]
-
-
-def strange_phrases(repository: Repository) -> Iterator[str]:
-    """Write what an engineer of the field would write (CONTRIBUTING.md, "Language")."""
-    for path in prose_files(repository):
-        if path.startswith("envs/ladder/"):  # the strings there are tasks that policies learned
-            texts = _sentences(repository, path)
-        else:
-            texts = iter([(1, repository.text(path))])
-        for number, text in texts:
-            for match in PHRASE.finditer(text):
-                line = number + text.count("\n", 0, match.start())
-                yield f"{path}:{line}: {' '.join(match[0].split())!r}"
 
 
 def open_ends(repository: Repository) -> Iterator[str]:

@@ -6,7 +6,7 @@ To add one: write it in the module that fits, add it here, and give it a seed in
 
 from collections.abc import Callable, Iterator
 
-from tests.tidy import cycles, layout, prose
+from tests.tidy import cycles, layout, prose, words
 from tests.tidy.repository import Repository
 
 Rule = Callable[[Repository], Iterator[str]]
@@ -27,9 +27,11 @@ RULES: dict[str, Rule] = {
         prose.stale_file_names,
         prose.stale_folder_names,
         prose.stale_module_names,
-        prose.strange_phrases,
         prose.open_ends,
         prose.untrue_glossary,
+        words.unexplained_concurrency,
+        words.vague_field_docstrings,
+        words.types_without_a_noun,
     )
 }
 

@@ -34,12 +34,13 @@ CYCLE = {
     "kernels/seed_b.py": "from typing import TYPE_CHECKING\n"
     "if TYPE_CHECKING:\n    from penstock.kernels.seed_a import f\n",
 }
+CONCURRENT = "import asyncio\n\n\nasync def f():\n" + 4 * "    asyncio.create_task(f())\n"
 TIDY: dict[str, tuple[Files, ...]] = {
     "long_functions": ({"kernels/seed.py": FUNCTION}, {"tests/unit/seed.py": FUNCTION}),
     "long_files": (
-        {"kernels/seed.py": "\n" * 321},
-        {"kernels/seed.cu": "\n" * 320 + "//"},
-        {"tests/unit/seed.py": "\n" * 401},
+        {"kernels/seed.py": "\n" * 601},
+        {"kernels/seed.cu": "\n" * 600 + "//"},
+        {"tests/unit/seed.py": "\n" * 601},
     ),
     "crowded_folders": ({f"kernels/seed/m{n}.py": "" for n in range(21)},),
     "lonely_modules": ({"kernels/seed/__init__.py": "", "kernels/seed/m.py": ""},),
@@ -76,14 +77,12 @@ TIDY: dict[str, tuple[Files, ...]] = {
         {"kernels/seed.py": '"""See `gone/`."""\n'},
     ),
     "stale_module_names": ({"kernels/seed.py": '"""See `penstock.actors.gone`."""\n'},),
-    "strange_phrases": (
-        {"docs/seed.md": "It is computed an" + "ew.\n"},
-        {"kernels/seed.c": "/* one a re" + "gion */\n"},
-        {"docs/seed.md": "This is not TO" + "\nbe had.\n"},
-        {"kernels/seed.py": "# It is\n# " + "told.\n"},
-        {"kernels/seed.c": "/* It tells\n * " + "whether. */\n"},
-    ),
     "untrue_glossary": ({"docs/glossary.md": "| seed | | | `messages/task.py` `Gone` |\n"},),
+    "unexplained_concurrency": ({"kernels/seed.py": CONCURRENT},),
+    "vague_field_docstrings": (
+        {"kernels/seed.py": 'class Seed:\n    """A seed."""\n\n    x: int\n    """Of the x."""\n'},
+    ),
+    "types_without_a_noun": ({"kernels/seed.py": "class Seeded: ...\n"},),
     "open_ends": ({"kernels/seed.py": "# TO" + "DO: more\n"},),
 }
 SEEDS = [(name, files) for name, seeds in TIDY.items() for files in seeds]
