@@ -1,7 +1,7 @@
 """Names that settings and roles had in former releases; configurations of stored runs use them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from penstock.messages.errors import ConfigError
 
@@ -70,5 +70,5 @@ def _add(found: dict[str, Any], present: tuple[str, ...], value: Any, former: st
 def _renamed(specs: Any) -> Any:
     if not isinstance(specs, list):
         return specs  # Refused by its type later.
-    names: list[Any] = specs
+    names = cast("list[Any]", specs)
     return [present_role(name) if isinstance(name, str) else name for name in names]
