@@ -25,7 +25,7 @@ from penstock.actors.runtime.context import Context
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 from penstock.messages.errors import PenstockError
-from penstock.messages.gateways import LimitsChanged, RequestsOpen
+from penstock.messages.requests.gateways import LimitsChanged, RequestsOpen
 
 MINUTE_S = 60.0
 NUM_USERS_MAX = 10_000

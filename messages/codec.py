@@ -36,7 +36,6 @@ from penstock.messages.gates import (
     ExperimentStarted,
     GateEvaluated,
 )
-from penstock.messages.gateways import LimitsChanged, ReplyKept
 from penstock.messages.generation import (
     AbortGeneration,
     ChannelMoved,
@@ -46,6 +45,7 @@ from penstock.messages.generation import (
 )
 from penstock.messages.reading.parsing import parse_with
 from penstock.messages.requests.episodes import EpisodePart, ListEpisodes, ReadEpisode
+from penstock.messages.requests.gateways import LimitsChanged, ReplyKept
 from penstock.messages.requests.ranks import (
     JoinRank,
     LoadRank,

@@ -4,7 +4,34 @@
 is first used.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # The table again: no checker looks into `__getattr__`.
+    from penstock.actors.judge.config import JudgeConfig as JudgeConfig
+    from penstock.actors.judge.reward import Findings as Findings
+    from penstock.actors.judge.task_steps import HiddenTestsJudge as HiddenTestsJudge
+    from penstock.actors.runtime.context import Context as Context
+    from penstock.actors.trainer.config import LossConfig as LossConfig
+    from penstock.actors.trainer.objective.losses import LossTokens as LossTokens
+    from penstock.actors.trainer.objective.losses import TokenLosses as TokenLosses
+    from penstock.actors.trainer.objective.registry import LossSpec as LossSpec
+    from penstock.envs.harness.tool_calls import Argument as Argument
+    from penstock.envs.harness.tool_calls import ArgumentType as ArgumentType
+    from penstock.envs.harness.tool_calls import InvalidCallError as InvalidCallError
+    from penstock.envs.harness.toolbox import ToolSpec as ToolSpec
+    from penstock.envs.harness.toolbox import Toolbox as Toolbox
+    from penstock.envs.harness.tools import tools_of as tools
+    from penstock.envs.tasks.source import TaskCandidate as TaskCandidate
+    from penstock.envs.tasks.source import TaskOrigin as TaskOrigin
+    from penstock.envs.tasks.storage import GradedTask as GradedTask
+    from penstock.infra.api.runs import Run as Run
+    from penstock.infra.api.runs import open_run as open_run
+    from penstock.infra.api.runs import run as run
+    from penstock.messages.reading.trajectories import Trajectory as Trajectory
+    from penstock.messages.reward import Outcome as Outcome
+    from penstock.messages.task import HiddenTests as HiddenTests
+    from penstock.messages.task import Split as Split
+    from penstock.messages.task import Task as Task
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ import msgspec
 from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
 from penstock.messages.errors import ConfigError
-from penstock.messages.rpc import RetryPolicy
+from penstock.messages.retries import RetryPolicy
 from penstock.messages.settings import (
     Finite,
     NonNegativeFloat,

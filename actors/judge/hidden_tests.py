@@ -1,4 +1,4 @@
-"""The judge that runs a task's hidden tests on what the episode left behind.
+"""Runs the hidden tests of one step, or of a task without steps, on what the episode left behind.
 
 ```
  fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden calls ─▶ results
@@ -45,14 +45,18 @@ from penstock.envs.tasks.harbor.foreign import gives_fractions, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
+from penstock.messages.retries import with_retries
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
-from penstock.messages.rpc import with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
 
 
-class HiddenTestsJudge:
-    """Solved if and only if every hidden test passes in a fresh machine."""
+class OneStepJudge:
+    """Solved if and only if every hidden test of one step passes in a fresh machine.
+
+    `task_steps.HiddenTestsJudge` asks it about every step; nobody else should, since a task of
+    several steps would be judged by its first.
+    """
 
     name = "hidden_tests"
     version = "6"
@@ -219,7 +223,7 @@ _SHARED = frozenset({Outcome.SOLVED, Outcome.FAILED})
 class SameFilesJudge:
     """Asks another judge once for each set of files that a task was left with."""
 
-    def __init__(self, judge: HiddenTestsJudge) -> None:
+    def __init__(self, judge: OneStepJudge) -> None:
         """Take the judge to ask."""
         self.name, self.version = judge.name, judge.version
         self._judge = judge

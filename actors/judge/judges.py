@@ -25,14 +25,13 @@ import msgspec
 from pyflakes.checker import Checker
 
 from penstock.actors.judge.config import AuxiliaryConfig, JudgeConfig
-from penstock.actors.judge.hidden_tests import HiddenTestsJudge, SameFilesJudge
 from penstock.actors.judge.reward import Findings, is_scored
 from penstock.actors.judge.rubric.config import MASK, RubricConfig
 from penstock.actors.judge.rubric.endpoint import Endpoint
 from penstock.actors.judge.rubric.generators import Generators
 from penstock.actors.judge.rubric.judge import Answerer, RubricJudge
 from penstock.actors.judge.submission import ChangedFile, Submission, read_submission
-from penstock.actors.judge.task_steps import StepsJudge
+from penstock.actors.judge.task_steps import HiddenTestsJudge
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.token_kinds import TokenKinds
 from penstock.actors.policy.replicas.table import ReplicaTable
@@ -252,7 +251,7 @@ class Judge(Protocol):
 
 
 JUDGES: dict[str, Callable[[JudgeConfig], Judge]] = {
-    HiddenTestsJudge.name: lambda config: StepsJudge(SameFilesJudge(HiddenTestsJudge(config))),
+    HiddenTestsJudge.name: HiddenTestsJudge,
 }
 
 

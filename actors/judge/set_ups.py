@@ -28,8 +28,8 @@ from penstock.envs.tasks.workspace import SetupError, contents_at, open_step, op
 from penstock.messages.episode import SetUpRecorded
 from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
+from penstock.messages.retries import with_retries
 from penstock.messages.rollout import EpisodeFiles
-from penstock.messages.rpc import with_retries
 from penstock.messages.task import Split, Task
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Grades a task of several steps: each step by its own hidden tests, on what it left.
+"""The judge by hidden tests: each step of a task by its own tests, on what the step left.
 
 ```
  EpisodeStepEnded 0, 1, .. ─▶ grade ─▶ 1, 0.5, ..  ─▶ mean, or the last one ─▶ one verdict
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.judge.audit import most_decisive
-from penstock.actors.judge.hidden_tests import SameFilesJudge, weigh
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.hidden_tests import OneStepJudge, SameFilesJudge, weigh
 from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
@@ -31,13 +32,18 @@ _SAME = [name for name in Findings.__struct_fields__ if name in StepGraded.__str
 """What a finding and its event call alike; `cheats` are `findings` there."""
 
 
-class StepsJudge:
-    """Asks another judge about each step; of a task of one step, once."""
+class HiddenTestsJudge:
+    """Solved if and only if the hidden tests of every step pass, each in a fresh machine.
 
-    def __init__(self, judge: SameFilesJudge) -> None:
-        """Take the judge to ask."""
-        self.name, self.version = judge.name, judge.version
-        self._judge = judge
+    Own judges that ask for the hidden tests make one of these from their settings.
+    """
+
+    name = OneStepJudge.name
+    version = OneStepJudge.version
+
+    def __init__(self, config: JudgeConfig) -> None:
+        """Take the bounds."""
+        self._judge = SameFilesJudge(OneStepJudge(config))
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout."""

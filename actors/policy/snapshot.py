@@ -1,6 +1,6 @@
 """How the trainer hands over a new policy version for publication."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -39,29 +39,22 @@ class ShardUploader(Protocol):
         ...
 
 
-class ShardPublisher(Protocol):
-    """The trainer's part: it holds no weights, and commits what ranks upload."""
+class ShardedVersion(NamedTuple):
+    """A version that ranks hold in shards, as the trainer describes it: it holds no weights."""
 
-    async def publish_shards(
-        self,
-        policy_version: int,
-        shapes: Mapping[str, Sequence[int]],
-        *,
-        float32: Collection[str],
-        config_json: str,
-        probe: Sequence[float],
-    ) -> WeightsPublished:
-        """Have all ranks upload a version, commit it, and return its manifest.
+    policy_version: int
+    shapes: Mapping[str, Sequence[int]]
+    """Tensor name -> shape."""
+    float32: Collection[str]
+    """Tensors that are float32; the others are bfloat16."""
+    config_json: str
+    """Settings of the policy."""
+    probe: Sequence[float]
+    """What the version computes (`actors/policy/probe.py`)."""
 
-        Args:
-            policy_version: Which one; the ranks hold it.
-            shapes: Of its tensors, bfloat16.
-            float32: Those that are not.
-            config_json: Of the policy.
-            probe: What the version computes.
 
-        """
-        ...
+PublishShards = Callable[[ShardedVersion], Awaitable[WeightsPublished]]
+"""Has all ranks upload a version, commits it, and returns its manifest."""
 
 
 class SnapshotPublisher(Protocol):

@@ -5,7 +5,7 @@ import msgspec
 from penstock.actors.policy.summaries import SummaryConfig
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.episode import EpisodeSaved
-from penstock.messages.rpc import RetryPolicy
+from penstock.messages.retries import RetryPolicy
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose, StartRollout
 

@@ -37,8 +37,9 @@ from penstock.messages.errors import (
 )
 from penstock.messages.generation import NEWEST, Generate, TokensSampled, pinned
 from penstock.messages.reading.trajectories import load_turn
+from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.rollout import EpisodeFiles, StopReason, Trunk, Turn, TurnSampled
-from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
+from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling, StartRollout
 
 

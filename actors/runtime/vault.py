@@ -84,7 +84,14 @@ class Vault:
         return Sealed(owner=_SERVICE, key_id=_SERVICE, data=data)
 
     async def open(self, sealed: Sealed, what: str) -> bytes:
-        """Open what `seal` or `seal_for_later` made for the same `what`; see `Opener.open`."""
+        """Open what `seal` or `seal_for_later` made for the same `what`.
+
+        Raises:
+            ErasedError: The key is gone, and the content with it.
+            CodecError: It was sealed for something else, or changed since.
+            StoreUnreachableError: The store of keys did not answer.
+
+        """
         cipher = self._own if self.is_for_later(sealed) else (await self._key_of(sealed)).cipher
         try:
             return cipher.decrypt(sealed.data, [what.encode()])

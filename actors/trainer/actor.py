@@ -24,6 +24,7 @@ from typing import ClassVar
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.batching.manifests import trained_samples, with_num_inputs
 from penstock.actors.trainer.config import TrainerConfig
@@ -41,7 +42,6 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
     UserErased,
 )
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, Turn, TurnSampled
 from penstock.messages.signals.preferences import Label, PreferencePair
@@ -138,7 +138,7 @@ class Trainer(Actor):
         policy_config: PolicyConfig,
         engine: TrainingEngine,
         seed: int,
-        opener: Opener,
+        opener: Vault,
     ) -> None:
         self._config = config
         self._policy_config = policy_config

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from penstock.actors.policy.config import DEVICES
 from penstock.actors.trainer.engines.config import RanksConfig
+from penstock.actors.trainer.objective.registry import LOSSES
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
@@ -32,9 +33,6 @@ REJECTIONS = (
     *("sequence_mean_k1", "sequence_mean_k2", "sequence_mean_k3"),
     *("sequence_max_k2", "sequence_max_k3"),
 )
-LOSSES = ("policy_gradient", "ppo_clip", "cispo", "gspo", "decoupled_ppo")
-UNCORRECTED_LOSSES = ("ppo_clip", "cispo", "gspo")
-"""Losses whose own ratio is taken against the behavior policy."""
 KL_PLACES = ("none", "reward", "loss")
 SCHEDULES = ("wsd", "cosine")
 _NOT_OF_STEPS = ("midtrain", "engine", "ranks")
@@ -100,7 +98,8 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What an RL step minimizes."""
 
     name: Annotated[str, one_of_or_own(LOSSES)] = "policy_gradient"
-    """Or own code, `module:name`: a function of `LossTokens` and these settings."""
+    """Or own code, `module:name`: a `LossSpec`, or a function of `LossTokens` and these settings,
+    which takes no correction."""
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
     ratio_cap: AtLeastOne = 2.0
     """C of truncated importance sampling; icepop and geometric cap staleness with it."""
@@ -133,11 +132,8 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
-        if self.name in UNCORRECTED_LOSSES and self.correction != "none":
-            raise ConfigError(
-                f"trainer.loss.correction: expected none, since {self.name}'s own ratio is taken "
-                f"against the behavior policy, got {self.correction!r}"
-            )
+        if self.name in LOSSES:  # Own code is imported, and checked, by the trainer.
+            LOSSES[self.name].check_correction(self.name, self.correction)
         if 0 < self.dual_clip <= 1:
             raise ConfigError(
                 f"trainer.loss.dual_clip: expected 0 or a number above 1, got {self.dual_clip}"

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import first_checkpoint, next_checkpoint
@@ -30,7 +31,6 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, ObjectStore
 from penstock.messages.errors import ErasedError, NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
@@ -103,7 +103,7 @@ class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
     """Reads one event: turns that are not in memory."""
     store: ObjectStore
     """The run's: version 0's checkpoint, and turns."""
-    opener: Opener
+    opener: Vault
     """Opens users' turns."""
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

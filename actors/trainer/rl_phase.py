@@ -8,11 +8,13 @@ import msgspec
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import drop_old_checkpoints, newest_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.protocol import Completed, StepData, TrainingEngine
 from penstock.actors.trainer.midtraining.saves import drop_saves
+from penstock.actors.trainer.objective.losses import loss_spec
 from penstock.actors.trainer.off_policy import OffPolicy
 from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.preferences.waiting import left_out
@@ -21,7 +23,6 @@ from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.ledger import Ledger
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 from penstock.messages.weights import WeightsPublished
@@ -46,8 +47,9 @@ class RlPhase:
         config: TrainerConfig,
         policy_config: PolicyConfig,
         engine: TrainingEngine,
-        opener: Opener,
+        opener: Vault,
     ) -> None:
+        loss_spec(config.loss)  # Own code that is no loss ends the run here, not at its first step.
         self._config = config
         self._policy_config = policy_config
         self._opener = opener

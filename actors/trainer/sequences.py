@@ -69,12 +69,11 @@ class TrainingSequence:
         return replace(self, token_ids=none, sampled_at=none, draws=(), routed_experts=none)
 
 
-def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one segment
+def training_sequence(
     rollout_id: str,
     turns: Sequence[Turn],
     config: PolicyConfig,
     advantage: float | np.ndarray,
-    weight: float = 1.0,
     trained_from: int = 0,
 ) -> TrainingSequence:
     """Concatenate the turns of a segment.
@@ -84,7 +83,6 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one s
         turns: of one context.
         config: of the policy.
         advantage: of all its sampled tokens, forced ones included, or of each.
-        weight: of all its tokens.
 
     Raises:
         NotReproducibleError, GreedyTurnError: Some turn cannot be trained.
@@ -117,7 +115,6 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one s
         behavior_logprobs=logprobs[is_trained],
         routed_experts=routes,
         advantages=np.full(sampled_at.size, advantage, np.float32)[is_trained],
-        weight=weight,
     )
 
 
@@ -178,11 +175,11 @@ def _session_sequences(
     values = sample.turn_advantages or [sample.advantage] * len(turns)
     found: list[TrainingSequence] = []
     for turn, value in zip(turns, values, strict=True):
-        sequence = training_sequence(sample.rollout_id, [turn], config, value, weight)
+        sequence = training_sequence(sample.rollout_id, [turn], config, value)
         if found and _continues(found[-1], sequence):
             sequence = _joined(found.pop(), sequence)
         found.append(sequence)
-    return found
+    return [replace(one, weight=weight) for one in found]
 
 
 def _continues(before: TrainingSequence, after: TrainingSequence) -> bool:

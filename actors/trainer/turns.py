@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import LiveSampleJoined, owner_of
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import (
     Last,
     check_turn,
@@ -47,7 +47,7 @@ _LOADS_MAX = 16
 class TurnStore:
     """Samples by rollout or request id; trajectories and manifests may come in either order."""
 
-    def __init__(self, num_bytes_max: int, opener: Opener) -> None:
+    def __init__(self, num_bytes_max: int, opener: Vault) -> None:
         """Keep turns of at most so many bytes in memory; the others are read again.
 
         `opener` opens the turns of users.
@@ -185,7 +185,7 @@ class TurnStore:
         async with self._loads:
             turn = self._kept.get(key)
             if not isinstance(turn, Turn):
-                turn = await read_live_turn(store, self._opener, last, sample, index)
+                turn = await read_live_turn(store, self._opener.open, last, sample, index)
         self._keep(key, turn)
         return turn
 

@@ -14,12 +14,14 @@ import msgspec
 
 from penstock.envs.factory.drafting import FEATURE, write_candidate
 from penstock.envs.factory.inputs import CallWriter, familiarity
+from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.modules import Module, needed_files
 from penstock.envs.factory.mutation_operators import draw_bugs, without_body
+from penstock.envs.factory.plans import TaskPlan
 from penstock.envs.factory.recording import Tried, record, try_changes
 from penstock.envs.factory.targets import Target, find_targets, promise
 from penstock.envs.python_source import PythonSourceError, parse_python
-from penstock.envs.tasks.source import Lab, Rejection, TaskCandidate, TaskPlan, TaskRejectedError
+from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
 
 _CALLS_DRAWN = 48
 _POINTS_MIN = 3
@@ -107,7 +109,7 @@ class FunctionPlan:
         self._qualname = qualname
         self._rng = random.Random(f"{config.seed}/{self.name}")
 
-    async def draft(self, lab: Lab) -> list[TaskCandidate]:
+    async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
         """Record, try bugs, and make a task of each that shows."""
         module, tree = self._module, parsed(self._module)
         target = next(one for one in find_targets(tree) if one.qualname == self._qualname)

@@ -12,16 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.envs.factory.drafting import LIMITS, commit_instruction
+from penstock.envs.factory.lab import MachineLab
+from penstock.envs.factory.plans import TaskPlan
 from penstock.envs.factory.repository import GitRepository
 from penstock.envs.tasks.apart.programs import modules_peer, suite_argv, suite_files
-from penstock.envs.tasks.source import (
-    Lab,
-    Rejection,
-    TaskCandidate,
-    TaskOrigin,
-    TaskPlan,
-    TaskRejectedError,
-)
+from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskOrigin, TaskRejectedError
 from penstock.messages.task import HiddenTests, Split, Task
 
 CHANGED_LINES_MAX = 400
@@ -124,7 +119,7 @@ class CommitPlan:
         self.name = f"{repository.folder.resolve().name}.{commit.digest[:12]}"
         self._repository, self._commit = repository, commit
 
-    async def draft(self, lab: Lab) -> list[TaskCandidate]:
+    async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
         """Run the commit's tests before and after, and keep those that distinguish."""
         commit = self._commit
         before = read_tree(self._repository, f"{commit.digest}~1")

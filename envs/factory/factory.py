@@ -13,13 +13,12 @@ import msgspec
 from penstock.envs.factory.bug_injection import InjectConfig, InjectedSource
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.modules import folder_modules, library_modules, package_modules
+from penstock.envs.factory.plans import TaskPlan, TaskSource
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.source import (
     Rejection,
     TaskCandidate,
-    TaskPlan,
     TaskRejectedError,
-    TaskSource,
     difficulty,
     difficulty_label,
 )
@@ -116,7 +115,7 @@ class Factory:
             return
         self._seen.add(key)
         try:
-            await _again(partial(check_candidate, candidate, self._lab))
+            await _again(partial(check_candidate, candidate, self._lab.grade))
         except TaskRejectedError as error:
             self._reject(error)
         else:

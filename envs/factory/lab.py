@@ -21,7 +21,7 @@ OUTPUT_BYTES_MAX = 256 << 10
 
 
 class MachineBench:
-    """The `Bench` in a sandbox."""
+    """One machine that runs a plan's code."""
 
     def __init__(self, machine: Sandbox) -> None:
         """Use a machine that its owner closes."""
@@ -30,7 +30,12 @@ class MachineBench:
     async def run(
         self, files: Mapping[str, str], argv: list[str], variants: Sequence[Mapping[str, str]]
     ) -> list[list[str] | None]:
-        """See `Bench.run`."""
+        """Run a program once for each variant of the files; the n-th has hash seed n.
+
+        Returns:
+            Its lines of output for each; None where it failed or did not end.
+
+        """
         touched = {path: files[path] for one in variants for path in one if path in files}
         await self._machine.write_files(_encoded(files))
         runs: list[list[str] | None] = []
@@ -49,12 +54,20 @@ class MachineBench:
     async def test(
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> list[str] | None:
-        """See `Bench.test`."""
+        """Run a task's hidden tests on its files with some changed.
+
+        Returns:
+            As `run`.
+
+        Raises:
+            TaskRejectedError: Its files do not fit into the machine.
+
+        """
         return _lines(await _test(self._machine, task, hidden, _encoded(changes)))
 
 
 class MachineLab:
-    """The `Lab` over a pool of machines; each bench and each grading has a machine of its own."""
+    """Machines of a pool for plans: each bench and each grading has a machine of its own."""
 
     def __init__(self, pool: Pool) -> None:
         """Use a pool that its owner closes."""
@@ -62,7 +75,7 @@ class MachineLab:
 
     @asynccontextmanager
     async def bench(self) -> AsyncIterator[MachineBench]:
-        """See `Lab.bench`."""
+        """Lend a fresh machine; one that fails raises `TaskRejectedError` of `MACHINE`."""
         async with self._machine() as machine:
             yield MachineBench(machine)
 

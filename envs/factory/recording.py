@@ -9,8 +9,9 @@ start, and each task runs it two dozen times before a policy tries it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.envs.factory.lab import MachineBench
 from penstock.envs.factory.modules import Module
-from penstock.envs.tasks.source import Bench, Rejection, TaskRejectedError
+from penstock.envs.tasks.source import Rejection, TaskRejectedError
 
 PROGRAM_FILE = "_hidden.py"
 ARGV = ["python3", "-I", "-S", "-B", PROGRAM_FILE]
@@ -123,7 +124,7 @@ class Tried:
 
 
 async def record(
-    bench: Bench, module: Module, files: dict[str, str], drawn: Sequence[str], name: str
+    bench: MachineBench, module: Module, files: dict[str, str], drawn: Sequence[str], name: str
 ) -> Recording:
     """Run calls on the original twice and keep the informative ones, the same both times.
 
@@ -152,7 +153,7 @@ async def record(
 
 
 async def try_changes(
-    bench: Bench,
+    bench: MachineBench,
     module: Module,
     files: dict[str, str],
     recording: Recording,

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.envs.sandbox import WORK_DIR
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import ConfigError, PenstockError
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +54,19 @@ class Argument:
     """One argument of a tool."""
 
     description: str
-    kind: ArgumentType = ArgumentType.TEXT
+    kind: ArgumentType | Literal["string", "integer", "boolean"] = ArgumentType.TEXT
     default: str | int | bool | None = None
     """None: the call must give it."""
     bound_min: int = 0
     """Least value of an integer, least characters of a text."""
     bound_max: int = 4_096
+
+    def __post_init__(self) -> None:
+        """Take the type by its name, too."""
+        if self.kind not in tuple(ArgumentType):
+            choices = ", ".join(ArgumentType)
+            raise ConfigError(f"Argument.kind: expected one of {choices}, got {self.kind!r}")
+        object.__setattr__(self, "kind", ArgumentType(self.kind))
 
     @property
     def is_required(self) -> bool:
@@ -68,7 +75,7 @@ class Argument:
 
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
-        schema: dict[str, object] = {"type": self.kind.value, "description": self.description}
+        schema: dict[str, object] = {"type": str(self.kind), "description": self.description}
         if self.kind is ArgumentType.INTEGER:
             schema |= {"minimum": self.bound_min, "maximum": self.bound_max}
         elif self.kind is ArgumentType.TEXT:
@@ -111,7 +118,7 @@ class RawText(Argument):
 
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
-        return {"type": self.kind.value}
+        return {"type": str(self.kind)}
 
     def parse(self, name: str, text: str) -> str:
         """Return the text as it is."""

@@ -253,7 +253,10 @@ TOOLS_2: dict[str, ToolSpec] = {
 }
 
 
-_TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}
+_TOOLS: dict[str, dict[str, ToolSpec]] = {
+    HARNESS_VERSION: TOOLS_1,
+    HARNESS_VERSION_2: TOOLS_2,
+}
 _ALL = [(name, tool) for tools in _TOOLS.values() for name, tool in tools.items()]
 READING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_read)
 """Tools of all versions that show a file."""

@@ -18,6 +18,8 @@ from functools import cache
 
 import msgspec
 
+from penstock.envs.factory.lab import MachineLab
+from penstock.envs.factory.plans import TaskPlan
 from penstock.envs.ladder.dry_run import run_program
 from penstock.envs.ladder.function import BODY, BUG_CATEGORIES, Function
 from penstock.envs.ladder.names import is_kept_out
@@ -34,7 +36,7 @@ from penstock.envs.ladder.repository import (
 from penstock.envs.ladder.sequences import SEQUENCES
 from penstock.envs.ladder.text import TEXT
 from penstock.envs.tasks.gates import REPEATS, SuiteReport, check_reports, read_report
-from penstock.envs.tasks.source import Lab, TaskCandidate, TaskOrigin, TaskPlan
+from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import ConfigError, PenstockError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Split
@@ -200,7 +202,7 @@ class LadderPlan:
         self.name = repository.task.task_id
         self._repository = repository
 
-    async def draft(self, lab: Lab) -> list[TaskCandidate]:
+    async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
         """Return it."""
         return [to_candidate(self._repository)]
 

@@ -27,7 +27,8 @@ from penstock.envs.sandbox_client.client import (
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.base import Message
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup
-from penstock.messages.rpc import Ack, RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
+from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
 
 AVOID_S = 6.0

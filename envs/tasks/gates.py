@@ -6,8 +6,7 @@ line at the end of its output, and only the caller knows what they must be.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -43,17 +42,11 @@ def read_report(done: ExecResult, expected: Sequence[str]) -> SuiteReport:
 REPEATS = 2
 
 
-class Grader(Protocol):
-    """Runs hidden tests in a fresh machine."""
-
-    async def grade(
-        self, task: Task, hidden: HiddenTests, changes: Mapping[str, bytes]
-    ) -> SuiteReport:
-        """Grade the task's files with some changed."""
-        ...
+Grade = Callable[[Task, HiddenTests, Mapping[str, bytes]], Awaitable[SuiteReport]]
+"""Runs the hidden tests on the task's files with some changed, in a fresh machine."""
 
 
-async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int = REPEATS) -> None:
+async def check_candidate(candidate: TaskCandidate, grade: Grade, repeats: int = REPEATS) -> None:
     """Demand that the null patch fails and the known solution passes, each time, in all its steps.
 
     Each run is a fresh machine with a hash seed and a clock of its own.
@@ -66,17 +59,17 @@ async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int
     null: list[SuiteReport] = []
     gold: list[SuiteReport] = []
     for _ in range(repeats):
-        null.append(await _grade(task, grader, is_gold=False))
+        null.append(await _grade(task, grade, is_gold=False))
         check_reports(task.task.task_id, null, gold)
-        gold.append(await _grade(task, grader, is_gold=True))
+        gold.append(await _grade(task, grade, is_gold=True))
         check_reports(task.task.task_id, null, gold)
 
 
-async def _grade(task: GradedTask, grader: Grader, *, is_gold: bool) -> SuiteReport:
+async def _grade(task: GradedTask, grade: Grade, *, is_gold: bool) -> SuiteReport:
     """Grade each step; of several, those are counted that decide a whole reward."""
     steps = [task.at_step(step) for step in range(len(task.task.steps) + 1)]
     reports = [
-        await grader.grade(each.task, each.hidden, each.hidden.gold_contents if is_gold else {})
+        await grade(each.task, each.hidden, each.hidden.gold_contents if is_gold else {})
         for each in steps
     ]
     if len(reports) == 1:

@@ -1,10 +1,7 @@
-"""What a source of tasks is, and what it gives to the gates."""
+"""What a source of tasks gives to the gates, and how difficult that is."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Protocol
 
 import msgspec
 
@@ -72,68 +69,6 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     hidden: HiddenTests
     origin: TaskOrigin
-
-
-class Bench(Protocol):
-    """One machine that runs a plan's code."""
-
-    async def run(
-        self, files: Mapping[str, str], argv: list[str], variants: Sequence[Mapping[str, str]]
-    ) -> list[list[str] | None]:
-        """Run a program once for each variant of the files; the n-th has hash seed n.
-
-        Returns:
-            Its lines of output for each; None where it failed or did not end.
-
-        """
-        ...
-
-    async def test(
-        self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
-    ) -> list[str] | None:
-        """Run a task's hidden tests on its files with some changed.
-
-        Returns:
-            As `run`.
-
-        Raises:
-            TaskRejectedError: Its files do not fit into the machine.
-
-        """
-        ...
-
-
-class Lab(Protocol):
-    """Machines for plans."""
-
-    def bench(self) -> AbstractAsyncContextManager[Bench]:
-        """Lend a fresh machine; one that fails raises `TaskRejectedError` of `MACHINE`."""
-        ...
-
-
-class TaskPlan(Protocol):
-    """Something that may become tasks; cheap until it is drafted."""
-
-    name: str
-
-    async def draft(self, lab: Lab) -> list[TaskCandidate]:
-        """Make candidates.
-
-        Raises:
-            TaskRejectedError: Nothing can be made of it.
-
-        """
-        ...
-
-
-class TaskSource(Protocol):
-    """Where tasks come from."""
-
-    name: str
-
-    def plans(self) -> Iterator[TaskPlan]:
-        """Yield plans in an order that the source's seed decides."""
-        ...
 
 
 EASY_BELOW = 0.35

@@ -1,23 +1,19 @@
 """A tool and a judge of our own, which `config.toml` beside this file names as `own:NAME`."""
 
-from typing import Any
-
 import penstock
 
 BUILT_IN = penstock.tools("1")
 
 
-async def read_numbered(toolbox: Any, arguments: dict[str, Any]) -> str:
+async def read_numbered(toolbox: penstock.Toolbox, arguments: dict[str, object]) -> str:
     """Read a file as the built-in tool does, and number its lines."""
     text = await BUILT_IN["read_file"].run(toolbox, arguments)
     return "".join(f"{n:3} {line}\n" for n, line in enumerate(text.splitlines(), 1))
 
 
 PATH = penstock.Argument("relative to the repository", bound_min=1, bound_max=255)
-TOOLS = {
-    **BUILT_IN,
-    "read_file": penstock.Tool(read_numbered, "Read a file with line numbers.", {"path": PATH}),
-}
+WORDS = "Read a file with line numbers."
+TOOLS = {**BUILT_IN, "read_file": penstock.ToolSpec(read_numbered, WORDS, {"path": PATH})}
 
 
 class Looks:
@@ -25,10 +21,12 @@ class Looks:
 
     version = "1"
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: penstock.JudgeConfig) -> None:
         """Take the settings of `[judge]`; this judge needs none."""
 
-    async def judge(self, rollout: Any, task: Any, ctx: Any) -> penstock.Findings:
+    async def judge(
+        self, rollout: penstock.Trajectory, task: penstock.GradedTask, ctx: penstock.Context
+    ) -> penstock.Findings:
         """Grade one rollout by what it did, whatever its tests say."""
         done = rollout.finished
         has_read = any("read_file" in names for names in done.tool_names)

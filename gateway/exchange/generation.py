@@ -24,8 +24,9 @@ from penstock.kernels.arrays import to_array
 from penstock.messages.control import ItemCharged
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import AbortGeneration, Generate
+from penstock.messages.retries import RetryPolicy
 from penstock.messages.rollout import StopReason
-from penstock.messages.rpc import RemoteErrorKind, RetryPolicy
+from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling
 
 PAUSE_S_MAX = 4.0

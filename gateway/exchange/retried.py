@@ -20,8 +20,8 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import REQUEST_ID, Services
 from penstock.messages.errors import CodecError, ErasedError, PenstockError
-from penstock.messages.gateways import ReplyKept
 from penstock.messages.reading.sealed import Sealed
+from penstock.messages.requests.gateways import ReplyKept
 from penstock.messages.telemetry import ActorReported
 
 HEADER = "Idempotency-Key"

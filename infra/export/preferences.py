@@ -20,6 +20,7 @@ from penstock.actors.policy.chat.format import ChatMessage, Role
 from penstock.actors.policy.chat.open import PENSTOCK
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import open_private, sync_folder
+from penstock.actors.runtime.vault import Vault
 from penstock.infra.config.file import load_config
 from penstock.infra.corpora.traces import TraceCall, TraceFunction, TraceMessage
 from penstock.infra.export.folder import check_target
@@ -29,7 +30,7 @@ from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, InferenceRecorded
 from penstock.messages.reading.parsing import parse_msgpack
-from penstock.messages.reading.sealed import FeedbackContent, Opener
+from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.reading.trajectories import Last, last_of, open_live_turn
 from penstock.messages.signals.preferences import Label, PreferencePair
 
@@ -97,7 +98,7 @@ class PreferenceReader:
     def __init__(
         self,
         store: ObjectStore,
-        opener: Opener,
+        opener: Vault,
         last: Last,
         tokenizer: Tokenizer,
         chat: PenstockChat | None,
@@ -148,7 +149,7 @@ class PreferenceReader:
         record = await self._last(InferenceRecorded, request_id)
         if record is None:
             raise CodecError(f"request {request_id}: the log has no record of it")
-        turn = await open_live_turn(self._store, self._opener, record.turn, request_id)
+        turn = await open_live_turn(self._store, self._opener.open, record.turn, request_id)
         return from_array(turn.context_ids).tolist(), from_array(turn.token_ids).tolist()
 
     async def _correction(self, key: str) -> str:

@@ -51,9 +51,9 @@ from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reading.trajectories import last_of, read_trajectory
+from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
-from penstock.messages.rpc import RetryPolicy, with_retries
 from penstock.messages.task import Purpose
 
 _TASKS = {

@@ -12,7 +12,7 @@ from penstock.actors.policy.config import EXPERT_FORMATS, NumericsConfig, Policy
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.midtraining.corpus import Corpus
+from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.infra.mismatch.figures import measure
 from penstock.infra.mismatch.rollouts import sample_rollouts
@@ -54,7 +54,7 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
     for expert_format in EXPERT_FORMATS:
         numerics = NumericsConfig(expert_format=expert_format)
         policy = Policy(msgspec.structs.replace(policy_config, numerics=numerics), seed=seed)
-        midtrainer = Midtrainer(policy, settings, train, heldout, seed)
+        midtrainer = Midtrainer(policy, settings, MidtrainCorpora(train, heldout), seed)
         started = time.perf_counter()
         while midtrainer.spent(0.0) < 1.0:
             midtrainer.run(0.0)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 from penstock.actors.policy.snapshot import SnapshotPublisher
@@ -9,11 +10,12 @@ from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.multi_rank_publisher import (
     MultiRankPublisher,
     RankUploads,
-    ShardsPublisher,
+    publish_shards,
 )
 from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.relay.publish.rank_actor import upload_service
 from penstock.actors.relay.publish.shard_uploader import HeldShardUploader
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.engines.protocol import TrainingEngine
 from penstock.actors.trainer.ranks.actor import TrainingRank
@@ -23,7 +25,6 @@ from penstock.infra.config.ranks_checks import check_environment
 from penstock.infra.config.settings import RunConfig
 from penstock.messages.base import Message
 from penstock.messages.bus import ObjectStore
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.requests.ranks import rank_service
 
 StreamRequest = Callable[..., AsyncIterator[Message]]
@@ -46,7 +47,7 @@ def training_engine(
         publisher = _snapshot_publisher(config, store, handover, request)
         return LocalEngine(config.policy, config.trainer, publisher)
     uploads = RankUploads(store, config.trainer.ranks.num_ranks, request, rank_service)
-    return RankedEngine(config.policy, config.trainer, request, ShardsPublisher(uploads))
+    return RankedEngine(config.policy, config.trainer, request, partial(publish_shards, uploads))
 
 
 def _snapshot_publisher(
@@ -60,7 +61,7 @@ def _snapshot_publisher(
 
 
 def training_rank(
-    config: RunConfig, store: ObjectStore, role_rank: str, opener: Opener
+    config: RunConfig, store: ObjectStore, role_rank: str, opener: Vault
 ) -> TrainingRank:
     """Return the rank that this process's environment names; `role_rank` follows the role's colon.
 

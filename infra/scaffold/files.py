@@ -27,7 +27,6 @@ OWN = '''\
 """The parts of our own that config.toml names."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import penstock
 
@@ -35,7 +34,7 @@ import penstock
 READ_FILE = penstock.tools("1")["read_file"]
 
 
-async def count_lines(toolbox: Any, arguments: dict[str, Any]) -> str:
+async def count_lines(toolbox: penstock.Toolbox, arguments: dict[str, object]) -> str:
     """Count the lines of a file; what is no text file is an invalid call, as for read_file."""
     text = await READ_FILE.run(toolbox, arguments)
     return str(len(text.splitlines()))
@@ -44,7 +43,7 @@ async def count_lines(toolbox: Any, arguments: dict[str, Any]) -> str:
 PATH = penstock.Argument("relative to the repository", bound_min=1, bound_max=255)
 TOOLS = {
     **penstock.tools("1"),
-    "count_lines": penstock.Tool(count_lines, "Count the lines of a file.", {"path": PATH}),
+    "count_lines": penstock.ToolSpec(count_lines, "Count the lines of a file.", {"path": PATH}),
 }
 
 
@@ -54,18 +53,18 @@ class OwnJudge:
     version = "1"
     num_files_max = 3
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: penstock.JudgeConfig) -> None:
         """Take the settings of `[judge]`."""
-        from penstock.actors.judge.judges import JUDGES
+        self._tests = penstock.HiddenTestsJudge(config)
 
-        self._tests = JUDGES["hidden_tests"](config)
-
-    async def judge(self, rollout: Any, task: Any, ctx: Any) -> Any:
+    async def judge(
+        self, rollout: penstock.Trajectory, task: penstock.GradedTask, ctx: penstock.Context
+    ) -> penstock.Findings:
         """Grade one rollout."""
         found = await self._tests.judge(rollout, task, ctx)
         return self.limited(found, len(rollout.files))
 
-    def limited(self, found: Any, num_files: int) -> Any:
+    def limited(self, found: penstock.Findings, num_files: int) -> penstock.Findings:
         """Return the findings, failed where too many files were changed."""
         if found.outcome is not penstock.Outcome.SOLVED or num_files <= self.num_files_max:
             return found
@@ -73,7 +72,7 @@ class OwnJudge:
         return penstock.Findings(outcome=penstock.Outcome.FAILED, detail=detail)
 
 
-def tasks(seed: int) -> Iterator[Any]:
+def tasks(seed: int) -> Iterator[penstock.TaskCandidate]:
     """Return tasks: a function that is wrong, and hidden tests that show it."""
     for number in range(8):
         name, wanted = f"add_{seed}_{number}", number + 2
@@ -83,7 +82,7 @@ def tasks(seed: int) -> Iterator[Any]:
             task=penstock.Task(
                 task_id=name,
                 category="own",
-                split="heldout" if number % 4 == 0 else "train",
+                split=penstock.Split.HELDOUT if number % 4 == 0 else penstock.Split.TRAIN,
                 instruction=f"{name} in {name}.py should add {wanted}. Fix it.",
                 files={f"{name}.py": wrong},
             ),
@@ -98,11 +97,16 @@ def tasks(seed: int) -> Iterator[Any]:
         )
 
 
-def loss(tokens: penstock.LossTokens, config: Any) -> penstock.TokenLosses:
+def bounded_reinforce(
+    tokens: penstock.LossTokens, config: penstock.LossConfig
+) -> penstock.TokenLosses:
     """REINFORCE whose advantages are bounded: -w clip(A) log pi."""
     advantages = tokens.advantages.clamp(-2.0, 2.0)
     values = -tokens.weights * advantages * tokens.current
     return penstock.TokenLosses(values=values, is_clipped=advantages != tokens.advantages)
+
+
+loss = penstock.LossSpec(bounded_reinforce, ratio_against=None)
 '''
 
 TEST = '''\
@@ -130,7 +134,7 @@ def test_the_tool_counts_lines():
 
 
 def test_too_many_files_are_no_solution():
-    judge = own.OwnJudge.__new__(own.OwnJudge)
+    judge = own.OwnJudge(penstock.JudgeConfig())
     solved = penstock.Findings(outcome=penstock.Outcome.SOLVED)
     assert judge.limited(solved, 2) is solved
     assert judge.limited(solved, 9).outcome is penstock.Outcome.FAILED
@@ -149,7 +153,7 @@ def test_the_loss_has_a_gradient():
         current=current, advantages=torch.tensor([5.0, -1.0]), weights=torch.ones(2),
         sequence_ids=torch.zeros(2, dtype=torch.int64), **rest,
     )
-    found = own.loss(tokens, None)
+    found = own.loss.fn(tokens, penstock.LossConfig(name="own:loss"))
     found.values.sum().backward()
     assert current.grad.tolist() == [-2.0, 1.0]
     assert found.is_clipped.tolist() == [True, False]

@@ -20,7 +20,7 @@ from penstock.infra.sinks.sink import Cursor, SinkSettings, read_cursor, write_c
 from penstock.infra.sinks.traces import TraceSpan
 from penstock.messages.base import Stream
 from penstock.messages.errors import ConfigError
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 log = logging.getLogger(__name__)
 _PROTO = "opentelemetry.proto.collector"

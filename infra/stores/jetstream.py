@@ -47,7 +47,7 @@ from penstock.messages.errors import (
     StoreUnreachableError,
 )
 from penstock.messages.reading.parsing import parse_json
-from penstock.messages.rpc import with_retries
+from penstock.messages.retries import with_retries
 
 SMALL_BYTES = 32 << 10
 """Up to here an object's bytes come with what it is: in one round trip, rather than two."""

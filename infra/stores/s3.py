@@ -19,7 +19,7 @@ from penstock.messages.errors import (
     StoreFullError,
     StoreUnreachableError,
 )
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config

@@ -17,6 +17,7 @@ from penstock.envs.factory.bug_injection import InjectConfig
 from penstock.envs.factory.commit_tasks import CommitSource
 from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, statistics
 from penstock.envs.factory.lab import MachineLab
+from penstock.envs.factory.plans import TaskSource
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.microvm.images.layers import images_of
@@ -27,7 +28,6 @@ from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import (
     TaskCandidate,
     TaskRejectedError,
-    TaskSource,
     difficulty,
     difficulty_label,
     difficulty_terms,
@@ -106,7 +106,7 @@ async def _check(arguments: argparse.Namespace) -> int:
         lab = MachineLab(pool)
         for candidate in candidates:
             try:
-                await check_candidate(candidate, lab, repeats=1)
+                await check_candidate(candidate, lab.grade, repeats=1)
             except TaskRejectedError as error:
                 problems[candidate.task.task_id] = f"{error.reason}: {error.detail}"
     print_result({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)

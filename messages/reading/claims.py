@@ -14,7 +14,7 @@ from penstock.messages.errors import (
     StoreUnreachableError,
 )
 from penstock.messages.reading.parsing import INPUT_BYTES_MAX
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 CLAIM_PREFIX = "claims/"
 _KEY = re.compile(r"claims/[0-9a-z-]{1,64}")

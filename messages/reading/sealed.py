@@ -1,6 +1,6 @@
 """What users wrote and were told, sealed under keys of theirs; the log has no other form of it."""
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -44,24 +44,8 @@ class FeedbackContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     that rendered the request."""
 
 
-class Opener(Protocol):
-    """Opens what was sealed; `actors.runtime.vault` is it."""
-
-    async def open(self, sealed: Sealed, what: str) -> bytes:
-        """Return the bytes.
-
-        Args:
-            sealed: from an event.
-            what: the event's key: no content passes for another event's.
-
-        Raises:
-            ErasedError: The key is gone, and the content with it.
-            CodecError: It was sealed for something else, or changed since.
-            StoreUnreachableError: The store of keys did not answer.
-
-        """
-        ...
-
-    def forget(self, owner: str) -> None:
-        """Drop the copy of an owner's key in memory."""
-        ...
+Open = Callable[[Sealed, str], Awaitable[bytes]]
+"""(what was sealed, the key of its event) -> the bytes: `Vault.open`. The key keeps one event's
+content from passing for another's. Raises `ErasedError` where the user's key was erased,
+`CodecError` where the content is another event's or has changed, `StoreUnreachableError` where the
+store of keys does not answer."""

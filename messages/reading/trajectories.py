@@ -11,7 +11,7 @@ from penstock.messages.errors import CodecError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.claims import fetch
 from penstock.messages.reading.parsing import parse_with
-from penstock.messages.reading.sealed import Opener, SealedTurn
+from penstock.messages.reading.sealed import Open, SealedTurn
 from penstock.messages.rollout import (
     EpisodeFiles,
     RolloutFinished,
@@ -55,7 +55,7 @@ async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
 
 
 async def open_live_turn(
-    store: ObjectStore, opener: Opener, turn: SealedTurn | StoredTurn, key: str
+    store: ObjectStore, open_sealed: Open, turn: SealedTurn | StoredTurn, key: str
 ) -> Turn:
     """Return the turn of a request's record, from the store where it lies there.
 
@@ -69,7 +69,7 @@ async def open_live_turn(
     if isinstance(sealed, StoredTurn):
         data = await fetch(store, sealed)
         sealed = parse_with(_sealed_turns, data, f"turn {sealed.object_key}")
-    data = await opener.open(sealed.sealed, key)
+    data = await open_sealed(sealed.sealed, key)
     opened: Turn = parse_with(_turns, data, f"turn of {key}")
     if opened.summary != turn.summary:
         raise CodecError(f"turn of {key}: has other tokens than its event says")
@@ -110,13 +110,13 @@ async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | 
 
 
 async def read_live_turn(
-    store: ObjectStore, opener: Opener, last: Last, sample: LiveSampleJoined, index: int
+    store: ObjectStore, open_sealed: Open, last: Last, sample: LiveSampleJoined, index: int
 ) -> Turn:
     """Return a live sample's turn from its request's record; raises as `open_live_turn` does."""
     key = sample.request_ids[index]
     event = await last(InferenceRecorded, key)
     found = check_turn(event.turn if event is not None else None, sample.turns[index], key)
-    return await open_live_turn(store, opener, found, key)
+    return await open_live_turn(store, open_sealed, found, key)
 
 
 def check_turn(found: AnyTurn | None, expected: TurnSummary, key: str) -> AnyTurn:

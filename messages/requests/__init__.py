@@ -1,1 +1,1 @@
-"""Requests and replies of services that are asked by one role alone."""
+"""Services that one role asks alone, and the state that gateways share about their requests."""

@@ -98,7 +98,7 @@ async def test_the_agent_s_repository_has_no_later_commit(checkout):
     async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
         (plan,) = CommitSource(checkout).plans()
         (candidate,) = await plan.draft(MachineLab(pool))
-        await check_candidate(candidate, MachineLab(pool), repeats=1)
+        await check_candidate(candidate, MachineLab(pool).grade, repeats=1)
     later = git(checkout, "rev-parse", "HEAD")
     fix = git(checkout, "rev-parse", "HEAD~1")
     script = (

@@ -143,7 +143,7 @@ async def test_binary_files_reach_episode_and_verifier_as_they_are(pool, tmp_pat
     assert changes.files == {"data/a.png": wanted}
     assert (await graded(pool, candidate, changes.files)).outcome is Outcome.SOLVED
     assert (await graded(pool, candidate, {"data/a.png": given})).outcome is Outcome.FAILED
-    await check_candidate(candidate, MachineLab(pool), repeats=1)
+    await check_candidate(candidate, MachineLab(pool).grade, repeats=1)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ async def test_code_that_writes_its_own_reward_is_found_out(pool, tmp_path, chea
 
 async def test_the_gates_try_its_own_solution(pool, tmp_path):
     lab = MachineLab(pool)
-    await check_candidate(write(tmp_path / "good"), lab, repeats=1)
+    await check_candidate(write(tmp_path / "good"), lab.grade, repeats=1)
     wrong = {"solution/solve.sh": "echo no > /app/greet.py\n"}
     with pytest.raises(TaskRejectedError, match="0 of 1"):
-        await check_candidate(write(tmp_path / "bad", **wrong), lab, repeats=1)
+        await check_candidate(write(tmp_path / "bad", **wrong), lab.grade, repeats=1)
 
 
 def test_it_comes_back_as_it_was_read(tmp_path):

@@ -17,7 +17,7 @@ from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner, published
-from penstock.actors.trainer.midtraining.corpus import Corpus
+from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.actors.trainer.step import train_step
 
@@ -160,7 +160,7 @@ def test_mid_training_taken_again_gives_the_same_bits():
     losses = []
     for device in (DEVICE, DEVICE, "cpu"):
         policy = Policy(SPARSE, seed=0).to(device)
-        trainer = Midtrainer(policy, config, corpus, corpus, seed=0)
+        trainer = Midtrainer(policy, config, MidtrainCorpora(corpus, corpus), seed=0)
         trainer.run(0.0)
         losses.append(trainer.losses)
     assert losses[0] == losses[1]

@@ -43,6 +43,7 @@ FOREIGN = {
     "actor.py": "in each actor's folder",
     "config.py": "in each actor's folder",
     "actors/judge/any_change.py": "a recipe in CONTRIBUTING.md makes it",
+    "envs/harness/tools_v3.py": "a recipe in CONTRIBUTING.md makes it",
     "envs/microvm/bubble.py": "a recipe in CONTRIBUTING.md makes it",
     "actors/step_counter": "a recipe in CONTRIBUTING.md makes it",
     "a.py": "an example",

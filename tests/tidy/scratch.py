@@ -8,7 +8,7 @@ from tests.tidy.repository import PRODUCT, ROOT
 
 COPIED = (
     *PRODUCT,
-    *("docs", "tests", ".pyroot", ".ci", ".github", ".pre-commit-config.yaml"),
+    *("docs", "examples", "tests", ".pyroot", ".ci", ".github", ".pre-commit-config.yaml"),
     *("Makefile", "pyproject.toml", "LICENSE"),
 )
 

@@ -97,6 +97,23 @@ def test_a_judge(recipe: Recipe):
     recipe.ends_green("tests/unit/judge")
 
 
+@pytest.mark.parametrize("recipe", ["A built-in tool"], indirect=True)
+def test_a_tool(recipe: Recipe):
+    tools, line, words = recipe.code
+    tests = "tests/unit/harness/test_harness_wording.py"
+    edit(recipe.root, "envs/harness/__init__.py", "HARNESS_VERSION_2)", 'HARNESS_VERSION_2, "3")')
+    assert not recipe.test(tests)
+    write(recipe.root, {"envs/harness/tools_v3.py": tools})
+    name = "envs/harness/tools.py"
+    imported = "from penstock.envs.harness.tools_v3 import TOOLS_3\n"
+    edit(recipe.root, name, "from penstock.", f"{imported}from penstock.")
+    last = "    HARNESS_VERSION_2: TOOLS_2,\n"
+    edit(recipe.root, name, last, f"{last}    {line}")
+    assert not recipe.test(tests)
+    edit(recipe.root, tests, "FROZEN = {\n", f"FROZEN = {{\n    {words}")
+    recipe.ends_green("tests/unit/harness", "tests/contract/test_harness_same_bytes.py")
+
+
 @pytest.mark.parametrize("recipe", ["A sandbox backend"], indirect=True)
 def test_a_backend(recipe: Recipe):
     line, backend = recipe.code
@@ -109,10 +126,11 @@ def test_a_backend(recipe: Recipe):
 
 @pytest.mark.parametrize("recipe", ["A loss"], indirect=True)
 def test_a_loss(recipe: Recipe):
-    edit(recipe.root, "actors/trainer/config.py", '"decoupled_ppo")', '"decoupled_ppo", "squared")')
-    assert not recipe.test("tests/unit/trainer/test_trainer_config.py")
-    name, table = "actors/trainer/objective/losses.py", "_LOSSES: dict"
-    edit(recipe.root, name, table, f"{recipe.code[0]}\n\n{table}")
-    last = '"decoupled_ppo": _decoupled_ppo,'
-    edit(recipe.root, name, last, f'{last}\n    "squared": _squared,')
-    recipe.ends_green("tests/unit/trainer/test_trainer_config.py")
+    line, function = recipe.code
+    last = ':decoupled_ppo", ratio_against="proximal"\n    ),\n'
+    tests = "tests/property/trainer/test_trainer_losses.py"
+    edit(recipe.root, "actors/trainer/objective/registry.py", last, f"{last}{line}")
+    assert not recipe.test(tests)
+    name, after = "actors/trainer/objective/losses.py", "def _ratio("
+    edit(recipe.root, name, after, f"{function}\n\n{after}")
+    recipe.ends_green(tests, "tests/unit/trainer/test_trainer_config.py")

@@ -22,8 +22,8 @@ from penstock.actors.judge.rubric.fence import new_nonce
 from penstock.actors.judge.rubric.question import JudgeQuestion, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
 from penstock.messages.errors import DeadlineError, PenstockError
+from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.reward import JudgeScore
-from penstock.messages.rpc import RetryPolicy, with_retries
 
 DOWN_AFTER = 3
 """Submissions in a row that a service failed, before it is not asked for `down_s`."""

@@ -18,7 +18,7 @@ from penstock.messages.errors import (
     PenstockError,
     StoreUnreachableError,
 )
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.weights import ShardRef, WeightsPublished
 
 _log = logging.getLogger(__name__)

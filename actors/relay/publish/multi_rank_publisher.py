@@ -10,14 +10,14 @@ Ranks that train (`shard_uploader.py`) have their parts already: there is no fil
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.policy.snapshot import ShardedVersion, Snapshot
 from penstock.actors.relay.core.flat_snapshot import Table, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.handover import Handover
@@ -178,31 +178,17 @@ class MultiRankPublisher:
         return await self._uploads.commit(facts, table, hand_over)
 
 
-class ShardsPublisher:
-    """A `ShardPublisher`: the ranks that train upload what they hold."""
+async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> WeightsPublished:
+    """Publish a version that the ranks which train hold; raises as `RankUploads.commit`."""
+    zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
+    whole = {
+        name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
+        for name, shape in version.shapes.items()
+    }
 
-    def __init__(self, uploads: RankUploads) -> None:
-        """Take the uploads of the ranks that train."""
-        self._uploads = uploads
+    async def nothing(_token: int) -> None:
+        """Hand nothing over: the ranks have the weights."""
 
-    async def publish_shards(
-        self,
-        policy_version: int,
-        shapes: Mapping[str, Sequence[int]],
-        *,
-        float32: Collection[str],
-        config_json: str,
-        probe: Sequence[float],
-    ) -> WeightsPublished:
-        """Publish a version; see `ShardPublisher`; raises as `RankUploads.commit`."""
-        zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
-        whole = {
-            name: np.broadcast_to(zeros[name in float32], tuple(shape))
-            for name, shape in shapes.items()
-        }
-
-        async def nothing(_token: int) -> None:
-            """Hand nothing over: the ranks have the weights."""
-
-        facts = VersionFacts(policy_version, policy_version, config_json, probe)
-        return await self._uploads.commit(facts, tensor_table(whole), nothing)
+    number = version.policy_version
+    facts = VersionFacts(number, number, version.config_json, version.probe)
+    return await uploads.commit(facts, tensor_table(whole), nothing)

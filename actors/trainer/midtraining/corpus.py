@@ -6,6 +6,7 @@ float32 [N], how much each token counts as a target.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -27,6 +28,13 @@ class Corpus:
     """[D] int32, summing to N; None: one stream without borders."""
     weights: np.ndarray | None = None
     """[N] float32 >= 0; None: all 1."""
+
+
+class MidtrainCorpora(NamedTuple):
+    """What mid-training learns from, and what measures it."""
+
+    train: Corpus
+    heldout: Corpus
 
 
 def encode_corpus(corpus: Corpus) -> bytes:

@@ -19,7 +19,7 @@ from penstock.actors.policy.device import copied_to
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.learner import accumulate
-from penstock.actors.trainer.midtraining.corpus import Corpus, segments
+from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora, segments
 from penstock.messages.errors import CorruptDataError
 
 
@@ -178,19 +178,18 @@ class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
 class Midtrainer:
     """Takes one step at a time, so that its caller can report and stop between steps."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what determines the weights, all of it
+    def __init__(
         self,
         policy: Policy,
         config: MidtrainConfig,
-        train: Corpus,
-        heldout: Corpus,
+        corpora: MidtrainCorpora,
         seed: int,
         num_threads: int = 1,
     ) -> None:
         self._policy, self._config = policy, config
         self._num_threads = num_threads
-        self._train, self._heldout, self._seed = train, heldout, seed
-        self.step_batches = step_batches(train, config, np.random.default_rng(seed))
+        self._corpora, self._seed = corpora, seed
+        self.step_batches = step_batches(corpora.train, config, np.random.default_rng(seed))
         decayed = [p for p in policy.parameters() if p.dim() > 1]
         plain = [p for p in policy.parameters() if p.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -244,7 +243,7 @@ class Midtrainer:
                 }
         self.losses, self.num_tokens = state[_LOSSES].tolist(), num_tokens
         random = np.random.default_rng(self._seed)
-        self.step_batches = step_batches(self._train, self._config, random, self.num_steps)
+        self.step_batches = step_batches(self._corpora.train, self._config, random, self.num_steps)
 
     def spent(self, elapsed_s: float) -> float:
         """Return the spent share of the budget, 0..1."""
@@ -269,9 +268,9 @@ class Midtrainer:
     def heldout_loss(self) -> float:
         """Return the mean next-token loss over the first tokens of the held-out corpus."""
         total, weight = 0.0, 0.0
-        pieces = segments(self._heldout, self._config.sequence_tokens)
+        pieces = segments(self._corpora.heldout, self._config.sequence_tokens)
         for part in packed_runs(pieces, self._config.pass_tokens):
-            batch = packed_batch(self._heldout, part).on(self._policy.device)
+            batch = packed_batch(self._corpora.heldout, part).on(self._policy.device)
             hidden = self._policy(batch.token_ids, batch.lengths).hidden
             losses, weights = self._losses(hidden, batch)
             total += float((losses * weights).double().sum())

@@ -15,7 +15,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.products import ProductCache, source_digest
 from penstock.actors.trainer.config import MidtrainConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.actors.trainer.midtraining.corpus import MidtrainCorpora, decode_corpus
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer, MidtrainReport
 from penstock.actors.trainer.midtraining.saves import (
     SaveHead,
@@ -97,12 +97,12 @@ async def _run(
 ) -> tuple[MidtrainReport, bool]:
     """Return its figures, and whether its steps were taken by an earlier run."""
     config = settings.midtrain
-    corpora = await ctx.store.get(config.tokens_key), await ctx.store.get(config.heldout_key)
-    train, heldout = map(decode_corpus, corpora)
+    stored = await ctx.store.get(config.tokens_key), await ctx.store.get(config.heldout_key)
+    corpora = MidtrainCorpora(*map(decode_corpus, stored))
     threads = settings.num_threads
     learner.policy.checkpoints_activations = settings.activation_checkpointing
-    trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
-    purpose = purpose_of(config, learner.policy.config, seed, corpora)
+    trainer = Midtrainer(learner.policy, config, corpora, seed, threads)
+    purpose = purpose_of(config, learner.policy.config, seed, stored)
     head = SaveHead(purpose=purpose, num_tokens=0, elapsed_s=0.0, num_saves=0, num_resumed=0)
     began = ctx.monotonic()
     finished = FinishedCache(settings, purpose, learner.weights_digest())

@@ -1,5 +1,6 @@
 """What a step optimizes: advantages, off-policy corrections, losses, KL and entropy.
 
-To add one: a function in `advantages.py`, `corrections.py` or `losses.py`, its line in the table
-there, and its name in `actors/trainer/config.py`.
+To add a loss: a line in `registry.py`, and a function in `losses.py`. To add another part: a
+function in `advantages.py` or `corrections.py`, its line in the table there, and its name in
+`actors/trainer/config.py`.
 """

@@ -5,12 +5,10 @@ Three policies have a say: the one that sampled (behavior), the one at the start
 equal. Corrections (`corrections.py`) are weights. Every token of every rollout is divided by one
 constant (Dr. GRPO): neither long rollouts nor large groups get another weight per token.
 
-To add one: a function here, a line in the table, and the name in `config.LOSSES`.
+To add one: a function here, and its line in `registry.LOSSES`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -21,6 +19,7 @@ from penstock.actors.trainer.objective.ratios import (
     sequence_lengths,
     sequence_means,
 )
+from penstock.actors.trainer.objective.registry import LOSSES, LossSpec
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference
 
@@ -53,29 +52,26 @@ class TokenLosses:
     """bool [N]: where the loss's own bound took effect."""
 
 
-Loss = Callable[[LossTokens, LossConfig], TokenLosses]
-
-
-def _policy_gradient(tokens: LossTokens, _config: LossConfig) -> TokenLosses:
+def policy_gradient(tokens: LossTokens, _config: LossConfig) -> TokenLosses:
     """-w_t A log pi: its gradient is REINFORCE's, corrected by w_t."""
     values = -tokens.weights * tokens.advantages * tokens.current
     return TokenLosses(values=values, is_clipped=torch.zeros_like(values, dtype=torch.bool))
 
 
-def _ppo_clip(tokens: LossTokens, config: LossConfig) -> TokenLosses:
+def ppo_clip(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r against the behavior policy (arXiv 1707.06347)."""
-    return _clipped(_ratio(tokens.current, tokens.behavior), tokens, config)
+    return _clipped(_ratio(tokens.current, tokens.behavior), tokens, config, config.dual_clip)
 
 
-def _decoupled_ppo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
+def decoupled_ppo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """w_t times PPO's clip with r against the proximal policy, w_t correcting proximal to behavior.
 
     Source: Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298), equation 5.
     """
-    return _clipped(_ratio(tokens.current, tokens.proximal), tokens, config)
+    return _clipped(_ratio(tokens.current, tokens.proximal), tokens, config, config.dual_clip)
 
 
-def _cispo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
+def cispo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """-sg(clip(r, 1 - low, 1 + high)) A log pi: no token loses its gradient (arXiv 2506.13585)."""
     ratio = _ratio(tokens.current, tokens.behavior).detach()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
@@ -83,7 +79,7 @@ def _cispo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     return TokenLosses(values=values, is_clipped=ratio != clipped)
 
 
-def _gspo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
+def gspo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """PPO's clip with one ratio for a sequence, its tokens' geometric mean (arXiv 2507.18071).
 
     A sequence counts once, whatever its length: the step's divisor stands for that length.
@@ -100,28 +96,50 @@ def _ratio(current: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return (current - before).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
-def _clipped(ratio: torch.Tensor, tokens: LossTokens, config: LossConfig) -> TokenLosses:
+def _clipped(
+    ratio: torch.Tensor, tokens: LossTokens, config: LossConfig, dual_clip: float = 0.0
+) -> TokenLosses:
     """Bound what a ratio [N] may gain, and with dual clip what it may lose."""
     advantages = tokens.advantages
     gain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
     objective = torch.minimum(gain, clipped)
     is_clipped = clipped < gain
-    if config.dual_clip and config.name != "gspo":
-        least = config.dual_clip * advantages
+    if dual_clip:
+        least = dual_clip * advantages
         is_bounded = (advantages < 0) & (objective < least)
         objective = torch.where(is_bounded, least, objective)
         is_clipped = is_clipped | is_bounded
     return TokenLosses(values=-tokens.weights * objective, is_clipped=is_clipped.detach())
 
 
-_LOSSES: dict[str, Loss] = {
-    "policy_gradient": _policy_gradient,
-    "ppo_clip": _ppo_clip,
-    "cispo": _cispo,
-    "gspo": _gspo,
-    "decoupled_ppo": _decoupled_ppo,
-}
+def loss_spec(config: LossConfig) -> LossSpec:
+    """Return the configured loss, own code or not.
+
+    Own code that is a mere function says nothing of its ratio, so that it is taken to correct
+    itself: too weak a correction is a bias that replay shows, one applied twice goes unnoticed.
+
+    Raises:
+        ConfigError: The settings name own code that is not there or is no loss, or a correction
+            that it must not have.
+
+    """
+    if config.name in LOSSES:
+        return LOSSES[config.name]
+    own = load_reference(config.name, "trainer.loss.name")
+    if isinstance(own, LossSpec):
+        own.check_correction(config.name, config.correction)
+        return own
+    if not callable(own):
+        text = f"expected a penstock.LossSpec or a function, got {type(own).__name__}"
+        raise ConfigError(f"trainer.loss.name: {config.name!r}: {text}")
+    if config.correction != "none":
+        raise ConfigError(
+            f"trainer.loss.correction: expected none, since {config.name} does not declare the "
+            f"ratio that it takes, got {config.correction!r}; name a penstock.LossSpec, with "
+            "ratio_against=None for a loss that only multiplies by LossTokens.weights"
+        )
+    return LossSpec(own, ratio_against="behavior")
 
 
 def corrected_ratios(
@@ -129,23 +147,21 @@ def corrected_ratios(
 ) -> torch.Tensor:
     """Return the log ratios [N] that a loss is to be corrected by, clamped and without gradient.
 
-    Decoupled PPO corrects the proximal policy and clips what is beyond it; the others have the
-    current policy's ratio, which is another one from the second pass on.
+    A loss with a ratio against the proximal policy leaves only that policy to correct; the others
+    have the current policy's ratio, which is another one from the second pass on.
     """
-    return log_ratios(proximal if config.name == "decoupled_ppo" else current, behavior)
+    is_decoupled = loss_spec(config).ratio_against == "proximal"
+    return log_ratios(proximal if is_decoupled else current, behavior)
 
 
 def token_losses(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """Return the configured loss of each token, before normalization.
 
     Raises:
-        ConfigError: The settings name own code that is not there, or returns no `TokenLosses` [N].
+        ConfigError: As `loss_spec` does; or own code returned no `TokenLosses` [N].
 
     """
-    if config.name in _LOSSES:
-        return _LOSSES[config.name](tokens, config)
-    own = cast("Loss", load_reference(config.name, "trainer.loss.name"))
-    losses = own(tokens, config)
+    losses = loss_spec(config).function(tokens, config)
     shape = tokens.current.shape
     if not isinstance(losses, TokenLosses) or losses.values.shape != shape:
         text = f"expected TokenLosses of {tuple(shape)} values"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
     PreferenceReply,
@@ -18,7 +19,7 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded
 from penstock.messages.reading.parsing import parse_msgpack
-from penstock.messages.reading.sealed import FeedbackContent, Opener
+from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.reading.trajectories import Last, open_live_turn
 from penstock.messages.signals.preferences import PreferenceEntry, PreferenceKind
 from penstock.messages.training import BatchManifest
@@ -31,9 +32,7 @@ _READS_MAX = 16
 class ExampleReader:
     """Reads examples of a run's log, each when it is needed."""
 
-    def __init__(
-        self, store: ObjectStore, opener: Opener, last: Last, policy: PolicyConfig
-    ) -> None:
+    def __init__(self, store: ObjectStore, opener: Vault, last: Last, policy: PolicyConfig) -> None:
         self._store, self._opener, self._last = store, opener, last
         self._policy = policy
         self._reads = asyncio.Semaphore(_READS_MAX)
@@ -86,7 +85,7 @@ class ExampleReader:
             raise CodecError(f"request {entry.request_id}: the log has no record of it")
         if not record.training_consent:
             raise CodecError(f"request {entry.request_id}: it may not be trained")
-        turn = await open_live_turn(self._store, self._opener, record.turn, entry.request_id)
+        turn = await open_live_turn(self._store, self._opener.open, record.turn, entry.request_id)
         context = from_array(turn.context_ids).astype(np.int64)
         reply = _reply(context, from_array(turn.token_ids), turn.forced)
         if entry.kind is PreferenceKind.LABEL:

@@ -20,6 +20,7 @@ from penstock.actors.policy.probe import probe_policy
 from penstock.actors.policy.snapshot import ShardUploader
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.checkpoint import (
     Ranks,
@@ -42,7 +43,6 @@ from penstock.messages.base import Event, Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import CodecError, DeadlineError, NotFoundError, StartAgainError
 from penstock.messages.feedback import LiveSampleJoined, UserErased
-from penstock.messages.reading.sealed import Opener
 from penstock.messages.requests.ranks import (
     JoinRank,
     LoadRank,
@@ -85,7 +85,7 @@ class TrainingRank(Actor):
         policy_config: PolicyConfig,
         environment: RankEnvironment,
         uploader: ShardUploader,
-        opener: Opener,
+        opener: Vault,
     ) -> None:
         self._config = config
         self._policy_config = policy_config

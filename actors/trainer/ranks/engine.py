@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.stored import published_config
-from penstock.actors.policy.snapshot import ShardPublisher
+from penstock.actors.policy.snapshot import PublishShards, ShardedVersion
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import checkpoint_before, first_checkpoint, read_head
 from penstock.actors.trainer.config import TrainerConfig
@@ -79,7 +79,7 @@ class RankedEngine:
         policy_config: PolicyConfig,
         config: TrainerConfig,
         request: StreamRequest,
-        publisher: ShardPublisher | None = None,
+        publish_shards: PublishShards | None = None,
     ) -> None:
         """Prepare; no rank is needed yet.
 
@@ -87,13 +87,13 @@ class RankedEngine:
             policy_config: Shape of the policy.
             config: Of the run.
             request: Sends a message to a rank's service.
-            publisher: None where no version is published: in a replay, say.
+            publish_shards: None where no version is published: in a replay, say.
 
         """
         self._policy_config = policy_config
         self._ranks = config.ranks
         self._request = request
-        self._publisher = publisher
+        self._publish_shards = publish_shards
         self._session = ""
         """Empty: the ranks have to load."""
         self._step = -1
@@ -159,18 +159,14 @@ class RankedEngine:
 
     async def publish(self, place: Place, policy_version: int) -> WeightsPublished:
         """Have the ranks upload their shards; see `TrainingEngine.publish`."""
-        publisher = self._publisher
-        assert publisher is not None, "an engine without a publisher"
+        publish = self._publish_shards
+        assert publish is not None, "an engine that publishes nothing"
         text = await published_config(place.store, self._policy_config)
         return await self._at(
             place.store,
             policy_version,
-            lambda: publisher.publish_shards(
-                policy_version,
-                self._shapes,
-                float32=self._float32,
-                config_json=text,
-                probe=self._probe,
+            lambda: publish(
+                ShardedVersion(policy_version, self._shapes, self._float32, text, self._probe)
             ),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 VSOCK_PORT = 52
 """Where the guest agent listens."""

@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 
 from penstock.infra.bus.jetstream.access import Access, PlainServerError, TlsClient, as_access
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError, PenstockError
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 log = logging.getLogger(__name__)
 

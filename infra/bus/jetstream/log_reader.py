@@ -19,7 +19,7 @@ from penstock.infra.bus.jetstream.work import Intake, position
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.errors import CodecError
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128

@@ -25,7 +25,7 @@ from penstock.infra.bus.jetstream.connection import (
     status,
 )
 from penstock.messages.errors import BusError, DeadlineError
-from penstock.messages.rpc import with_retries
+from penstock.messages.retries import with_retries
 
 BATCH = 32
 """Messages requested at once: a few readers of 256 KiB each stay within what a client buffers."""

@@ -20,7 +20,7 @@ from penstock.messages.control import MessageRejected, RunFinished
 from penstock.messages.errors import (
     ConfigError,
 )
-from penstock.messages.gateways import LimitsChanged
+from penstock.messages.requests.gateways import LimitsChanged
 from penstock.messages.reward import EvalRequested
 from penstock.messages.task import CreditsChanged, StartRollout
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted

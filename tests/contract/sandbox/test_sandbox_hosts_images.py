@@ -8,7 +8,7 @@ from tests.needs import need_layers
 from tests.trajectories import trajectory
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.hidden_tests import HiddenTestsJudge
+from penstock.actors.judge.task_steps import HiddenTestsJudge
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext

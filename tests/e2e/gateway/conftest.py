@@ -181,7 +181,7 @@ class Site:
 
     async def turn(self, record: InferenceRecorded) -> Turn:
         """Open what a record holds."""
-        return await open_live_turn(self.store, self.vault(), record.turn, record.request_id)
+        return await open_live_turn(self.store, self.vault().open, record.turn, record.request_id)
 
     async def feedback_content(self, event: FeedbackReceived) -> FeedbackContent:
         """Open what a user wrote with a piece of feedback."""

@@ -13,7 +13,7 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.feedback import InferenceRecorded, UserErased
-from penstock.messages.gateways import LimitsChanged, ReplyKept
+from penstock.messages.requests.gateways import LimitsChanged, ReplyKept
 from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 from .conftest import ScriptedGenerator, Site, until

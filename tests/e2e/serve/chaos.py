@@ -225,7 +225,7 @@ async def _rescored(
     own, others = [0.0], [0.0]
     learner = Learner.initialized(config.policy, config.trainer.optimizer, seed=0)
     for record in chosen:
-        turn = await open_live_turn(store, vault, record.turn, record.request_id)
+        turn = await open_live_turn(store, vault.open, record.turn, record.request_id)
         entry = SampleEntry(
             rollout_id=record.request_id,
             outcome=Outcome.SOLVED,

@@ -21,8 +21,8 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.gateways import ReplyKept
 from penstock.messages.reading.sealed import SealedTurn
+from penstock.messages.requests.gateways import ReplyKept
 from penstock.messages.rollout import TurnSummary
 from penstock.messages.rpc import Ack
 

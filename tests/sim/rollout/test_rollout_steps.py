@@ -19,8 +19,13 @@ from tests.sim.rollout.test_rollout_segments import SummingPolicy
 from tests.sim.rollout.test_rollout_segments import settings as summary_settings
 from tests.sim.rollout.test_rollout_tree import tree_command
 
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.judges import JUDGES
+from penstock.actors.judge.reward import Findings
 from penstock.actors.judge.submission import read_submission
+from penstock.actors.judge.task_steps import HiddenTestsJudge
 from penstock.actors.policy.summaries import SummaryMode
+from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.episode import EpisodeStepEnded
 from penstock.messages.reading.trajectories import Trajectory
@@ -99,6 +104,40 @@ def test_steps_follow_each_other_in_one_machine_and_conversation(simulate) -> No
         submission = read_submission(whole, graded, world.chat)
         assert "-    return x + 1" in submission.diff
         assert submission.task == "\n\n".join(told)
+
+    simulate(scenario)
+
+
+class Strict:
+    """An own judge: the hidden tests decide, as it asks them."""
+
+    version = "1"
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._tests = HiddenTestsJudge(config)
+
+    async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
+        return await self._tests.judge(rollout, task, ctx)
+
+
+class ByName(Strict):
+    """The same, by the table."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._tests = JUDGES["hidden_tests"](config)
+
+
+@pytest.mark.parametrize("own", [Strict, ByName])
+def test_a_judge_that_asks_for_hidden_tests_has_all_steps_graded(simulate, own) -> None:
+    async def scenario(world: World) -> None:
+        task = await start(world)
+        world.host_worker()
+        world.host_judge(judge=f"{own.__module__}:{own.__name__}")
+        await world.publish(make_command("g0-m0", task))
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert (verdict.outcome, verdict.num_tests_passed) == (Outcome.SOLVED, 3)
+        assert verdict.judge == f"{own.__module__}:{own.__name__}"
+        assert len(await world.read(StepGraded)) == 3
 
     simulate(scenario)
 

@@ -36,7 +36,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundError
-from penstock.messages.rpc import RetryPolicy
+from penstock.messages.retries import RetryPolicy
 from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
 
 

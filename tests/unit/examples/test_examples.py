@@ -75,6 +75,14 @@ async def test_the_own_judge_pays_for_the_tool(config, tools, end, outcome):
     assert found.outcome == outcome
 
 
+def test_own_parts_are_fully_typed():
+    tree = ast.parse((EXAMPLES / "own_parts" / "own.py").read_text())
+    assert "Any" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    arguments = [one for each in functions for one in each.args.args if one.arg != "self"]
+    assert all(one.annotation for one in arguments) and all(one.returns for one in functions)
+
+
 def test_own_parts_are_of_at_most_40_lines():
     assert len((EXAMPLES / "own_parts" / "own.py").read_text().splitlines()) <= 40
 

@@ -1,5 +1,6 @@
 """`import penstock`: runs from a program."""
 
+import ast
 import os
 from pathlib import Path
 
@@ -28,11 +29,40 @@ async def folder(tmp_path: Path) -> Path:
 
 
 def test_every_name_is_there() -> None:
-    assert set(NAMES) <= set(dir(penstock)) and len(NAMES) <= 15
+    assert set(NAMES) <= set(dir(penstock)) and len(NAMES) <= 30
     for name in NAMES:
         assert getattr(penstock, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = penstock.nothing
+
+
+def test_type_checkers_see_the_names_that_programs_get() -> None:
+    tree = ast.parse(Path(penstock.__file__ or "").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {
+        alias.asname: (node.module, alias.name)
+        for node in imports
+        if node.module != "importlib"
+        for alias in node.names
+        if alias.asname
+    }
+    assert seen == NAMES
+
+
+def test_classes_bear_the_name_they_are_offered_by() -> None:
+    found = {name: getattr(penstock, name) for name in NAMES}
+    assert not {
+        name for name, one in found.items() if isinstance(one, type) and one.__name__ != name
+    }
+
+
+def test_the_type_of_an_argument_is_a_word_or_a_member() -> None:
+    schema = {"type": "integer", "description": "x", "minimum": 0, "maximum": 4096}
+    assert penstock.Argument("x", "integer").schema() == schema
+    assert penstock.Argument("x", penstock.ArgumentType.INTEGER).schema() == schema
+    assert penstock.Argument("x", "boolean").parse("x", "true") is True
+    with pytest.raises(ConfigError, match="expected one of string, integer, boolean, got 'int'"):
+        penstock.Argument("x", "int")
 
 
 async def test_a_run_is_followed_to_its_end(folder: Path) -> None:

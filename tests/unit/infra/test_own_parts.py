@@ -1,6 +1,7 @@
 """Own code that settings name, and the project that `penstock init` writes."""
 
 import argparse
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -65,6 +66,12 @@ def test_a_projects_own_tests_pass(project):
         test()
 
 
+def test_a_projects_parts_are_fully_typed(project):
+    tree = ast.parse((project / "own.py").read_text())
+    assert "Any" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "__new__" not in (project / "tests" / "test_own.py").read_text()
+
+
 def test_a_projects_configuration_names_what_is_there(project):
     config = load_config(project / "config.toml")
     assert config.pacer.harness == config.prepare.harness == "own:TOOLS"
@@ -113,7 +120,7 @@ def test_what_is_not_there_is_named(project, name):
 
 def test_what_is_no_such_part_is_refused(project):
     with pytest.raises(ConfigError, match=r"expected TokenLosses of \(3,\) values"):
-        token_losses(tokens(), LossConfig(name="bad_parts:bad_loss"))
+        token_losses(tokens(), LossConfig(name="bad_parts:bad_loss", correction="none"))
     with pytest.raises(ConfigError, match="expected a dict of ToolSpec"):
         tools_of("bad_parts:bad_tools")
     source = {"name": "x", "kind": "own", "make": "builtins:range"}

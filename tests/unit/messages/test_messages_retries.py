@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.actors.runtime.clock import run_virtual
-from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.retries import RetryPolicy, with_retries
 
 
 class Failing:

@@ -18,8 +18,8 @@ from penstock.infra.sinks.rows import Row
 from penstock.infra.sinks.sink import SINKS, SinkSettings, open_sink
 from penstock.infra.sinks.traces import spans_of
 from penstock.messages.errors import ConfigError
+from penstock.messages.retries import RetryPolicy
 from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished, TurnSampled
-from penstock.messages.rpc import RetryPolicy
 from penstock.messages.task import Purpose
 
 KILLS = (None, 0, 1, 5)

@@ -156,13 +156,13 @@ class FixedGrader:
 async def test_each_gate_closes(null, gold, reason):
     candidate = next(ladder(1).candidates())
     with pytest.raises(TaskRejectedError) as caught:
-        await check_candidate(candidate, FixedGrader(null, gold))
+        await check_candidate(candidate, FixedGrader(null, gold).grade)
     assert caught.value.reason is reason
 
 
 async def test_a_sound_task_passes_its_gates():
     candidate = next(ladder(1).candidates())
-    await check_candidate(candidate, FixedGrader([False, False], [True, True]))
+    await check_candidate(candidate, FixedGrader([False, False], [True, True]).grade)
 
 
 def ladder(num, seed="train/0"):
@@ -353,4 +353,4 @@ async def test_a_fix_with_its_tests_becomes_a_task(tmp_path):
     assert candidate.task.instruction.startswith("Round halves down")
     assert list(candidate.task.files) == ["m.py"]
     assert (candidate.origin.num_cases_failed, candidate.origin.num_cases) == (2, 3)
-    await asyncio.wait_for(check_candidate(candidate, lab), 30)
+    await asyncio.wait_for(check_candidate(candidate, lab.grade), 30)

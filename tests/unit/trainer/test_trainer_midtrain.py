@@ -12,6 +12,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.midtraining.corpus import (
     Corpus,
+    MidtrainCorpora,
     decode_corpus,
     encode_corpus,
     segments,
@@ -40,7 +41,7 @@ def run(config=CONFIG, corpus=None, seed=0):
     torch.set_num_threads(1)
     policy = Policy(POLICY, seed=3)
     corpus = corpus or counting_corpus()
-    trainer = Midtrainer(policy, config, corpus, corpus, seed)
+    trainer = Midtrainer(policy, config, MidtrainCorpora(corpus, corpus), seed)
     while trainer.spent(0.0) < 1.0:
         trainer.run(0.0)
     return policy, trainer.report(1.0)
@@ -126,7 +127,7 @@ def test_tokens_of_no_weight_are_not_learned():
 def test_a_budget_by_the_clock_ends_with_the_clock():
     corpus = counting_corpus()
     config = MidtrainConfig(seconds=10.0, sequence_tokens=16, batch_tokens=128, report_steps=2)
-    trainer = Midtrainer(Policy(POLICY, seed=3), config, corpus, corpus, 0)
+    trainer = Midtrainer(Policy(POLICY, seed=3), config, MidtrainCorpora(corpus, corpus), 0)
     trainer.run(5.0)
     assert (trainer.spent(5.0), len(trainer.losses)) == (0.5, 2)
     trainer.run(10.0)

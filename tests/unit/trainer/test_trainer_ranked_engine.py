@@ -167,12 +167,12 @@ async def test_other_weights_than_those_published_are_no_reason_to_start_again(w
     class Conflicting:
         num_asked = 0
 
-        async def publish_shards(self, *_arguments, **_named):
+        async def publish_shards(self, _version):
             self.num_asked += 1
             raise PublishConflictError("weights 0: committed before with digest a, now b")
 
     publisher = Conflicting()
-    engine = RankedEngine(PolicyConfig(), CONFIG, ranks.request, publisher)
+    engine = RankedEngine(PolicyConfig(), CONFIG, ranks.request, publisher.publish_shards)
     await load(ctx, engine)
     with pytest.raises(PublishConflictError, match="committed before with digest a, now b"):
         await engine.publish(ctx, 0)
