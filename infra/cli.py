@@ -13,7 +13,13 @@ from pathlib import Path
 
 from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.episode_arguments import add_label, add_show
-from penstock.infra.commands.parsers import Commands, add_command, add_host_file, add_run_name
+from penstock.infra.commands.parsers import (
+    Commands,
+    add_command,
+    add_host_file,
+    add_init,
+    add_run_name,
+)
 from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.images import add_images
 from penstock.infra.output import printable
@@ -86,9 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_run_name(sink)
     add_host_file(sink)
     _add_export(commands)
-    text = "write a project of your own: a tool, a judge, tasks and a loss, with a test"
-    project = add_command(commands, "init", "scaffold.command:init_command", text)
-    project.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    add_init(commands)
     _add_privacy(commands)
     _add_judge(commands)
     text = "write manifests of a run for Kubernetes"

@@ -52,7 +52,7 @@ from penstock.actors.rollout_worker.turns import (
 from penstock.actors.runtime.context import Context
 from penstock.envs.egress.record import EgressRecord
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.session import CALLS_MAX, Session, tools_called
+from penstock.envs.harness.session import CALLS_MAX, ToolSession, tools_called
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
@@ -164,7 +164,7 @@ class EpisodeRunner:
         self,
         sandbox: RemoteSandbox,
         conversation: Conversation,
-        session: Session,
+        session: ToolSession,
         stats: EpisodeStats,
         ctx: Context,
     ) -> None:
@@ -440,7 +440,7 @@ class Episode:
             ends_on_parse_error=self._config.ends_on_parse_error,
             summary=self._config.summary,
         )
-        session = Session(
+        session = ToolSession(
             command.harness, sandbox, task.limits, sleep_s=task.call_sleep_s, pages=task.pages
         )
         if saved is None:

@@ -33,7 +33,7 @@ _LIST = re.compile(r"^([-*]|\d+\.) ")
 _MENTION = re.compile(
     r"(?<![\w/(\[`])(?:docs/([\w-]+)|(" + "|".join(n[:-3] for n in PAGES) + r"))\.md\b"
 )
-_CODE = re.compile(r"\[([^\]]+)\]\((?:own_parts|[\w/]+\.py)\)")
+_CODE = re.compile(r"\[([^\]]+)\]\((?:own_parts|quickstart|[\w/]+\.py)\)")
 _markdown: dict[str, str] = {}
 
 

@@ -2,7 +2,7 @@
 
 ```
  TaskSource.plans() ─▶ TaskPlan.draft(lab) ─▶ TaskCandidate ─▶ gates (machines) ─▶ task set
-   ladder                records calls          task,           null fails,          page
+   own code              records calls          task,           null fails,          page
    library, package      and tries bugs         hidden tests,   gold passes,         Harbor
    commits               in machines            origin          twice                folders
 ```

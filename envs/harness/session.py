@@ -43,7 +43,7 @@ _TERMINAL = "the terminal"
 _NO_PAGES: Mapping[str, str] = {}
 
 
-class Session:
+class ToolSession:
     """The tools of one episode.
 
     Args:
@@ -58,7 +58,7 @@ class Session:
         NotFoundError: No such version; the text lists them.
 
     Example:
-        session = Session("2", machine, task.limits)
+        session = ToolSession("2", machine, task.limits)
         results = await session.run([ToolCall(name="glob", arguments={"pattern": "*.py"})])
 
     """

@@ -39,7 +39,7 @@ class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task comes from: the basis of splits and statistics."""
 
     source: str
-    """ladder, library, package or commits."""
+    """Kind of the source: library, package, commits, or a name of own code's."""
     repository: str
     """e.g. `networkx`; tasks of one repository never lie in two splits where these are by it."""
     kind: str

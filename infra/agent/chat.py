@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from penstock.actors.monitor.episodes.reading import unified_diff
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.agent.checkout import open_checkout
 from penstock.infra.agent.display import Display
@@ -193,7 +193,7 @@ def _talk(
         stack = contextlib.AsyncExitStack()
         sandbox = runner.run(stack.enter_async_context(open_checkout(folder, display.say)))
         try:
-            session = Session(model.harness, sandbox, limits, pages=task.pages if task else {})
+            session = ToolSession(model.harness, sandbox, limits, pages=task.pages if task else {})
             _introduce(folder, task, display)
             return _converse(
                 Dialogue(model, session, display), runner, task, arguments.turns, display

@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.infra.agent.checkout import open_checkout
 from penstock.infra.agent.display import Display
 from penstock.infra.agent.endpoint import model_of_run, model_of_url
@@ -54,7 +54,7 @@ async def _work(model: Model, arguments: argparse.Namespace) -> AgentReport:
     if arguments.embeddings:
         embedder = HttpEmbedder(arguments.embeddings, arguments.embeddings_model)
     async with open_checkout(arguments.repo, _say) as sandbox:
-        session = Session(model.harness, sandbox, limits, embedder)
+        session = ToolSession(model.harness, sandbox, limits, embedder)
         conversation = Dialogue(model, session, Display(sys.stderr.write, SHOWN_CHARACTERS_MAX))
         report = await conversation.ask(arguments.instruction, arguments.turns)
         if arguments.tests:

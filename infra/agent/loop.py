@@ -1,7 +1,7 @@
 """The loop of an episode, between a model and a folder: `penstock agent` and `penstock chat`.
 
 ```
- instruction ─▶ chat completions (tools) ─▶ calls ─▶ Session over the checkout ─▶ results ─┐
+ instruction ─▶ chat completions (tools) ─▶ calls ─▶ ToolSession over the checkout ─▶ results ─┐
                        ▲─────────────────────────────────────────────────────────────────────┘
 ```
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.infra.agent.display import Display
 from penstock.infra.agent.model import Model
@@ -59,7 +59,7 @@ class Dialogue:
     What was said always ends where the user may speak: a turn counts once its calls have results.
     """
 
-    def __init__(self, model: Model, session: Session, display: Display) -> None:
+    def __init__(self, model: Model, session: ToolSession, display: Display) -> None:
         self._model, self._session, self._display = model, session, display
         self._messages: list[dict[str, Any]] = []
         self.report = AgentReport(harness=model.harness, session_id=model.session_id)

@@ -1,4 +1,7 @@
-"""The names of `import penstock`, each imported when it is first used."""
+"""The names of `import penstock`, each imported when it is first used.
+
+`.pyroot/penstock/__init__.py` lists them again, for type checkers.
+"""
 
 NAMES: dict[str, tuple[str, str]] = {
     "run": ("penstock.infra.api.runs", "run"),
@@ -10,9 +13,16 @@ NAMES: dict[str, tuple[str, str]] = {
     "Argument": ("penstock.envs.harness.tool_calls", "Argument"),
     "ArgumentType": ("penstock.envs.harness.tool_calls", "ArgumentType"),
     "InvalidCallError": ("penstock.envs.harness.tool_calls", "InvalidCallError"),
+    "ToolCall": ("penstock.messages.rollout", "ToolCall"),
+    "ToolResult": ("penstock.envs.harness.tool_calls", "ToolResult"),
+    "ToolSession": ("penstock.envs.harness.session", "ToolSession"),
+    "HARNESS_VERSION": ("penstock.envs.harness", "HARNESS_VERSION"),
+    "tools_prompt": ("penstock.envs.harness.tools", "tools_prompt"),
+    "tool_schemas": ("penstock.envs.harness.tools", "tool_schemas"),
     "Task": ("penstock.messages.task", "Task"),
     "Split": ("penstock.messages.task", "Split"),
     "HiddenTests": ("penstock.messages.task", "HiddenTests"),
+    "Limits": ("penstock.messages.task", "Limits"),
     "TaskCandidate": ("penstock.envs.tasks.source", "TaskCandidate"),
     "TaskOrigin": ("penstock.envs.tasks.source", "TaskOrigin"),
     "HiddenTestsJudge": ("penstock.actors.judge.task_steps", "HiddenTestsJudge"),
@@ -24,7 +34,20 @@ NAMES: dict[str, tuple[str, str]] = {
     "Outcome": ("penstock.messages.reward", "Outcome"),
     "LossSpec": ("penstock.actors.trainer.objective.registry", "LossSpec"),
     "LossConfig": ("penstock.actors.trainer.config", "LossConfig"),
+    "TaskRequest": ("penstock.infra.tasks.sources", "TaskRequest"),
+    "Corpora": ("penstock.infra.corpora.request", "Corpora"),
+    "CorpusBuilder": ("penstock.infra.corpora.builder", "CorpusBuilder"),
+    "CorpusRequest": ("penstock.infra.corpora.request", "CorpusRequest"),
+    "Tokenizer": ("penstock.actors.policy.tokenizer", "Tokenizer"),
+    "train_tokenizer": ("penstock.actors.policy.tokenizer", "train_tokenizer"),
+    "PenstockChat": ("penstock.actors.policy.chat.builtin", "PenstockChat"),
+    "ChatMessage": ("penstock.actors.policy.chat.format", "ChatMessage"),
+    "Role": ("penstock.actors.policy.chat.format", "Role"),
+    "OfferedTools": ("penstock.actors.policy.chat.format", "OfferedTools"),
+    "UsersRequest": ("penstock.infra.tasks.users", "UsersRequest"),
     "LossTokens": ("penstock.actors.trainer.objective.losses", "LossTokens"),
     "TokenLosses": ("penstock.actors.trainer.objective.losses", "TokenLosses"),
+    "PenstockError": ("penstock.messages.errors", "PenstockError"),
+    "ConfigError": ("penstock.messages.errors", "ConfigError"),
 }
 """Name -> (module, its name there); `.pyroot/penstock/__init__.py` repeats them for checkers."""

@@ -37,3 +37,17 @@ def add_command(  # noqa: PLR0913 - a command is its name, its function and its 
     if has_json:
         parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     return parser
+
+
+def add_init(commands: Commands) -> None:
+    """Register the command that writes a project of one's own."""
+    text = "write a project of your own, a copy of an example: tools, judges, tasks and a loss"
+    project = add_command(commands, "init", "commands.init:init_command", text)
+    project.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    project.add_argument(
+        "--from",
+        dest="example",
+        choices=["own_parts", "quickstart"],
+        default="own_parts",
+        help="the example to copy (default: %(default)s)",
+    )

@@ -144,8 +144,6 @@ def check_window(limits: Limits, config: RunConfig, field: str) -> None:
 
 def _check_model(config: RunConfig) -> None:
     """Check that a run from a checkpoint mid-trains exactly if it has something to read."""
-    if config.model.corpora and config.prepare.trail and not config.model.checkpoint:
-        raise ConfigError("model.corpora: expected none with prepare.trail, which has its own")
     budget = config.trainer.midtrain.num_tokens > 0 or config.trainer.midtrain.seconds > 0
     if config.model.checkpoint and budget != config.model.has_corpus:
         raise ConfigError(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import msgspec
 
@@ -32,7 +32,66 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             both.
 
     """
-    return parse_config(apply_overrides(read_toml(path), overrides), str(path))
+    return parse_config(translated(apply_overrides(read_toml(path), overrides)), str(path))
+
+
+_EXAMPLE = "penstock.examples.quickstart"
+_OF_TRAILS = ("num_demonstrations", "context_weight", "drill_tokens", "drill_half_tokens")
+_OLD_SETTINGS = (*_OF_TRAILS, "code_tokens", "code_weight", "endings", "piece_tokens", "habits")
+"""Settings of `[prepare]`, up to 0.2, that are now own settings of the quickstart's corpora."""
+
+
+def translated(data: Table) -> Table:
+    """Return the tables of a run's folder with the names that version 0.2 had replaced.
+
+    Up to then `[prepare]` had the tasks of the quickstart, `ladder` and `trail`, built in and by
+    default, and its users ran wherever `users.num_requests` wanted some.
+    """
+    prepare = data.get("prepare", {})
+    users = data.get("users", {})
+    if not _is_table(prepare) or not _is_table(users):
+        return data
+    if users.get("num_requests") and not users.get("run"):
+        data["users"] = users | {"run": f"{_EXAMPLE}:users"}
+    left = dict(prepare)
+    if "corpora" in left or not isinstance(left.get("sources", []), list):
+        return data
+    given: list[Any] = left.get("sources", [])
+    settings = {name: left.pop(name) for name in _OLD_SETTINGS if name in left}
+    of_ladder, trail = left.pop("selection", {}), left.pop("trail", None)
+    if given:
+        sources = [_translated_source(each, of_ladder, trail) for each in given]
+    else:
+        kind = "ladder" if trail is None else "trail"
+        only = {"name": kind, "kind": kind}
+        sources = [_translated_source(only, of_ladder, trail, prefix="")]
+    if not left.get("tasks"):
+        left["sources"] = sources
+    if trail is None:
+        settings |= {"selection": of_ladder}
+    else:
+        settings = {name: settings[name] for name in _OF_TRAILS if name in settings}
+        settings |= {"trail": trail}
+    make = f"{_EXAMPLE}:{'ladder' if trail is None else 'trail'}_corpora"
+    left["corpora"] = {"make": make, "settings": settings}
+    return data | {"prepare": left}
+
+
+def _translated_source(
+    source: Any, selection: Table, trail: Table | None, prefix: str | None = None
+) -> Any:
+    """Return a source of kind `ladder` or `trail` as one of own code; others as they are."""
+    if not _is_table(source) or source.get("kind") not in {"ladder", "trail"}:
+        return source
+    kind = source["kind"]
+    kept = {name: value for name, value in source.items() if name not in {"selection", "trail"}}
+    if kind == "ladder":
+        settings = dict(source.get("selection", selection))
+    else:
+        settings = dict(source.get("trail", trail or {}))
+    if prefix is not None:
+        settings["prefix"] = prefix
+    return kept | {"kind": "own", "make": f"{_EXAMPLE}:{kind}_tasks", "settings": settings}
 
 
 def parse_config(data: Table, source: str) -> RunConfig:
@@ -112,7 +171,7 @@ def _is_table(value: Any) -> TypeGuard[Table]:
 
 
 def apply_overrides(data: Table, overrides: Sequence[str]) -> Table:
-    """Return the tables with `key.path=value` set.
+    """Return the tables with `key.path=value` set; a number in a path counts a list's tables.
 
     Raises:
         ConfigError: Not of that form.
@@ -123,14 +182,24 @@ def apply_overrides(data: Table, overrides: Sequence[str]) -> Table:
         if not equals:
             raise ConfigError(f"--set {override}: expected KEY=VALUE")
         *tables, last = present_key(key.strip()).split(".")
-        target = data
+        target: Any = data
         for table in tables:
-            inner = target.setdefault(table, {})
-            if not _is_table(inner):
+            inner: Any = _inner(target, table)
+            if not isinstance(inner, dict | list):
                 raise ConfigError(f"--set {override}: {table} is not a table")
-            target = inner
+            target = cast("Any", inner)
+        if not _is_table(target):
+            raise ConfigError(f"--set {override}: {tables[-1]} is not a table")
         target[last] = _parse_value(text)
     return data
+
+
+def _inner(target: Any, key: str) -> Any:
+    """Return the next table of a path: made where there is none, or one of a list's."""
+    if _is_table(target):
+        return target.setdefault(key, {})
+    is_there = key.isdecimal() and int(key) < len(target)
+    return target[int(key)] if is_there else None
 
 
 def _parse_value(text: str) -> Any:

@@ -21,12 +21,12 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.models.settings import ModelSection
-from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
+from penstock.infra.tasks.settings import PrepareConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
-from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from penstock.messages.settings import REFERENCE, NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -98,8 +98,15 @@ def is_gateway(spec: str) -> bool:
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sample users who send real requests and feedback to the gateway during the run."""
 
+    run: Annotated[str, msgspec.Meta(pattern=rf"^({REFERENCE})?\Z")] = ""
+    """Own code, `module:name`: an async function of a `UsersRequest` (docs/extend.md)."""
     num_requests: NonNegativeInt = 0
     period_s: PositiveFloat = 5.0
+
+    def __post_init__(self) -> None:
+        """Check that somebody sends the requests."""
+        if self.num_requests and not self.run:
+            raise ConfigError("users.run: expected own code, module:name, that sends num_requests")
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,5 +2,6 @@
 
 `builder.py` collects documents, `text.py` reads texts for continued pre-training, `traces.py`
 conversations for supervised fine-tuning; `own.py` makes corpora of both. `rows.py` reads lines of
-JSON and, by `parquet.py`, Parquet.
+JSON and, by `parquet.py`, Parquet. `request.py` is what own code is asked for
+(`[prepare.corpora]`), and `kept.py` keeps its answer in the user's cache.
 """

@@ -31,8 +31,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The chat format that it reads and writes: `penstock`, or `renderers:NAME`, e.g.
     `renderers:qwen3`, over the package `renderers`."""
     corpora: tuple[CorpusConfig, ...] = ()
-    """What mid-training reads; without a checkpoint, beside the demonstrations and the standard
-    library."""
+    """What mid-training reads; without a checkpoint, after what `prepare.corpora` makes."""
     preferences: list[str] = []
     """JSON lines of pairs and labels, trained by DPO and KTO (`[trainer.preferences]`) after
     mid-training, before RL."""

@@ -104,8 +104,11 @@ def next_steps(run_dir: RunDir, config: RunConfig) -> list[str]:
 
 def _names_own_code(config: RunConfig) -> bool:
     parts = (config.pacer.harness, config.judge.judge, config.trainer.loss.name)
-    makers = (source.make for source in config.prepare.sources)
-    return any(map(is_reference, (*parts, *makers)))
+    makers = [source.make for source in config.prepare.sources]
+    if config.prepare.corpora is not None:
+        makers.append(config.prepare.corpora.make)
+    named = filter(is_reference, (*parts, *makers, config.users.run))
+    return any(not each.startswith("penstock.") for each in named)
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:

@@ -32,7 +32,6 @@ from penstock.infra.images import images_beside
 from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.models.environment import check_environments
-from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run, next_steps
 from penstock.infra.run.hosts import (
     check_apart,
@@ -51,6 +50,7 @@ from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
 from penstock.infra.run.replay import run_started
 from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
+from penstock.infra.tasks.users import run_users
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
@@ -127,6 +127,7 @@ def parse_new(data: Table, source: str) -> RunConfig:
     data |= with_whole_paths(data)
     fill_shape(data)
     config = parse_config(data, source)
+    config.prepare.check_new(has_model=bool(config.model.checkpoint))
     check_calibration(config.judge)
     if config.model.checkpoint:
         open_model(config.model, config.policy)
@@ -165,8 +166,7 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         )
         run_dir = asyncio.run(joining)
     config = load_config(run_dir.config)
-    names = _names(config, arguments.processes)
-    check_outside(config, names, has_torch=arguments.after is None)
+    check_outside(config, _names(config, arguments.processes), has_torch=arguments.after is None)
     return run_dir, config
 
 
@@ -295,7 +295,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
 
     """
     beside = [
-        asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users"),
+        asyncio.create_task(run_users(run_dir, config, bus), name="sample users"),
         asyncio.create_task(progress.follow_gateways(run_dir), name="gateways"),
     ]
     followed = asyncio.create_task(progress.follow(bus), name="progress")

@@ -1,9 +1,9 @@
 """Builds what a run starts from, for its configuration and seed, into its object store.
 
 Tasks and their hidden tests of both splits (`envs/tasks/storage.py`); and the tokenizer and the
-corpora of mid-training (`infra/quickstart/midtrain_data.py`), or a checkpoint and its own corpora
-(`infra/models/claim.py`, `infra/corpora/own.py`). The same settings and seed give the same
-bytes. Importing this module imports no torch.
+corpora of mid-training, or a checkpoint and its own corpora (`infra/models/claim.py`,
+`infra/corpora/own.py`). The same settings and seed give the same bytes. Importing this module
+imports no torch.
 """
 
 import asyncio
@@ -11,16 +11,19 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 
-from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
 from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
 from penstock.envs.backends import backend_class
+from penstock.envs.harness.tools import tools_prompt
 from penstock.envs.needs import fitted, sized
 from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.choice import eligible_tasks
@@ -28,16 +31,22 @@ from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
 from penstock.infra.config.checks import check_window
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
-from penstock.infra.corpora.own import corpus_objects
+from penstock.infra.corpora.builder import (
+    MIDTRAIN_HELDOUT_KEY,
+    MIDTRAIN_KEY,
+    corpora_built,
+    until,
+)
+from penstock.infra.corpora.kept import kept_corpora
+from penstock.infra.corpora.own import add_corpora, corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
-from penstock.infra.corpora.trails import TrailCorpus
+from penstock.infra.corpora.request import Corpora, CorpusRequest
 from penstock.infra.models.claim import claim_model, open_model
-from penstock.infra.quickstart.kept_corpora import kept_corpora
-from penstock.infra.quickstart.midtrain_data import midtrain_objects
-from penstock.infra.quickstart.task_sources import drawn_tasks
+from penstock.infra.tasks.settings import CorporaConfig
+from penstock.infra.tasks.sources import drawn_tasks
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.references import load_reference
 from penstock.messages.task import Split, Task
 
 log = logging.getLogger(__name__)
@@ -75,7 +84,7 @@ async def prepare(
             objects = await asyncio.to_thread(build_outside, config, chat, stopped)
         else:
             counts = f"{config.prepare.num_train_tasks} tasks"
-            say(f"preparing {counts} and {config.prepare.num_demonstrations} demonstrations")
+            say(f"preparing {counts} and corpora of mid-training")
             objects = await asyncio.to_thread(build, config, stopped, note_cached)
     finally:
         stopped.set()  # A thread cannot be cancelled: it looks at this before each task and text.
@@ -91,27 +100,69 @@ def build(
     """Return every object of a run that starts from random weights, by its key.
 
     Raises:
-        ConfigError: A task does not fit the engine's context.
+        ConfigError: A task does not fit the engine's context, or the own code of
+            `prepare.corpora` is not there or makes no corpora.
         PreparationStoppedError: `stopped` was set meanwhile.
 
     """
     objects = _task_sets(config, stopped)
-    section, policy, seed = config.prepare, config.policy, config.run.seed
-    midtrain, corpora = config.trainer.midtrain, config.model.corpora
-    longest, summary = midtrain.sequence_tokens, config.rollout_worker.summary
+    section = config.prepare.corpora
+    if section is None:
+        text = "expected own code that makes the tokenizer and what mid-training reads"
+        raise ConfigError(f"prepare.corpora: {text}, or model.checkpoint")
+    make = cast(
+        "Callable[[CorpusRequest], object]", load_reference(section.make, "prepare.corpora.make")
+    )
+    request = corpus_request(config, section, stopped)
+    longest = config.trainer.midtrain.sequence_tokens
 
     def made() -> dict[str, bytes]:
-        if section.trail is None:
-            return midtrain_objects(section, policy, seed, stopped, corpora, longest)
-        trails = TrailCorpus(section, section.trail, summary, policy.vocab_size, seed)
-        return trails.objects(stopped)
+        return _midtrain_objects(make(request), request, section.make, longest)
 
-    if corpora or not midtrain.uses_cache:
+    if request.corpora or not config.trainer.midtrain.uses_cache:
         return objects | made()
-    found, is_kept = kept_corpora((section, policy, seed, longest, summary), made)
+    facts = (
+        *(request.seed, request.vocab_size, request.harness, request.limits, request.summary),
+        *(request.given, request.sources, longest),
+    )
+    found, is_kept = kept_corpora(facts, section.make, made)
     if is_kept:
         note_cached("tokenizer and corpora of mid-training")
     return objects | found
+
+
+def corpus_request(
+    config: RunConfig, section: CorporaConfig, stopped: threading.Event
+) -> CorpusRequest:
+    """Return what the run asks own code for."""
+    prepare = config.prepare
+    return CorpusRequest(
+        seed=config.run.seed,
+        vocab_size=config.policy.vocab_size,
+        harness=prepare.harness,
+        limits=prepare.limits,
+        summary=config.rollout_worker.summary,
+        given=section.settings,
+        sources={each.name: each.settings for each in prepare.sources if each.make},
+        corpora=config.model.corpora,
+        stopped=stopped,
+    )
+
+
+def _midtrain_objects(
+    made: object, request: CorpusRequest, make: str, tokens_max: int
+) -> dict[str, bytes]:
+    """Return the tokenizer and both corpora by their keys, `model.corpora` last among these."""
+    if not isinstance(made, Corpora):
+        text = f"expected Corpora, got {type(made).__name__}"
+        raise ConfigError(f"prepare.corpora.make: {make!r}: {text}")
+    chat = PenstockChat(made.tokenizer)
+    tools = OfferedTools(words=tools_prompt(request.harness))
+    builders = (made.train, made.heldout)
+    add_corpora(request.corpora, chat, tools, tokens_max, request.stopped, builders)
+    text = f"{make!r}: expected a document to train and one to hold out, or model.corpora"
+    built = corpora_built(*builders, f"prepare.corpora.make: {text}")
+    return {TOKENIZER_KEY: made.tokenizer.to_json().encode()} | built
 
 
 def build_outside(

@@ -25,7 +25,7 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.config.file import apply_overrides, parse_config, read_toml
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml, translated
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.command import check_outside, new_folder, parse_new
@@ -99,7 +99,7 @@ def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
                 text = "expected it with the folder of a model"
                 raise ConfigError(f"--{option.replace('_', '-')}: {text}, got a run")
         run_dir = find_run(arguments.target, arguments.runs_dir)
-        data = apply_overrides(read_toml(run_dir.config), arguments.overrides)
+        data = apply_overrides(translated(read_toml(run_dir.config)), arguments.overrides)
         return run_dir, parse_config(data, str(run_dir.config))
     file = arguments.config or CHECKPOINT_CONFIG
     overrides = [*arguments.overrides, f'model.checkpoint="{folder.resolve()}"']

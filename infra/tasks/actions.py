@@ -3,9 +3,8 @@
 import argparse
 import asyncio
 import difflib
-import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from penstock.envs.factory.bug_injection import InjectConfig
 from penstock.envs.factory.commit_tasks import CommitSource
 from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, statistics
 from penstock.envs.factory.lab import MachineLab
-from penstock.envs.factory.plans import TaskSource
+from penstock.envs.factory.plans import TaskPlan, TaskSource
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
-from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.microvm.images.layers import images_of
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
@@ -33,12 +31,14 @@ from penstock.envs.tasks.source import (
     difficulty_terms,
 )
 from penstock.infra.output import print_result
+from penstock.infra.tasks.settings import PrepareConfig, SourceConfig, SourceKind
+from penstock.infra.tasks.sources import drawn_tasks
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
+from penstock.messages.reading.references import is_reference
 from penstock.messages.task import Split
 
 YIELD_FILE, PAGE_FILE = "yield.json", "index.html"
-LADDER = "ladder"
 
 
 class TasksFolderError(PenstockError, FileExistsError):
@@ -88,12 +88,42 @@ def _empty_folder(root: Path) -> Path:
 
 
 def _source(name: str, arguments: argparse.Namespace) -> TaskSource:
-    if name == LADDER:
-        rng = random.Random(f"{Split.TRAIN}/{arguments.seed}")
-        return LadderSource(Split.TRAIN, arguments.num, Selection(), rng, Split.TRAIN.value)
+    if is_reference(name):
+        return OwnSource(name, arguments.num, arguments.seed)
     if arguments.commits:
         return CommitSource(Path(name))
     return open_source(name, InjectConfig(seed=arguments.seed))
+
+
+class OwnSource:
+    """Training tasks that own code makes, `module:name`, for the gates in machines.
+
+    Raises:
+        ConfigError: The own code is not there; from `plans`, it makes no tasks.
+
+    """
+
+    def __init__(self, make: str, num: int, seed: int) -> None:
+        self.name = make.rpartition(":")[2][:32]
+        source = SourceConfig(name=self.name, kind=SourceKind.OWN, make=make, num_train_tasks=num)
+        config = PrepareConfig(sources=(source,))
+        self._candidates = drawn_tasks(config, seed)[Split.TRAIN]
+
+    def plans(self) -> Iterator[TaskPlan]:
+        """Yield one plan per task."""
+        yield from map(CandidatePlan, self._candidates)
+
+
+class CandidatePlan:
+    """A task that is there already."""
+
+    def __init__(self, candidate: TaskCandidate) -> None:
+        self.name = candidate.task.task_id
+        self._candidate = candidate
+
+    async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
+        """Return it."""
+        return [self._candidate]
 
 
 async def _check(arguments: argparse.Namespace) -> int:

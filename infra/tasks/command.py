@@ -28,7 +28,7 @@ def _add_tasks(commands: Any) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="stdlib, ladder, a folder, or the name of an installed package",
+        help="stdlib, a folder, the name of an installed package, or own code, module:name",
     )
     make.add_argument("-o", "--output", type=Path, required=True, help="a new or empty folder")
     make.add_argument(

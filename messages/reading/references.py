@@ -7,13 +7,19 @@ the command runs in.
 import importlib
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import REFERENCE
 
+T = TypeVar("T")
 _REFERENCE = re.compile(REFERENCE)
+_PATH = re.compile(r" - at `\$([^`]*)`$")
 
 
 def is_reference(text: str) -> bool:
@@ -42,3 +48,26 @@ def load_reference(reference: str, field: str) -> object:
     except Exception as error:  # Whatever the module does as it is imported.
         text = f"expected a name of a module that can be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{field}: {reference!r}: {text}") from error
+
+
+def read_settings(given: Mapping[str, Any], kind: type[T], field: str) -> T:
+    """Return the settings of own code as a struct of that code's.
+
+    Args:
+        given: The table, as the configuration has it.
+        kind: A `msgspec.Struct`; a `ConfigError` of its `__post_init__` begins with the key.
+        field: Where the table stands, for errors.
+
+    Raises:
+        ConfigError: A key is unknown or its value wrong; the text names it below `field`.
+
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        where = field + (found[1] if found else "")
+        says_key = isinstance(error.__cause__, ConfigError)
+        text = f"{where}{'.' if says_key else ': '}{_PATH.sub('', text)}"
+        raise ConfigError(text) from error

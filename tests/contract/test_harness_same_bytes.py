@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.harness.tools import TOOLS_2
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.agent.checkout import open_checkout
@@ -62,7 +62,7 @@ TURNS = [
 
 
 async def said(sandbox) -> list[list[tuple[str, str, bool, bool]]]:
-    session = Session("2", sandbox, LIMITS)
+    session = ToolSession("2", sandbox, LIMITS)
     turns = [await session.run(turn) for turn in TURNS]
     return [[(one.name, one.text, one.is_valid, one.is_finish) for one in turn] for turn in turns]
 

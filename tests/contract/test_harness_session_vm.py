@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
@@ -28,7 +28,7 @@ async def session(files=FILES, limits=LIMITS):
         pytest.skip(str(missing))
     try:
         await machine.write_files({path: text.encode() for path, text in files.items()})
-        yield Session("2", machine, limits)
+        yield ToolSession("2", machine, limits)
     finally:
         await machine.close()
 

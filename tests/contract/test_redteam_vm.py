@@ -10,7 +10,7 @@ from tests.trajectories import trajectory
 from penstock.actors.judge.hidden_tests import grade, settle
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.envs.tasks.changes import ChangesError, read_changes
 from penstock.envs.tasks.storage import GradedTask
@@ -229,7 +229,7 @@ async def attempt(cheat):
             await sandbox.allow_egress(OPEN_TASK.egress, allows_addresses=True)
         await open_workspace(sandbox, cheat.task, "r", has_git=True)
         for call in calls:
-            (result,) = await Session("1", sandbox, TASK.limits).run([call])
+            (result,) = await ToolSession("1", sandbox, TASK.limits).run([call])
             assert len(result.text.encode()) <= TASK.limits.output_bytes_max + 100
             said.append(result.text)
         attempts = await read_egress(sandbox, cheat.task)

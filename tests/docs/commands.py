@@ -13,7 +13,9 @@ from penstock.infra.cli import main
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PROGRAM = re.compile(r"(?:\.venv[\w-]*/bin/)?(?:penstock|make|python|pip|helm|kubectl)\b|[A-Z_]+=")
+PROGRAM = re.compile(
+    r"(?:\.venv[\w-]*/bin/)?(?:penstock|make|python|pip|helm|kubectl)\b(?! =)|[A-Z_]+="
+)
 
 FAST = (
     *("penstock init", "penstock images ls", "penstock deploy render", "penstock weights"),
@@ -41,7 +43,11 @@ ERASING = ("penstock erase",)
 SINKS = ("penstock sink",)
 """Executed there where the sink's extra is installed."""
 IN_MACHINES = (
-    *("penstock tasks make ../my-checkout", "penstock tasks make ladder", "penstock tasks check"),
+    *(
+        "penstock tasks make ../my-checkout",
+        "penstock tasks make penstock.examples",
+        "penstock tasks check",
+    ),
     *("penstock tasks stats", "penstock images build mytask", "penstock images gc"),
 )
 """Executed by `test_commands_in_machines.py`."""

@@ -66,7 +66,7 @@ def test_no_entry_is_of_a_command_that_no_page_prints(beginning: str):
 def test_the_parser_takes_each_command(command: Command):
     arguments = make_parser().parse_args(penstock_words(command))
     config = getattr(arguments, "config", None)
-    if config is None or not str(config).startswith("infra/"):
+    if config is None or not str(config).startswith(("infra/", "examples/quickstart/")):
         return
     overrides = list(getattr(arguments, "overrides", []))
     if any(each.startswith("model.checkpoint=") for each in overrides):
@@ -85,8 +85,9 @@ def test_the_parser_takes_each_command(command: Command):
 )
 def test_settings_that_pages_print_are_settings(table: str, tmp_path: Path):
     """What else a table needs, e.g. a checkpoint or another region, is up to its user."""
-    (tmp_path / "infra").symlink_to(ROOT / "infra")
-    base = "" if table.startswith("base = ") else 'base = "infra/configs/quickstart.toml"\n'
+    for folder in ("infra", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    base = "" if table.startswith("base = ") else 'base = "examples/quickstart/config.toml"\n'
     path = tmp_path / "page.toml"
     path.write_text(base + table)
     try:
@@ -147,7 +148,8 @@ def test_a_new_projects_tests_pass_as_printed(tmp_path: Path, monkeypatch: pytes
 def test_a_judge_is_attacked_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "sk-of-the-page")
-    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    for folder in ("infra", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     with judging(tmp_path):
         for command in named("penstock judge attack"):
             execute(command, CONFIG="judged.toml")
@@ -161,7 +163,8 @@ def test_weights_are_simulated_as_printed():
 def test_other_commands_without_a_run_work_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    for folder in ("infra", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     for command in named("penstock images ls", "penstock deploy render"):
         shutil.rmtree("deploy", ignore_errors=True)

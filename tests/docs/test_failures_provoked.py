@@ -31,7 +31,7 @@ from penstock.messages.control import Arithmetic, RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, QueueFullError
 
 MACHINES = vm_cache_dir()
-QUICKSTART = str(ROOT / "infra/configs/quickstart.toml")
+QUICKSTART = str(ROOT / "examples/quickstart/config.toml")
 ENDPOINT = "{url='http://127.0.0.1:9/v1', model='m', key_env='ABSENT_KEY'}"
 JUDGE = f"{{name='q', weight=0.1, criteria=[{{name='c', text='Right?'}}], endpoint={ENDPOINT}}}"
 

@@ -16,12 +16,12 @@ import tomli_w
 from tests.needs import need_layers
 
 from penstock.envs.harness.tool_calls import ToolResult
-from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
+from penstock.examples.quickstart import midtrain_data
+from penstock.examples.quickstart.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.infra.config.file import apply_overrides, parse_config, read_toml
-from penstock.infra.quickstart import midtrain_data
 from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir
 from penstock.messages.rollout import ToolCall
@@ -167,10 +167,10 @@ def test_tasks_run_and_are_graded_on_their_images(tmp_path, cache, port, monkeyp
     own = tmp_path / "own"
     overrides = (
         f"prepare.tasks={tasks}",
-        "prepare.num_demonstrations=400",
-        "prepare.code_tokens=1000",
-        "prepare.context_weight=0.0",
-        "prepare.drill_tokens=0",
+        "prepare.corpora.settings.num_demonstrations=400",
+        "prepare.corpora.settings.code_tokens=1000",
+        "prepare.corpora.settings.context_weight=0.0",
+        "prepare.corpora.settings.drill_tokens=0",
         "trainer.midtrain.num_tokens=60000",
         "trainer.midtrain.batch_tokens=1024",
         "trainer.midtrain.learning_rate=0.005",

@@ -7,10 +7,10 @@ import time
 
 import msgspec
 import pytest
+from tests.ladder import prepared
 
 from penstock.envs.tasks.harbor.write import write_harbor
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.task_sources import drawn_tasks
+from penstock.infra.tasks.sources import drawn_tasks
 
 from .launched import Launched, gone, machines, penstock
 
@@ -104,7 +104,7 @@ def test_ctrl_c_saves_and_the_run_resumes(launch):
 
 def test_a_preparation_ends_within_seconds_of_a_sigterm(launch):
     before = machines()
-    run = launch("prepare.num_demonstrations=1_000_000")
+    run = launch("prepare.corpora.settings.num_demonstrations=1_000_000")
     run.until("preparing ")
     began = time.monotonic()
     run.process.terminate()
@@ -169,7 +169,7 @@ def midtrained(run):
 
 
 def test_a_run_whose_machines_fail_halts_and_says_why(launch, tmp_path):
-    small = PrepareConfig(num_train_tasks=12, num_heldout_tasks=4)
+    small = prepared(num_train_tasks=12, num_heldout_tasks=4)
     for split, candidates in drawn_tasks(small, 0).items():
         for one in candidates:
             task = msgspec.structs.replace(one.task, image="image-that-no-host-has")

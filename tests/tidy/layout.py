@@ -43,7 +43,7 @@ SHARED_BY_ACTORS = {"actors/runtime", "actors/policy"}
 
 def long_functions(repository: Repository) -> Iterator[str]:
     """A function, signature and docstring included, fits on a screen or two."""
-    for path in repository.python(*PRODUCT, "tests"):
+    for path in repository.python(*PRODUCT, "examples", "tests"):
         for node in repository.nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -55,7 +55,9 @@ def long_files(repository: Repository) -> Iterator[str]:
     """A file holds one idea."""
     for path in repository.files:
         top = path.split("/")[0]
-        if top not in {*PRODUCT, "tests"} or not path.endswith((*SOURCE_SUFFIXES, ".js", ".sh")):
+        if top not in {*PRODUCT, "examples", "tests"} or not path.endswith(
+            (*SOURCE_SUFFIXES, ".js", ".sh")
+        ):
             continue
         bound = FILE_LINES_MAX["tests" if top == "tests" else "product"]
         lines = len(repository.text(path).splitlines())
@@ -74,7 +76,7 @@ def _source_folders(repository: Repository, *tops: str) -> dict[str, list[str]]:
 
 def crowded_folders(repository: Repository) -> Iterator[str]:
     """A folder can be read at a glance."""
-    for folder, names in _source_folders(repository, *PRODUCT, "tests").items():
+    for folder, names in _source_folders(repository, *PRODUCT, "examples", "tests").items():
         flat = [name for name in names if name != "__init__.py"]
         if len(flat) > FLAT_FILES_MAX:
             yield f"{folder}: {len(flat)} flat files, at most {FLAT_FILES_MAX}"
@@ -132,7 +134,7 @@ def raw_decoding(repository: Repository) -> Iterator[str]:
 
 def silenced_files(repository: Repository) -> Iterator[str]:
     """No comment takes a whole file out of a check (ruff's PGH: nor a line out of all checks)."""
-    for path in repository.python(*PRODUCT, "tests"):
+    for path in repository.python(*PRODUCT, "examples", "tests"):
         lines = repository.text(path).splitlines()
         for number, comment in repository.comments(path):
             stands_alone = lines[number - 1].lstrip().startswith("#")

@@ -29,7 +29,6 @@ MODULE_NAME = re.compile(r"`penstock((?:\.[a-z_0-9]+)+)`")
 FOREIGN = {
     "task.toml": "Harbor's task format",
     "own.py": "of a project that `penstock init` writes",
-    "base.toml": "of such a project",
     "judged.toml": "a user's own, on docs/rewards.md",
     "instruction.md": "Harbor's task format",
     "setup.sh": "Harbor's task format",
@@ -54,7 +53,7 @@ FOREIGN = {
 
 def prose_files(repository: Repository, *more: str) -> list[str]:
     """Return the files whose prose is checked: the product, the documents, `more` top folders."""
-    tops = {*PRODUCT, "docs", *more}
+    tops = {*PRODUCT, "docs", "examples", *more}
     return [
         path
         for path in repository.files

@@ -192,7 +192,11 @@ def test_types_bite(typed: Path):
 
 
 WEAKER = (
-    ('"gateway", "infra"]\nstrict', '"gateway"]\nstrict', "include lacks infra"),
+    (
+        '"gateway", "infra", "examples"]\nstrict',
+        '"gateway", "examples"]\nstrict',
+        "include lacks infra",
+    ),
     ('strict = ["messages", ', "strict = [", "strict lacks messages"),
     ('"standard"', '"off"', "typeCheckingMode is not standard or strict"),
     ("[tool.pyright]", '[tool.pyright]\nignore = ["envs"]', "ignore hides errors"),

@@ -58,7 +58,7 @@ def setting_faults(root: Path) -> Iterator[str]:
         yield "pyrightconfig.json replaces the settings of pyproject.toml"
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(text)["tool"]["pyright"]
-    for key, expected in (("include", PRODUCT), ("strict", STRICT)):
+    for key, expected in (("include", (*PRODUCT, "examples")), ("strict", STRICT)):
         for missing in sorted({*expected} - {*settings.get(key, ())}):
             yield f"pyproject.toml: tool.pyright.{key} lacks {missing}"
     if settings.get("typeCheckingMode") not in {"standard", "strict"}:

@@ -23,7 +23,7 @@ from penstock.infra.bench.learning.timeline import read_timeline, time_to, time_
 from penstock.infra.bench.learning.whole_runs import CONFIGS, complete_run, export_newest
 from penstock.messages.reading.parsing import parse_json
 
-CONFIG = CONFIGS / "quickstart.toml"
+CONFIG = CONFIGS.parents[1] / "examples" / "quickstart" / "config.toml"
 STEP_S = 6.0
 """About what the rollouts of a batch take at full rate, as in the quickstart."""
 NUM_MACHINES = 64

@@ -17,12 +17,12 @@ NUM_TURNS, NUM_CALLS = 50, 200
 """That an episode must have at least to count as long."""
 
 SHORT: Settings = {
-    "prepare.num_demonstrations": 6000,
+    "prepare.corpora.settings.num_demonstrations": 6000,
     "trainer.midtrain.num_tokens": 5_000_000,
-    "prepare.trail.num_stops": 8,
-    "prepare.trail.num_files": 4,
-    "prepare.trail.habits.whole_share": 0.6,
-    "prepare.trail.habits.drops": 0.05,
+    "prepare.sources.0.settings.num_stops": 8,
+    "prepare.sources.0.settings.num_files": 4,
+    "prepare.sources.0.settings.habits.whole_share": 0.6,
+    "prepare.sources.0.settings.habits.drops": 0.05,
     "prepare.limits.window_tokens_max": 224,
     "prepare.limits.turn_tokens_max": 64,
     "rollout_worker.summary.trigger": 0.6,
@@ -30,8 +30,8 @@ SHORT: Settings = {
 """Demonstrated: whole in one context, or in some of 224 tokens."""
 
 LONG: Settings = {
-    "prepare.trail.num_stops": 52,
-    "prepare.trail.num_files": 4,
+    "prepare.sources.0.settings.num_stops": 52,
+    "prepare.sources.0.settings.num_files": 4,
     "rollout_worker.summary.trigger": 0.75,
     "prepare.limits.window_tokens_max": WINDOW_TOKENS,
     "prepare.limits.num_tokens_max": 8192,

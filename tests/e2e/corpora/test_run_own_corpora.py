@@ -58,7 +58,11 @@ def launch(tmp_path):
         "base": str(TINY),
         "model": {"corpora": write_corpora(tmp_path / "mine")},
         "trainer": {"steps_max": 1, "midtrain": MIDTRAIN},
-        "prepare": {"code_tokens": 0, "num_train_tasks": 4, "num_heldout_tasks": 1},
+        "prepare": {
+            "num_train_tasks": 4,
+            "num_heldout_tasks": 1,
+            "corpora": {"settings": {"code_tokens": 0}},
+        },
         "evaluator": {"num_eval_tasks": 1},
         "run": {"wall_s_max": WAIT_S},
     }

@@ -256,7 +256,7 @@ def test_a_gatekeeper_reads_the_whole_log_before_it_decides() -> None:
 
 def test_penstock_experiment_reports_what_the_gatekeeper_sees() -> None:
     config = msgspec.structs.replace(
-        load_config(Path("infra/configs/quickstart.toml")), gatekeeper=CONFIG
+        load_config(Path("examples/quickstart/config.toml")), gatekeeper=CONFIG
     )
 
     async def report(world: World) -> ExperimentReport:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.ladder.dry_run import DryRunSandbox, run_program
 from penstock.envs.microvm.host_process import HANG_GRACE_S
 from penstock.envs.sandbox import (
     Capability,
@@ -17,6 +16,7 @@ from penstock.envs.sandbox import (
     SandboxError,
     SandboxTimeout,
 )
+from penstock.examples.quickstart.ladder.dry_run import DryRunSandbox, run_program
 from penstock.messages.sandbox import ExecResult
 
 

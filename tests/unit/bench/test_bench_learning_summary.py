@@ -50,7 +50,7 @@ def test_arms_of_a_seed_attempt_the_same_tasks(started):
         assert {one.run.seed for one in evaluated} == {seed}
         numbers = [one.evaluator.num_eval_tasks for one in evaluated]
         assert numbers == [256, 256, 1024, 1024, 1024], "start and full, and what is compared"
-        assert len({one.prepare.trail for one in evaluated}) == 1
+        assert len({str(one.prepare.sources) for one in evaluated}) == 1
 
 
 def test_of_each_arm_the_first_seed_is_replayed(started, replayed):

@@ -83,8 +83,8 @@ def test_own_parts_are_fully_typed():
     assert all(one.annotation for one in arguments) and all(one.returns for one in functions)
 
 
-def test_own_parts_are_of_at_most_40_lines():
-    assert len((EXAMPLES / "own_parts" / "own.py").read_text().splitlines()) <= 40
+def test_own_parts_are_of_at_most_120_lines():
+    assert len((EXAMPLES / "own_parts" / "own.py").read_text().splitlines()) <= 120
 
 
 def test_the_monitor_finds_and_reads_what_a_run_publishes(monitor):

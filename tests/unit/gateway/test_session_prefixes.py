@@ -79,7 +79,12 @@ def test_a_turn_that_comes_back_changed_starts_a_segment():
     changes = [
         [user(" one\n"), said(Role.ASSISTANT, "Look.", call), said(Role.TOOL, "a.py")],
         [user("one"), said(Role.ASSISTANT, "", again), said(Role.TOOL, "a.py")],
-        [said(Role.SYSTEM, "Now."), user("one"), said(Role.ASSISTANT, "Look.", call), user("x")],
+        [
+            said(Role.SYSTEM, "Now."),
+            user("one"),
+            said(Role.ASSISTANT, "Look.", call),
+            user("x"),
+        ],
     ]
     for changed in changes:
         client = Client(Sessions())

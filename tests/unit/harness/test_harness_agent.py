@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.agent.checkout import CheckoutBackend, open_checkout
 from penstock.infra.agent.display import Display
@@ -48,7 +48,7 @@ async def on_checkout(folder, replies, turns=8):
     try:
         async with open_checkout(folder, print) as sandbox, asyncio.timeout(50):
             model = Model(str(server.make_url("/v1")), "k", "policy", "2")
-            session = Session("2", sandbox, LIMITS)
+            session = ToolSession("2", sandbox, LIMITS)
             conversation = Dialogue(model, session, Display(lambda text: None, 400))
             report = await conversation.ask("Mend it", turns)
     except (BackendUnavailable, SandboxError) as missing:
@@ -114,4 +114,4 @@ def test_a_checkout_must_be_a_folder(tmp_path):
 
 def test_an_unknown_harness_version_lists_the_choices():
     with pytest.raises(NotFoundError, match="expected one of 1, 2"):
-        Session("9", None, LIMITS)
+        ToolSession("9", None, LIMITS)

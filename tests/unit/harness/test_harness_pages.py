@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.harness.test_harness_tools import MemorySandbox, call
 
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.messages.base import Array
 from penstock.messages.rollout import StopReason, Turn
 from penstock.messages.task import Limits
@@ -13,7 +13,7 @@ LIMITS = Limits()
 
 
 def session(version="1", sandbox=None):
-    return Session(version, sandbox or MemorySandbox({"a.py": "x = 1"}), LIMITS, pages=PAGES)
+    return ToolSession(version, sandbox or MemorySandbox({"a.py": "x = 1"}), LIMITS, pages=PAGES)
 
 
 def turn(*calls):

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.session import CALLS_MAX, Session
+from penstock.envs.harness.session import CALLS_MAX, ToolSession
 from penstock.envs.harness.tools import TOOLS_1, tool_schemas
 from penstock.envs.sandbox import SandboxDied, SandboxFileError
 from penstock.messages.errors import DeadlineError
@@ -56,7 +56,7 @@ def call(name, **arguments):
 
 
 async def run_calls(sandbox, calls, limits):
-    return await Session("1", sandbox, limits).run(calls)
+    return await ToolSession("1", sandbox, limits).run(calls)
 
 
 async def one(sandbox, name, **arguments):
@@ -201,7 +201,7 @@ def test_schemas_name_every_tool_and_argument():
 
 async def test_a_slow_task_s_machine_sleeps_before_each_call_but_the_last():
     sandbox = MemorySandbox({"a.py": "x\n"}, {"sleep": ExecResult(exit_code=0)})
-    session = Session("1", sandbox, LIMITS, sleep_s=(0.5, 0.7))
+    session = ToolSession("1", sandbox, LIMITS, sleep_s=(0.5, 0.7))
     read = [call("read_file", path="a.py"), call("finish", answer="")]
     results = await session.run([read[0], read[0], read[1]])
     assert [result.text for result in results] == ["x\n", "x\n", "done"]

@@ -29,7 +29,7 @@ async def folder(tmp_path: Path) -> Path:
 
 
 def test_every_name_is_there() -> None:
-    assert set(NAMES) <= set(dir(penstock)) and len(NAMES) <= 30
+    assert set(NAMES) <= set(dir(penstock)) and len(NAMES) <= 45
     for name in NAMES:
         assert getattr(penstock, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -74,6 +74,18 @@ async def test_a_run_is_followed_to_its_end(folder: Path) -> None:
     assert run.run_id == "r1" and run.path == folder / "r1"
 
 
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(penstock.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == NAMES
+
+
 def test_a_log_is_read_as_events_and_tables(folder: Path) -> None:
     run = penstock.open_run(str(folder / "r1"))
     assert [one.event.step for one in run.events("StepCompleted")] == [1, 2]
@@ -86,7 +98,7 @@ def test_a_log_is_read_as_events_and_tables(folder: Path) -> None:
 
 
 def test_settings_of_a_run_are_checked(tmp_path: Path) -> None:
-    config = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"
+    config = Path(__file__).parents[3] / "examples" / "quickstart" / "config.toml"
     settings = {"trainer.steps_max": 2, "trainer.loss.name": "none"}
     with pytest.raises(ConfigError, match=r"trainer\.loss\.name"):
         penstock.run(config, settings=settings, runs_dir=tmp_path)

@@ -13,7 +13,7 @@ from penstock.infra.config.file import load_config
 from penstock.infra.run.command import check_outside
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
 

@@ -13,7 +13,7 @@ from penstock.infra.models.environment import check_environments, python_of
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 VLLM = Path("infra/configs/vllm-cpu.toml")
 
 
@@ -49,14 +49,14 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
 def test_a_wrong_key_or_value_is_named(override: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         load_config(QUICKSTART, [override])
-    assert "quickstart.toml" in str(caught.value)
+    assert str(QUICKSTART) in str(caught.value)
 
 
 def test_the_value_that_broke_a_constraint_is_named_but_no_whole_table() -> None:
     with pytest.raises(ConfigError, match=r"\$\.pacer\.group_size`, got 0$"):
         load_config(QUICKSTART, ["pacer.group_size=0"])
-    with pytest.raises(ConfigError, match=r"unknown field `rungs` - at `\$\.prepare\.selection`$"):
-        load_config(QUICKSTART, ["prepare.selection.rungs=['call']"])
+    with pytest.raises(ConfigError, match=r"unknown field `rungs` - at `\$\.prepare\.limits`$"):
+        load_config(QUICKSTART, ["prepare.limits.rungs=['call']"])
 
 
 def test_a_process_of_the_base_without_roles_is_left_out() -> None:
@@ -167,4 +167,4 @@ def test_a_tree_must_divide_its_group():
 
 def test_demonstrations_use_the_tools_that_the_pacer_names():
     assert load_config(QUICKSTART).prepare.harness == "1"
-    assert load_config(QUICKSTART.with_name("harness2.toml")).prepare.harness == "2"
+    assert load_config(Path("infra/configs/harness2.toml")).prepare.harness == "2"

@@ -7,7 +7,7 @@ import pytest
 from penstock.infra.config.file import load_config
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 FLEET = (
     'processes.machines=["sandbox_host:a", "judge"]',
     'processes.machines-b=["sandbox_host:b"]',

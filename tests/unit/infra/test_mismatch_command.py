@@ -113,7 +113,7 @@ def test_wrong_wishes_are_refused(config, capsys):
 
 def test_the_mxfp8_quickstart_is_the_quickstart_but_for_the_format():
     folder = Path(infra.__file__).parent / "configs"
-    plain = load_config(folder / "quickstart.toml")
+    plain = load_config(folder.parents[1] / "examples" / "quickstart" / "config.toml")
     mxfp8 = load_config(folder / "quickstart-mxfp8.toml")
     assert mxfp8.policy.numerics.expert_format == "mxfp8"
     assert structs.replace(mxfp8, policy=plain.policy) == plain

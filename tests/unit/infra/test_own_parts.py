@@ -5,37 +5,47 @@ import ast
 import importlib.util
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from tests.e2e.launched import TINY, penstock
+from tests.e2e.launched import penstock
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.judges import make_judge
 from penstock.actors.trainer.config import LossConfig
 from penstock.actors.trainer.objective.losses import LossTokens, token_losses
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import ToolSession
 from penstock.envs.harness.tools import tools_of, tools_prompt
-from penstock.envs.ladder.dry_run import DryRunSandbox
+from penstock.examples.quickstart.ladder.dry_run import DryRunSandbox
+from penstock.infra.commands.init import init_command
 from penstock.infra.commands.log import imported_config
 from penstock.infra.config.file import load_config
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.task_sources import drawn_tasks
-from penstock.infra.scaffold.command import init_command
+from penstock.infra.run.prepare import build
+from penstock.infra.tasks.settings import PrepareConfig
+from penstock.infra.tasks.sources import drawn_tasks
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits, Split
 
+QUICKSTART = Path("examples/quickstart/config.toml").resolve()
 BAD = "def bad_loss(tokens, config):\n    return tokens.current\nbad_tools = {'finish': 1}\n"
+
+
+SMALL = (
+    "trainer.steps_max=4", "trainer.midtrain.num_tokens=20_000", "evaluator.num_eval_tasks=4",
+    "prepare.num_heldout_tasks=4", "prepare.corpora.settings.num_demonstrations=24",
+)  # fmt: skip
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The folder of a new project, in which we are; what is imported from it goes again."""
     folder = tmp_path / "project"
-    init_command(argparse.Namespace(folder=folder))
+    init_command(argparse.Namespace(folder=folder, example="own_parts"))
     (folder / "bad_parts.py").write_text(BAD)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -78,7 +88,7 @@ def test_a_projects_configuration_names_what_is_there(project):
     assert "count_lines" in tools_of(config.pacer.harness)
     assert "count_lines path" in tools_prompt(config.pacer.harness)
     assert make_judge(config.judge).version == "1"
-    assert config.evaluator.judge == config.judge.judge == "own:OwnJudge"  # Its verdicts' name.
+    assert config.evaluator.judge == config.judge.judge == "own:Looks"  # Its verdicts' name.
     own = token_losses(tokens(), config.trainer.loss)
     assert torch.equal(own.values, token_losses(tokens(), LossConfig()).values)
     sources = [one for one in config.prepare.sources if one.name == "own"]
@@ -89,7 +99,7 @@ def test_a_projects_configuration_names_what_is_there(project):
 
 
 async def test_an_episode_offers_own_tools_beside_the_others(project):
-    session = Session("own:TOOLS", DryRunSandbox({"a.py": "one\ntwo\n"}), Limits())
+    session = ToolSession("own:TOOLS", DryRunSandbox({"a.py": "one\ntwo\n"}), Limits())
     calls = [
         ToolCall(name="count_lines", arguments={"path": "a.py"}),
         ToolCall(name="count_lines", arguments={}),
@@ -97,7 +107,7 @@ async def test_an_episode_offers_own_tools_beside_the_others(project):
         ToolCall(name="read_file", arguments={"path": "a.py"}),
     ]
     counted, wrong, absent, read = await session.run(calls)
-    assert (counted.text, read.text) == ("2", "one\ntwo\n")
+    assert (counted.text, read.text) == ("2", "  1 one\n  2 two\n")
     assert not wrong.is_valid and "path" in wrong.text
     assert (absent.is_valid, absent.text) == (False, "error: no file absent.py")
     assert len(session.elapsed_s) == 4 and min(session.elapsed_s) >= 0
@@ -105,7 +115,7 @@ async def test_an_episode_offers_own_tools_beside_the_others(project):
 
 def test_nothing_is_overwritten(project):
     with pytest.raises(FileExistsError, match="expected a new or empty folder"):
-        init_command(argparse.Namespace(folder=project))
+        init_command(argparse.Namespace(folder=project, example="own_parts"))
 
 
 @pytest.mark.parametrize("name", ["absent:loss", "own:absent"])
@@ -131,9 +141,10 @@ def test_what_is_no_such_part_is_refused(project):
 
 @pytest.mark.parametrize("name", ["own:", ":loss", "a b:c", "own:loss:more", "../own:loss", "nope"])
 def test_a_reference_is_a_module_and_a_name(project, name):
-    (project / "config.toml").write_text(f'base = "base.toml"\n[trainer.loss]\nname = "{name}"\n')
+    wrong = project / "wrong.toml"
+    wrong.write_text(f'base = "config.toml"\n[trainer.loss]\nname = "{name}"\n')
     with pytest.raises(ConfigError, match=r"trainer\.loss\.name"):
-        load_config(project / "config.toml")
+        load_config(wrong)
 
 
 def test_a_strangers_log_chooses_no_code():
@@ -146,9 +157,37 @@ def test_a_strangers_log_chooses_no_code():
 def test_a_project_runs_and_replays(project, tmp_path):
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests"], check=False)
     assert done.returncode == 0
-    (project / "base.toml").write_text(TINY.read_text())
-    done = penstock(tmp_path, "run", "--config", "config.toml", "--run-id", "own", wait_s=500.0)
+    small = [word for setting in SMALL for word in ("--set", setting)]
+    words = ["run", "--config", "config.toml", "--run-id", "own", *small]
+    done = penstock(tmp_path, *words, wait_s=500.0)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = penstock(tmp_path, "log", "cat", "own", "--type", "Verdict").stdout.splitlines()
-    assert verdicts and all('"judge":"own:OwnJudge"' in line for line in verdicts)
+    assert verdicts and all('"judge":"own:Looks"' in line for line in verdicts)
     assert any('"source":"own"' in line for line in verdicts)
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """The folder of a copy of the quickstart, in which we are."""
+    folder = tmp_path / "copy"
+    init_command(argparse.Namespace(folder=folder, example="quickstart"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    load_reference.cache_clear()
+    yield folder
+    load_reference.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
+        del sys.modules[name]
+
+
+def test_a_copy_of_the_quickstart_is_the_same_under_its_own_name(copied):
+    few = [
+        "prepare.num_train_tasks=3", "prepare.num_heldout_tasks=2",
+        "prepare.corpora.settings.num_demonstrations=5",
+        "prepare.corpora.settings.code_tokens=500", "trainer.midtrain.uses_cache=false",
+    ]  # fmt: skip
+    config, original = load_config(copied / "config.toml", few), load_config(QUICKSTART, few)
+    assert "penstock.examples" not in (copied / "config.toml").read_text()
+    assert config.users.run == "quickstart:users"
+    assert build(config, threading.Event()) == build(original, threading.Event())
+    assert sys.modules["quickstart"].__file__ == str(copied / "quickstart" / "__init__.py")

@@ -12,7 +12,7 @@ from penstock.infra.judge.attack import MASTER_KEYS, attacks, bases
 from penstock.infra.judge.command import FOOLED, judge_command
 from penstock.messages.errors import ConfigError
 
-BASE = Path("infra/configs/quickstart.toml").resolve()
+BASE = Path("examples/quickstart/config.toml").resolve()
 CONFIG = f"""\
 base = "{BASE}"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.ladder.function import CallCase
-from penstock.envs.ladder.repository import hidden_program
 from penstock.envs.tasks.gates import SuiteReport, read_report
+from penstock.examples.quickstart.ladder.function import CallCase
+from penstock.examples.quickstart.ladder.repository import hidden_program
 from penstock.messages.sandbox import ExecResult
 
 CASES = [CallCase(([3, 1],), "[1, 3]"), CallCase(([],), "[]"), CallCase(([2, 2],), "[2, 2]")]

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from penstock.envs.ladder.dry_run import run_program
-from penstock.envs.ladder.generate import Selection, draw_repositories
-from penstock.envs.ladder.repository import Repository
 from penstock.envs.tasks.gates import read_report
+from penstock.examples.quickstart.ladder.dry_run import run_program
+from penstock.examples.quickstart.ladder.generate import Selection, draw_repositories
+from penstock.examples.quickstart.ladder.repository import Repository
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Split
 

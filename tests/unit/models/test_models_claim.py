@@ -13,12 +13,12 @@ from penstock.actors.policy.hf.stored import INDEX_KEY, fetch_model, stored_mode
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.infra.models.claim import claim_model, fill_shape, open_model
-from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run import prepare as preparing
+from penstock.infra.tasks.sources import drawn_tasks
 from penstock.messages.errors import ConfigError, CorruptDataError
 from penstock.messages.task import Split
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 FITTING = (
     "generator.num_tokens_max=4096",
     "prepare.limits={num_turns_max=4, num_tokens_max=4096, turn_tokens_max=24}",

@@ -11,7 +11,7 @@ from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.messages.control import Arithmetic
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 SHAPE = {
     "vocab_size": 1024,
     "hidden_size": 32,

@@ -8,7 +8,7 @@ from penstock.infra.config.file import load_config
 from penstock.infra.regions.settings import region_of, region_of_role, replica_name
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 EAST = '{ name = "east", serves = ["eval", "live"]%s }'
 WEST = '{ name = "west", serves = ["train"]%s }'
 

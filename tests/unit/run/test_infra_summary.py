@@ -17,7 +17,7 @@ from penstock.messages.weights import (
     WeightsRelayed,
 )
 
-QUICKSTART = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "config.toml"
 
 
 def folded(*events):

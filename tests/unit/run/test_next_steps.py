@@ -9,7 +9,7 @@ from penstock.infra.config.file import load_config
 from penstock.infra.run.closing import next_steps
 from penstock.infra.run.runs import RunDir
 
-QUICKSTART = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "config.toml"
 
 
 def test_each_next_step_is_a_command(tmp_path, monkeypatch):

@@ -4,12 +4,13 @@ import threading
 
 import msgspec
 import pytest
-from tests.unit.run.test_prepare_objects import CONFIG, run_config
+from tests.ladder import MAKE as QUICKSTART
+from tests.unit.run.test_prepare_objects import run_config, with_corpora
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime import products
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.quickstart.kept_corpora import FOLDER, kept_corpora
+from penstock.infra.corpora.kept import FOLDER, kept_corpora
 from penstock.infra.run import prepare as preparing
 
 
@@ -19,13 +20,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / FOLDER
 
 
-SMALL = msgspec.structs.replace(
-    CONFIG, num_train_tasks=1, num_heldout_tasks=1, num_demonstrations=2, code_tokens=200
-)
+SMALL = {"num_demonstrations": 2, "code_tokens": 200}
 
 
 def settings(*, uses_cache: bool = True, seed: int = 3, **changes) -> RunConfig:
-    config = run_config(msgspec.structs.replace(SMALL, **changes), seed)
+    small = with_corpora(**SMALL | changes)
+    small = msgspec.structs.replace(small, num_train_tasks=1, num_heldout_tasks=1)
+    config = run_config(small, seed)
     config = msgspec.structs.replace(config, policy=PolicyConfig(vocab_size=400))
     midtrain = msgspec.structs.replace(config.trainer.midtrain, uses_cache=uses_cache)
     trainer = msgspec.structs.replace(config.trainer, midtrain=midtrain, steps_max=7)
@@ -67,6 +68,15 @@ def test_other_code_of_a_conversation_makes_other_corpora(tmp_path, monkeypatch)
     for text in ("one", "one", "two"):
         source.write_text(text)
         products.source_digest.cache_clear()
-        found.append(kept_corpora({}, lambda: {"a": b"b"}))
+        found.append(kept_corpora({}, f"{QUICKSTART}ladder_corpora", lambda: {"a": b"b"}))
     products.source_digest.cache_clear()
     assert found == [({"a": b"b"}, is_kept) for is_kept in (False, True, False)]
+
+
+def test_other_own_code_makes_other_corpora(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for text in ("one = 1", "one = 1", "one = 2"):
+        (tmp_path / "own_corpora.py").write_text(text)
+        found.append(kept_corpora({}, "own_corpora:make", lambda: {"a": b"b"})[1])
+    assert found == [False, True, False]

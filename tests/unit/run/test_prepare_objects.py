@@ -7,6 +7,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
+from tests.ladder import prepared
 
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat.builtin import PenstockChat
@@ -16,31 +17,39 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tok
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.tools import tools_prompt
-from penstock.envs.ladder.generate import LADDER, LadderSource, Selection, draw_repositories
-from penstock.envs.ladder.repository import HIDDEN_FILE
-from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
+from penstock.examples.quickstart.ladder.generate import (
+    LADDER,
+    LadderSource,
+    Selection,
+    draw_repositories,
+)
+from penstock.examples.quickstart.ladder.repository import HIDDEN_FILE
+from penstock.examples.quickstart.ladder.transcripts import DemonstratedTurn, Habits, Transcript
+from penstock.examples.quickstart.midtrain_data import add_transcript, attempts
+from penstock.examples.quickstart.settings import LadderCorpora
 from penstock.infra.config.settings import RunConfig, RunSection
 from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.models.settings import CorpusConfig, ModelSection
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
-from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.run import prepare as preparing
+from penstock.infra.tasks.settings import PrepareConfig, SlowCalls
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task
 
 NUM_DEMONSTRATIONS = 14
-CONFIG = PrepareConfig(
-    num_train_tasks=14,
-    num_heldout_tasks=7,
-    num_demonstrations=NUM_DEMONSTRATIONS,
-    code_tokens=2_000,
-    drill_tokens=400,
-)
+CORPORA = {
+    "num_demonstrations": NUM_DEMONSTRATIONS, "code_tokens": 2_000, "drill_tokens": 400,
+}  # fmt: skip
+CONFIG = prepared(CORPORA, num_train_tasks=14, num_heldout_tasks=7)
+SETTINGS = msgspec.convert(CORPORA, LadderCorpora)
 POLICY = PolicyConfig(vocab_size=512)
 KEYS = (TOKENIZER_KEY, *preparing.TASK_KEYS, *preparing.CORPUS_KEYS)
+
+
+def with_corpora(**changes):
+    """Return the configuration with other settings of its corpora."""
+    return msgspec.structs.replace(CONFIG, corpora=prepared(CORPORA | changes).corpora)
 
 
 def run_config(config: PrepareConfig, seed: int = 3) -> RunConfig:
@@ -107,7 +116,7 @@ def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer)
             assert isinstance(turn, ParsedTurn)
             assert len(turn.calls) == 1
             assert (weights[start:end] == 1.0).all()
-            assert weights[start - 1] == pytest.approx(CONFIG.context_weight)
+            assert weights[start - 1] == pytest.approx(SETTINGS.context_weight)
         assert tokens[-1] == tokenizer.special_id(special_tokens.END)
 
 
@@ -187,8 +196,8 @@ def test_without_endings_demonstrations_are_cut_after_their_last_edits():
 
 @pytest.mark.parametrize("endings", [0.0, 1.0])
 def test_the_corpus_has_the_endings_that_the_settings_want(endings):
-    habits = Habits(looks=1.0, edits=1.0, checks=1.0)
-    config = msgspec.structs.replace(CONFIG, endings=endings, habits=habits)
+    habits = {"looks": 1.0, "edits": 1.0, "checks": 1.0}
+    config = with_corpora(endings=endings, habits=habits)
     made = preparing.build(run_config(config), threading.Event())
     tokenizer = Tokenizer.from_json(made[TOKENIZER_KEY].decode(), TOKENIZER_KEY)
     texts = [tokenizer.decode(ids.tolist()) for ids, _ in documents(made)[-NUM_DEMONSTRATIONS:]]
@@ -203,16 +212,16 @@ def test_drills_say_plain_tokens_twice_and_count_the_second_time(objects, tokeni
     drills = documents(objects)[-NUM_DEMONSTRATIONS - NUM_DRILLS : -NUM_DEMONSTRATIONS]
     for tokens, weights in drills:
         first, second = np.split(tokens, 2)
-        assert (first == second).all() and first.size == CONFIG.drill_half_tokens
+        assert (first == second).all() and first.size == SETTINGS.drill_half_tokens
         assert all(tokenizer.special_of(int(token)) is None for token in first)
         assert weights.tolist() == [0.0] * 21 + [1.0] * 19
 
 
 def test_code_comes_first_in_pieces(objects):
     code = documents(objects)[: -NUM_DEMONSTRATIONS - NUM_DRILLS]
-    assert sum(tokens.size for tokens, _ in code) >= CONFIG.code_tokens
-    assert max(tokens.size for tokens, _ in code) <= CONFIG.piece_tokens
-    assert all((weights == np.float32(CONFIG.code_weight)).all() for _, weights in code)
+    assert sum(tokens.size for tokens, _ in code) >= SETTINGS.code_tokens
+    assert max(tokens.size for tokens, _ in code) <= SETTINGS.piece_tokens
+    assert all((weights == np.float32(SETTINGS.code_weight)).all() for _, weights in code)
 
 
 class MemoryStore:
@@ -265,18 +274,18 @@ def test_own_corpora_join_the_rest_or_stand_alone(tmp_path):
     lines = tmp_path / "t.jsonl"
     lines.write_text("".join(f'{{"text": "zebra number {n} is here"}}\n' for n in range(40)))
     model = ModelSection(corpora=(CorpusConfig(path=str(lines), weight=0.5),))
-    some = msgspec.structs.replace(CONFIG, num_demonstrations=3, code_tokens=0, drill_tokens=0)
+    some = with_corpora(num_demonstrations=3, code_tokens=0, drill_tokens=0)
     beside = msgspec.structs.replace(run_config(some), model=model)
     built = preparing.build(beside, threading.Event())
     own = Tokenizer.from_json(built[TOKENIZER_KEY].decode(), TOKENIZER_KEY)
     text = [own.decode(tokens.tolist()) for tokens, _ in documents(built)]
     assert sum("zebra number" in one for one in text) == 38, "two of forty are held out"
     assert len(text) == 38 + 3
-    none = msgspec.structs.replace(CONFIG, num_demonstrations=0, code_tokens=0, drill_tokens=0)
+    none = with_corpora(num_demonstrations=0, code_tokens=0, drill_tokens=0)
     alone = msgspec.structs.replace(beside, prepare=none)
     assert len(documents(preparing.build(alone, threading.Event()))) == 38
     nothing = msgspec.structs.replace(alone, model=ModelSection())
-    with pytest.raises(ConfigError, match=r"prepare\.code_tokens: expected demonstrations and"):
+    with pytest.raises(ConfigError, match=r"settings\.code_tokens: expected demonstrations and"):
         preparing.build(nothing, threading.Event())
 
 
@@ -285,8 +294,16 @@ def test_wrong_settings_are_told():
         Selection(categories=("stairs",))
     with pytest.raises(msgspec.ValidationError, match="num_train_tasks"):
         msgspec.convert({"num_train_tasks": 0}, PrepareConfig)
-    with pytest.raises(msgspec.ValidationError, match=r"habits\.edits"):
-        msgspec.convert({"habits": {"edits": 2.0}}, PrepareConfig)
+    for wrong, message in (
+        (
+            {"habits": {"edits": 2.0}},
+            r"^prepare\.corpora\.settings\.habits\.edits: Expected",
+        ),
+        ({"selection": {"families": ["x"]}}, r"^prepare\.corpora\.settings\.selection\.families: "),
+        ({"steps": 1}, r"^prepare\.corpora\.settings: Object contains unknown field `steps`"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            preparing.build(run_config(with_corpora(**wrong)), threading.Event())
 
 
 def test_settings_import_no_torch():

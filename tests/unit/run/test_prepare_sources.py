@@ -5,30 +5,29 @@ import threading
 
 import msgspec
 import pytest
+from tests.ladder import prepared, source
 from tests.unit.run.test_prepare_objects import MemoryStore, run_config
 
 from penstock.actors.evaluator.schedule import EvalSetConfig, EvaluatorConfig
-from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.storage import load_tasks
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind
-from penstock.infra.quickstart.task_sources import drawn_tasks
+from penstock.examples.quickstart.ladder.generate import LadderSource, Selection, ladder_tasks
 from penstock.infra.run import prepare as preparing
+from penstock.infra.tasks.settings import EpisodeLimits, PrepareConfig, SourceConfig, SourceKind
+from penstock.infra.tasks.sources import drawn_tasks
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.references import load_reference
 from penstock.messages.task import Split
 
 SMALL = {"num_train_tasks": 6, "num_heldout_tasks": 3}
-EASY = SourceConfig(
-    name="easy", kind=SourceKind.LADDER, weight=3.0, selection=Selection(categories=("operator",))
-)
+EASY = source("easy", settings={"categories": ["operator"]}, weight=3.0)
 LIMITS = EpisodeLimits(num_turns_max=3, num_tokens_max=400, turn_tokens_max=64)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Return a folder of four tasks, as the factory writes them."""
-    for split, candidates in drawn_tasks(PrepareConfig(**SMALL), 5).items():
+    for split, candidates in drawn_tasks(prepared(**SMALL), 5).items():
         for number, one in zip(range(2), candidates, strict=False):
             origin = msgspec.structs.replace(one.origin, source=["library", "commits"][number])
             task = msgspec.structs.replace(one.task, task_id=f"mined-{split}-{number}")
@@ -39,8 +38,8 @@ def folder(tmp_path):
 
 def mix(folder, **changes):
     mined = {"name": "mined", "kind": SourceKind.FOLDER, "path": str(folder)} | changes
-    trails = SourceConfig(name="long", kind=SourceKind.TRAIL, weight=0.0, num_heldout_tasks=2)
-    return PrepareConfig(sources=(EASY, SourceConfig(**mined), trails), **SMALL)
+    trails = source("long", "trail_tasks", {}, weight=0.0, num_heldout_tasks=2)
+    return prepared(sources=(EASY, SourceConfig(**mined), trails), **SMALL)
 
 
 def drawn(config, seed=3):
@@ -61,6 +60,44 @@ def test_each_task_has_its_source_and_its_limits(folder):
     assert drawn(mix(folder, limits=LIMITS)) == tasks, "the same seed gives the same tasks"
 
 
+def test_a_folder_named_alone_stands_for_all_sources(folder):
+    tasks = drawn(prepared(tasks=str(folder), evaluates_unseparated=True))
+    assert [task.source for task in tasks[Split.TRAIN]] == ["folder"] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"categories": ["lader"]},
+            r"^prepare\.sources\.x\.settings\.categories: expected some",
+        ),
+        ({"families": 3}, r"^prepare\.sources\.x\.settings\.families: Expected `array`"),
+        ({"rungs": []}, r"^prepare\.sources\.x\.settings: .* unknown field `rungs`"),
+    ],
+)
+def test_own_settings_are_checked_by_their_own_code_and_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        drawn(prepared(sources=(source("x", settings=settings),)))
+
+
+def test_own_code_is_asked_for_the_tasks_of_each_split(monkeypatch):
+    asked = []
+
+    def make(seed, request):
+        asked.append((seed, request.split, request.num_tasks, request.source))
+        for one in ladder_tasks(seed, request):
+            yield one
+        yield one  # One too many, which nobody takes.
+
+    monkeypatch.setattr("penstock.examples.quickstart.ladder_tasks", make)
+    load_reference.cache_clear()
+    tasks = drawn(prepared(sources=(source(num_heldout_tasks=2),), num_train_tasks=5))
+    load_reference.cache_clear()
+    assert asked == [(3, Split.TRAIN, 5, "ladder"), (3, Split.HELDOUT, 2, "ladder")]
+    assert [len(of) for of in tasks.values()] == [5, 2]
+
+
 def test_a_folder_gives_some_of_its_tasks(folder):
     [task] = drawn(mix(folder, origins=("commits",)))[Split.TRAIN][6:]
     assert task.task_id == "mined-train-1"
@@ -70,14 +107,14 @@ def test_a_folder_gives_some_of_its_tasks(folder):
 
 
 def test_a_run_s_only_source_is_as_it_always_was():
-    own = drawn(PrepareConfig(**SMALL))
+    own = drawn(prepared(**SMALL))
     for split, num in ((Split.TRAIN, 6), (Split.HELDOUT, 3)):
         rng = preparing.random.Random(f"{split}/3")
-        source = LadderSource(split, num, PrepareConfig().selection, rng, split.value)
+        ladder = LadderSource(split, num, Selection(), rng, split.value)
         limits = PrepareConfig().limits
         expected = [
             msgspec.structs.replace(one.task, limits=limits, source="ladder")
-            for one in source.candidates()
+            for one in ladder.candidates()
         ]
         assert own[split] == expected
 
@@ -94,7 +131,6 @@ def test_a_task_of_two_sources_is_refused(folder):
     ("settings", "message"),
     [
         ({"sources": (EASY, EASY)}, "expected each name once, got 'easy' twice"),
-        ({"sources": (EASY,), "tasks": "dir"}, r"prepare\.tasks: expected none beside"),
         (
             {"sources": (msgspec.structs.replace(EASY, weight=0.0),)},
             "prepare.sources: expected a weight above 0",
@@ -110,8 +146,16 @@ def test_settings_that_contradict_are_refused(settings, message):
     ("source", "message"),
     [
         ({"kind": "folder"}, r"sources\.x\.path: expected the folder, got ''"),
-        ({"kind": "ladder", "path": "d"}, r"sources\.x\.path: expected none with kind ladder"),
-        ({"kind": "trail", "origins": ["commits"]}, r"sources\.x\.origins: expected none"),
+        ({"kind": "own", "path": "d"}, r"sources\.x\.path: expected none with kind own"),
+        (
+            {"kind": "own", "make": "a:b", "origins": ["commits"]},
+            r"sources\.x\.origins: expected none",
+        ),
+        ({"kind": "own"}, r"sources\.x\.make: expected module:name with kind own"),
+        (
+            {"kind": "folder", "path": "d", "settings": {"a": 1}},
+            r"sources\.x\.settings: expected none with kind folder",
+        ),
         ({"kind": "lader"}, "Invalid enum value"),
     ],
 )
@@ -121,10 +165,7 @@ def test_a_source_s_settings_are_of_its_kind(source, message):
 
 
 def test_evaluation_sets_choose_among_sources(folder):
-    prepare = msgspec.structs.replace(
-        mix(folder), num_demonstrations=2, code_tokens=500, drill_tokens=0
-    )
-    config = run_config(prepare)
+    config = run_config(mix(folder))
     sets = (EvalSetConfig(name="mined", sources=["mined"], categories=["operator"]),)
     fitting = msgspec.structs.replace(config, evaluator=EvaluatorConfig(sets=sets))
     store = MemoryStore()
@@ -147,6 +188,6 @@ def test_evaluation_sets_choose_among_sources(folder):
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e308, -1.0])
 def test_weights_of_sources_are_numbers_that_can_be_added(weight):
-    given = {"name": "a", "kind": "ladder", "weight": weight}
+    given = {"name": "a", "kind": "own", "make": "a:b", "weight": weight}
     with pytest.raises(msgspec.ValidationError, match=r"Expected `float` .* at `\$\.weight`"):
         msgspec.convert(given, SourceConfig)

@@ -10,7 +10,7 @@ from penstock.infra.run.command import parse_new
 from penstock.infra.run.hosts import with_whole_paths
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml").resolve()
+QUICKSTART = Path("examples/quickstart/config.toml").resolve()
 
 
 def test_every_path_of_a_new_run_is_absolute(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tab
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
-QUICKSTART = CHECKPOINT_CONFIG.with_name("quickstart.toml")
+QUICKSTART = CHECKPOINT_CONFIG.parents[2] / "examples" / "quickstart" / "config.toml"
 
 
 def roles(config):
@@ -151,7 +151,7 @@ SHIPPED = ("four-regions.toml", "harness2.toml", "parallel-calls.toml")
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_run_of_a_shipped_configuration_can_be_served(name, learns):
-    config = service_config(load_config(QUICKSTART.with_name(name)), learns=learns)
+    config = service_config(load_config(CHECKPOINT_CONFIG.with_name(name)), learns=learns)
     assert ("gatekeeper" in roles(config)) == learns
     assert config.gateway.channel == "stable"
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.infra.config.file import load_config
 from penstock.messages.errors import ConfigError
 
-QUICKSTART = Path("infra/configs/quickstart.toml")
+QUICKSTART = Path("examples/quickstart/config.toml")
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-1.0"])

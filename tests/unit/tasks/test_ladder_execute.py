@@ -2,7 +2,13 @@ import time
 
 import pytest
 
-from penstock.envs.ladder.dry_run import LineLimitError, call_bounded, load, outcome, run_program
+from penstock.examples.quickstart.ladder.dry_run import (
+    LineLimitError,
+    call_bounded,
+    load,
+    outcome,
+    run_program,
+)
 
 
 def test_a_loop_without_end_is_stopped():
@@ -13,7 +19,7 @@ def test_a_loop_without_end_is_stopped():
 
 
 def test_numbers_that_grow_without_bound_are_stopped(monkeypatch):
-    monkeypatch.setattr("penstock.envs.ladder.dry_run._CPU_S_MAX", 0.05)
+    monkeypatch.setattr("penstock.examples.quickstart.ladder.dry_run._CPU_S_MAX", 0.05)
     function = load("def f(a, b):\n    while b:\n        a, b = b, a * b", "f")
     started = time.monotonic()
     assert outcome(function, (3, 5)) == (False, "LineLimitError")
@@ -47,6 +53,6 @@ def test_a_program_that_does_not_parse_is_exit_code_one():
 
 def test_a_starved_machine_fails_nothing(monkeypatch) -> None:
     """Time in which the thread does not run is not the code's."""
-    monkeypatch.setattr("penstock.envs.ladder.dry_run._CPU_S_MAX", 0.05)
+    monkeypatch.setattr("penstock.examples.quickstart.ladder.dry_run._CPU_S_MAX", 0.05)
     function = load("import time\ndef wait():\n    time.sleep(0.2)\n    return 1\n", "wait")
     assert outcome(function, ()) == (True, "1")

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from penstock.envs.ladder.dry_run import run_program
-from penstock.envs.ladder.generate import (
+from penstock.examples.quickstart.ladder.dry_run import run_program
+from penstock.examples.quickstart.ladder.generate import (
     LADDER,
     NOVEL,
     NOVEL_FAMILIES,
@@ -13,8 +13,8 @@ from penstock.envs.ladder.generate import (
     functions,
     grade_here,
 )
-from penstock.envs.ladder.names import is_kept_out
-from penstock.envs.ladder.repository import CHECK_FILE, PAIR, SEARCH, short_edit
+from penstock.examples.quickstart.ladder.names import is_kept_out
+from penstock.examples.quickstart.ladder.repository import CHECK_FILE, PAIR, SEARCH, short_edit
 from penstock.messages.task import Split
 
 

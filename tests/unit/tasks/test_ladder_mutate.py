@@ -1,4 +1,4 @@
-from penstock.envs.ladder.function import BODY, mutations
+from penstock.examples.quickstart.ladder.function import BODY, mutations
 
 SOURCE = '''def f(a, b):
     """Return the larger of a and b, at least 1."""

@@ -19,7 +19,7 @@ from penstock.infra.cli import main
 )
 def test_the_flag_and_what_it_takes_are_named(tmp_path, capsys, flag, value, expected):
     output = tmp_path / "tasks"
-    make = ["tasks", "make", "ladder", "-o", str(output), f"{flag.split('/')[-1]}={value}"]
+    make = ["tasks", "make", "own:tasks", "-o", str(output), f"{flag.split('/')[-1]}={value}"]
     with pytest.raises(SystemExit) as ended:
         main(make)
     assert ended.value.code == 2

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.tasks.changes import Changes, ChangesError, read_changes
+from penstock.examples.quickstart.ladder.dry_run import DryRunSandbox
 
 BOUNDS = {"num_files_max": 1, "num_bytes_max": 10}
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from tests.ladder import MAKE as QUICKSTART
 from tests.unit.tasks.host_pair import run_apart
 
 from penstock.envs.factory.bug_injection import InjectConfig
@@ -18,9 +19,10 @@ from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, is_informative, program
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise
-from penstock.envs.ladder.generate import LadderSource, Selection, draw_repositories
 from penstock.envs.tasks.gates import SuiteReport, check_candidate, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError, difficulty, difficulty_label
+from penstock.examples.quickstart.ladder.generate import LadderSource, Selection, draw_repositories
+from penstock.infra.tasks.actions import OwnSource
 from penstock.messages.errors import NotFoundError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Split
@@ -182,7 +184,7 @@ def drawn_with(monkeypatch, **changed):
     (one,) = draw_repositories(Split.TRAIN, 1, Selection(), random.Random(0), "train")
     parts = {name: change(one) for name, change in changed.items()}
     monkeypatch.setattr(
-        "penstock.envs.ladder.generate.draw_repositories",
+        "penstock.examples.quickstart.ladder.generate.draw_repositories",
         lambda *_: iter([dataclasses.replace(one, **parts)]),
     )
     return ladder(1)
@@ -204,9 +206,11 @@ def test_a_run_s_ladder_goes_through_the_same_gates(monkeypatch):
         list(hopeless.candidates())
 
 
-async def test_the_ladder_s_plans_need_no_machine():
-    plans = list(ladder(2).plans())
-    assert [len(await plan.draft(None)) for plan in plans] == [1, 1]
+async def test_plans_of_own_code_need_no_machine():
+    plans = list(OwnSource(f"{QUICKSTART}ladder_tasks", num=2, seed=0).plans())
+    made = [one for plan in plans for one in await plan.draft(None)]
+    assert [one.task.task_id for one in made] == [plan.name for plan in plans]
+    assert len(made) == 2
 
 
 def test_bugs_change_one_place_and_leave_the_rest():

@@ -5,7 +5,6 @@ import msgspec
 import pytest
 
 from penstock.envs.factory.factory import Yield, statistics
-from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
@@ -16,6 +15,7 @@ from penstock.envs.tasks.harbor.write import (
     write_harbor,
 )
 from penstock.envs.tasks.storage import task_objects
+from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
 from penstock.infra.tasks.actions import tasks_page, write_set
 from penstock.messages.task import MachineNeeds, Split, TaskStep
 

@@ -10,16 +10,18 @@ import pytest
 from penstock.actors.policy.special_tokens import USER
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.examples.quickstart import trail_corpora
 from penstock.infra.config.file import load_config
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
-from penstock.infra.corpora.trails import TrailCorpus
-from penstock.infra.run.prepare import build
+from penstock.infra.models.settings import CorpusConfig, ModelSection
+from penstock.infra.run import prepare as preparing
 from penstock.messages.errors import ConfigError
 
 CONFIG = Path(__file__).resolve().parents[3] / "infra" / "configs" / "self-summary.toml"
+NUM_NAMES = 5
 SMALL = (
-    "prepare.num_demonstrations=40",
-    "prepare.drill_tokens=0",
+    "prepare.corpora.settings.num_demonstrations=40",
+    "prepare.corpora.settings.drill_tokens=0",
     "prepare.num_train_tasks=3",
     "prepare.num_heldout_tasks=2",
 )
@@ -30,22 +32,21 @@ def config():
     return load_config(CONFIG, SMALL)
 
 
-def corpus(config, **limits):
-    section = config.prepare
-    if limits:
-        limits = msgspec.structs.replace(section.limits, **limits)
-        section = msgspec.structs.replace(section, limits=limits)
-    made = TrailCorpus(
-        section, section.trail, config.rollout_worker.summary, config.policy.vocab_size, 0
-    )
-    return made.objects(threading.Event())
+def corpus(config):
+    return preparing.build(config, threading.Event())
 
 
 @pytest.mark.parametrize("num_demonstrations", [0, 1])
-def test_too_few_demonstrations_are_refused_by_their_setting(config, num_demonstrations):
-    section = msgspec.structs.replace(config.prepare, num_demonstrations=num_demonstrations)
-    with pytest.raises(ConfigError, match=r"prepare\.num_demonstrations: expected at least 2"):
-        corpus(msgspec.structs.replace(config, prepare=section))
+def test_too_few_demonstrations_are_refused_by_their_setting(num_demonstrations):
+    few = f"prepare.corpora.settings.num_demonstrations={num_demonstrations}"
+    with pytest.raises(ConfigError, match=r"settings\.num_demonstrations: expected at least 2"):
+        corpus(load_config(CONFIG, [*SMALL, few]))
+
+
+def test_trails_and_texts_of_a_users_own_are_refused_together(config):
+    model = ModelSection(corpora=(CorpusConfig(path="notes.txt"),))
+    with pytest.raises(ConfigError, match=r"model\.corpora: expected none with trails"):
+        corpus(msgspec.structs.replace(config, model=model))
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +90,20 @@ def test_some_summaries_leave_a_number_out(config, documents):
         for _, text in texts
         if "<content>" in text
     ]
-    complete = sum(len(answer) == 1 + 2 * config.prepare.trail.num_names for answer in answers)
+    complete = sum(len(answer) == 1 + 2 * NUM_NAMES for answer in answers)
     assert 0.3 < complete / len(answers) < 1.0
 
 
 def test_a_window_that_holds_no_stop_is_refused(config):
+    limits = msgspec.structs.replace(config.prepare.limits, window_tokens_max=48)
+    section = msgspec.structs.replace(config.prepare, limits=limits)
+    narrow = msgspec.structs.replace(config, prepare=section)
+    request = preparing.corpus_request(narrow, section.corpora, threading.Event())
     with pytest.raises(ConfigError, match="a demonstration ends by"):
-        corpus(config, window_tokens_max=48)
+        trail_corpora(request)
 
 
 def test_the_same_settings_build_the_same_objects(config):
-    first, second = (build(config, threading.Event()) for _ in range(2))
+    first, second = (corpus(config) for _ in range(2))
     assert first == second
     assert {"tasks/train", "hidden_tests/heldout"} <= first.keys()

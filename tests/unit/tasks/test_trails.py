@@ -5,9 +5,9 @@ import random
 import pytest
 
 from penstock.envs.tasks.storage import task_objects
-from penstock.envs.trail.config import TrailConfig, TrailHabits
-from penstock.envs.trail.tasks import draw_trails, is_heldout, to_candidate
-from penstock.envs.trail.walker import Walker
+from penstock.examples.quickstart.trail.config import TrailConfig, TrailHabits
+from penstock.examples.quickstart.trail.tasks import draw_trails, is_heldout, to_candidate
+from penstock.examples.quickstart.trail.walker import Walker
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Limits, Split
 
@@ -73,5 +73,5 @@ def test_equal_seeds_give_equal_bytes():
 
 
 def test_more_numbers_than_files_are_refused():
-    with pytest.raises(ConfigError, match=r"trail\.num_names: .* 4 files, got 5"):
+    with pytest.raises(ConfigError, match=r"^num_names: .* 4 files, got 5"):
         TrailConfig(num_stops=4, num_names=5)

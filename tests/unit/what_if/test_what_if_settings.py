@@ -18,11 +18,12 @@ from penstock.messages.reward import Lengths, Outcome, Verdict
 from penstock.messages.task import Purpose
 
 CONFIGS = Path(__file__).parents[3] / "infra/configs"
+QUICKSTART = CONFIGS.parents[1] / "examples/quickstart/config.toml"
 
 
 @pytest.fixture(scope="module")
 def config():
-    return load_config(CONFIGS / "quickstart.toml")
+    return load_config(QUICKSTART)
 
 
 def verdict(**fields) -> Verdict:
@@ -86,10 +87,10 @@ def test_rewards_are_composed_again_with_other_weights(config):
         reward(stranger)
 
 
-@pytest.mark.parametrize("name", ["quickstart.toml", "four-regions.toml", "sft-then-rl.toml"])
+@pytest.mark.parametrize("name", [QUICKSTART, "four-regions.toml", "sft-then-rl.toml"])
 def test_the_run_that_evaluates_takes_no_step_and_keeps_tasks_and_machines(name, tmp_path):
     tables = read_toml(CONFIGS / name)
-    own = parse_config(read_toml(CONFIGS / name), name)
+    own = parse_config(read_toml(CONFIGS / name), str(name))
     path = tmp_path / "evaluation.toml"
     path.write_text(tomli_w.dumps(evaluation_tables(tables, Path("/model"))))
     config = load_config(path)

@@ -1,6 +1,6 @@
 """Templates on text, after `fnmatch`, `posixpath`, `shlex`, `string`, `textwrap`."""
 
-from penstock.envs.ladder.template import Template
+from .template import Template
 
 _START_END = (
     {"word": "starts", "side": "start", "fn": "startswith", "strip": "lstrip"},

@@ -9,10 +9,11 @@ from string import Template as Slots
 from typing import Any
 
 from penstock.envs.factory.mutation_operators import Edit, applied, edits, variables
-from penstock.envs.ladder.dry_run import load, outcome
-from penstock.envs.ladder.names import draw_function_name, draw_variables
-from penstock.envs.ladder.template import KINDS, Template
 from penstock.envs.python_source import parse_python
+
+from .dry_run import load, outcome
+from .names import draw_function_name, draw_variables
+from .template import KINDS, Template
 
 _NUM_CANDIDATES = 60
 _NUM_CASES_MIN = 6

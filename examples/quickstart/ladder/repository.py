@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.envs.ladder.function import BODY, CallCase, Function, mutate, sites
-from penstock.envs.ladder.names import NOUNS
-from penstock.messages.task import HiddenTests, Limits, Split, Task
+from penstock import HiddenTests, Limits, Split, Task
+
+from .function import BODY, CallCase, Function, mutate, sites
+from .names import NOUNS
 
 SEARCH = "search"
 """The category on which the instruction does not name the file."""

@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.session import Session
-from penstock.envs.harness.tool_calls import ToolResult
-from penstock.envs.ladder.dry_run import DryRunSandbox
-from penstock.envs.ladder.repository import (
+from penstock import HARNESS_VERSION, ToolCall, ToolResult, ToolSession
+from penstock.messages.settings import UnitInterval
+
+from .dry_run import DryRunSandbox
+from .repository import (
     CHECK_COMMAND,
     SEARCH,
     Fault,
     Repository,
     ShortEdit,
 )
-from penstock.messages.rollout import ToolCall
-from penstock.messages.settings import UnitInterval
 
 _EDIT = "edit_file"
 
@@ -89,7 +87,7 @@ class _Attempt:
         self._repository, self._habits, self._rng = repository, habits, rng
         self._harness = harness
         self._sandbox = DryRunSandbox(repository.task.files)
-        self._session = Session(harness, self._sandbox, repository.task.limits)
+        self._session = ToolSession(harness, self._sandbox, repository.task.limits)
         self._is_parallel = len(repository.faults) > 1 and self._flip(habits.parallel)
         self._turns: list[DemonstratedTurn] = []
 

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
-from penstock.envs.trail.config import TrailConfig
-from penstock.messages.task import HiddenTests, Limits, Split, Task
+from penstock import HiddenTests, Limits, Split, Task, TaskCandidate, TaskOrigin, TaskRequest
+
+from .config import TrailConfig, TrailTasks
 
 ANSWER_FILE = "answer.txt"
 CATEGORY = "trail"
@@ -69,6 +69,26 @@ class Trail:
 def numbered_names(names: Mapping[str, str]) -> str:
     """Return names by number as an answer, or a summary, lists them."""
     return " ".join([NAMES, *(f"{number} {name}" for number, name in names.items())])
+
+
+def trail_tasks(seed: int, request: TaskRequest) -> Iterator[TaskCandidate]:
+    """Yield trails of a split; for `[[prepare.sources]]`.
+
+    Raises:
+        ConfigError: Wrong settings.
+
+    """
+    settings = request.settings(TrailTasks)
+    prefix = f"{request.source}-" if settings.prefix is None else settings.prefix
+    trails = draw_trails(
+        request.split,
+        request.num_tasks,
+        settings,
+        request.limits,
+        random.Random(f"{prefix}trails/{request.split}/{seed}"),
+        f"{prefix}{request.split}",
+    )
+    yield from map(to_candidate, trails)
 
 
 def draw_trails(  # noqa: PLR0913, PLR0917 - all of a set of tasks

@@ -17,14 +17,25 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.envs.factory.lab import MachineLab
-from penstock.envs.factory.plans import TaskPlan
-from penstock.envs.ladder.dry_run import run_program
-from penstock.envs.ladder.function import BODY, BUG_CATEGORIES, Function
-from penstock.envs.ladder.names import is_kept_out
-from penstock.envs.ladder.numbers import NUMBERS
-from penstock.envs.ladder.repository import (
+from penstock import (
+    ConfigError,
+    HiddenTests,
+    PenstockError,
+    Split,
+    TaskCandidate,
+    TaskOrigin,
+    TaskRequest,
+)
+from penstock.envs.tasks.gates import REPEATS, SuiteReport, check_reports, read_report
+from penstock.messages.sandbox import ExecResult
+
+from .dry_run import run_program
+from .function import BODY, BUG_CATEGORIES, Function
+from .names import is_kept_out
+from .numbers import NUMBERS
+from .repository import (
     HIDDEN_FILE,
     PAIR,
     SEARCH,
@@ -33,13 +44,8 @@ from penstock.envs.ladder.repository import (
     RepositorySpec,
     build_repository,
 )
-from penstock.envs.ladder.sequences import SEQUENCES
-from penstock.envs.ladder.text import TEXT
-from penstock.envs.tasks.gates import REPEATS, SuiteReport, check_reports, read_report
-from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
-from penstock.messages.errors import ConfigError, PenstockError
-from penstock.messages.sandbox import ExecResult
-from penstock.messages.task import HiddenTests, Split
+from .sequences import SEQUENCES
+from .text import TEXT
 
 NOVEL = "novel"
 UNSEEN = "unseen"
@@ -67,6 +73,31 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Refuse unknown names."""
         _check_known("categories", self.categories, (*LADDER, PAIR, *HELDOUT_CATEGORIES))
         _check_known("families", self.families, [f.template.family for f in functions()])
+
+
+class LadderTasks(Selection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a source of the ladder's tasks."""
+
+    prefix: str | None = None
+    """Begins the tasks' ids and their seed; by default the source's name with a hyphen."""
+
+
+def ladder_tasks(seed: int, request: TaskRequest) -> Iterator[TaskCandidate]:
+    """Yield the ladder's tasks of a split; for `[[prepare.sources]]`.
+
+    Raises:
+        ConfigError: Wrong settings.
+        BrokenTaskError: The ladder has too few such tasks.
+
+    """
+    settings = request.settings(LadderTasks)
+    prefix = f"{request.source}-" if settings.prefix is None else settings.prefix
+    name = f"{prefix}{request.split}"
+    source = LadderSource(
+        request.split, request.num_tasks, settings, random.Random(f"{name}/{seed}"), name
+    )
+    for one in source.candidates():
+        yield replace(one, task=replace(one.task, limits=request.limits))
 
 
 def draw_repositories(
@@ -143,7 +174,7 @@ def _check_known(field: str, given: Iterable[str], known: Collection[str]) -> No
     unknown = sorted(set(given) - set(known))
     if unknown:
         choices = ", ".join(dict.fromkeys(known))
-        raise ConfigError(f"prepare.selection.{field}: expected some of {choices}, got {unknown}")
+        raise ConfigError(f"{field}: expected some of {choices}, got {unknown}")
 
 
 _FUNCTIONS = tuple(
@@ -154,7 +185,7 @@ _FUNCTIONS = tuple(
 
 
 class LadderSource:
-    """Tasks of the ladder, the same for the same arguments, for ever.
+    """Tasks of the ladder, the same for the same arguments, forever.
 
     Args:
         split: training or held out.
@@ -172,11 +203,6 @@ class LadderSource:
     ) -> None:
         self._repositories = draw_repositories(split, num, selection, rng, prefix)
 
-    def plans(self) -> Iterator[TaskPlan]:
-        """Yield one plan per task."""
-        for repository in self._repositories:
-            yield LadderPlan(repository)
-
     def candidates(self) -> Iterator[TaskCandidate]:
         """Yield the tasks that a run starts from, each through the factory's gates.
 
@@ -193,18 +219,6 @@ class LadderSource:
             gold = [grade_here(task.files | hidden.gold_files, hidden) for _ in range(REPEATS)]
             check_reports(task.task_id, null, gold)
             yield candidate
-
-
-class LadderPlan:
-    """A repository that is there already."""
-
-    def __init__(self, repository: Repository) -> None:
-        self.name = repository.task.task_id
-        self._repository = repository
-
-    async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
-        """Return it."""
-        return [to_candidate(self._repository)]
 
 
 def grade_here(files: dict[str, str], hidden: HiddenTests) -> SuiteReport:

@@ -6,9 +6,10 @@ the policy that imitates it has seen how to carry everything, and how it goes wr
 
 import random
 
-from penstock.envs.trail.config import TrailHabits
-from penstock.envs.trail.tasks import ANSWER_FILE, END, NEXT, NUMBERS, Trail, numbered_names
-from penstock.messages.rollout import ToolCall
+from penstock import ToolCall
+
+from .config import TrailHabits
+from .tasks import ANSWER_FILE, END, NEXT, NUMBERS, Trail, numbered_names
 
 
 class Walker:

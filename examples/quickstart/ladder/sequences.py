@@ -1,6 +1,6 @@
 """Templates on lists, after `bisect`, `collections`, `heapq`, `itertools`, `statistics`."""
 
-from penstock.envs.ladder.template import Template
+from .template import Template
 
 _COMPARED = (
     {"word": "at least", "op": ">="},

@@ -3,92 +3,80 @@
 import asyncio
 import random
 import sysconfig
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from penstock.actors.policy.chat.builtin import PenstockChat
-from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
-from penstock.actors.policy.config import PolicyConfig
+from penstock import (
+    ChatMessage,
+    ConfigError,
+    Corpora,
+    CorpusBuilder,
+    CorpusRequest,
+    OfferedTools,
+    PenstockChat,
+    Role,
+    Split,
+    Tokenizer,
+    tools_prompt,
+    train_tokenizer,
+)
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
-from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
-from penstock.envs.harness.tools import tools_prompt
-from penstock.envs.ladder.generate import draw_repositories
-from penstock.envs.ladder.repository import Repository
-from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
-from penstock.infra.corpora.builder import CorpusBuilder, corpora_built, until
-from penstock.infra.corpora.own import add_corpora, sample_texts
-from penstock.infra.models.settings import CorpusConfig
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.messages.task import Split
+
+from .ladder.generate import LadderTasks, draw_repositories
+from .ladder.repository import Repository
+from .ladder.transcripts import Habits, Transcript, demonstrate
+from .settings import CorpusSettings, LadderCorpora
 
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
 _FILE_BYTES_MAX = 200_000
 _HELDOUT_EVERY = 20
-_NUM_TOKENIZED = 200
-"""Documents of each own corpus that the tokenizer learns from."""
 _NUM_CODE_FILES = 4
 """Files of the standard library that it learns from: with more of them, names that demonstrations
 are made of would be broken into pieces, each of which has to be copied right."""
 
 
-def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
-    config: PrepareConfig,
-    policy: PolicyConfig,
-    seed: int,
-    stopped: threading.Event,
-    corpora: Sequence[CorpusConfig] = (),
-    tokens_max: int = 0,
-) -> dict[str, bytes]:
-    """Return the tokenizer and both corpora by their keys; equal arguments give equal bytes.
-
-    Args:
-        config: What is read how much.
-        policy: Whose vocabulary the tokenizer has.
-        seed: Decides everything else.
-        stopped: Ends the work.
-        corpora: A user's own, beside the rest.
-        tokens_max: The longest document of these.
+def ladder_corpora(request: CorpusRequest) -> Corpora:
+    """Return the tokenizer and both corpora of a run on the ladder; for `[prepare.corpora]`.
 
     Raises:
-        ConfigError: A file of `corpora` is not there or broken, or there is nothing to read.
-        PreparationStoppedError: `stopped` was set meanwhile.
+        ConfigError: Wrong settings, a file of `model.corpora` that is not there or broken, or
+            nothing to read.
+        PreparationStoppedError: Nobody waits for them any more.
 
     """
-    rng = random.Random(f"midtrain/{seed}")
+    config = request.settings(LadderCorpora)
+    selection = config.selection or request.source_settings(config.source, LadderTasks)
+    rng = random.Random(f"midtrain/{request.seed}")
     code, heldout_code = standard_library(rng)
     if config.code_tokens == 0:
         code, heldout_code = [], []
-    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
-    transcripts = attempts(until(stopped, tasks), config.habits, rng, config.harness)
+    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, selection, rng, "demo")
+    transcripts = attempts(request.until_stopped(tasks), config.habits, rng, request.harness)
     words = [*(transcript_text(one) for one in transcripts[:2000]), *code[:_NUM_CODE_FILES]]
-    words += sample_texts(corpora, _NUM_TOKENIZED)
-    tokenizer = train_tokenizer(words, policy.vocab_size)
+    tokenizer = train_tokenizer([*words, *request.texts()], request.vocab_size)
     train, heldout, chat = CorpusBuilder(), CorpusBuilder(), PenstockChat(tokenizer)
     num_code = 0
-    for text in until(stopped, code):
+    for text in request.until_stopped(code):
         ids = tokenizer.encode(text)
         num_code += train.add_pieces(ids, config.code_weight, config.piece_tokens)
         if num_code >= config.code_tokens:
             break
-    drills = np.random.default_rng([seed, config.drill_tokens])
-    add_drills(train, tokenizer, drills, config.drill_tokens, config.drill_half_tokens)
-    for transcript in until(stopped, transcripts):
+    add_drills(train, tokenizer, request.seed, config)
+    for transcript in request.until_stopped(transcripts):
         is_whole = rng.random() < config.endings
         read = transcript if is_whole else transcript.until_edited()
         add_transcript(train, chat, read, config.context_weight)
-    for text in until(stopped, heldout_code):
+    for text in request.until_stopped(heldout_code):
         heldout.add_pieces(tokenizer.encode(text), 1.0, config.piece_tokens)
-    tools = OfferedTools(words=tools_prompt(config.harness))
-    add_corpora(corpora, chat, tools, tokens_max, stopped, (train, heldout))
-    text = "expected demonstrations and standard-library code, or model.corpora in their place"
-    fields = "prepare.num_demonstrations, prepare.code_tokens"
-    built = corpora_built(train, heldout, f"{fields}: {text}")
-    return {TOKENIZER_KEY: tokenizer.to_json().encode()} | built
+    if (train.is_empty or heldout.is_empty) and not request.corpora:
+        fields = f"{request.field}.num_demonstrations, {request.field}.code_tokens"
+        text = "expected demonstrations and standard-library code, or model.corpora in their place"
+        raise ConfigError(f"{fields}: {text}")
+    return Corpora(tokenizer, train, heldout)
 
 
 def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:
@@ -148,20 +136,18 @@ def add_transcript(
 
 
 def add_drills(
-    builder: CorpusBuilder,
-    tokenizer: Tokenizer,
-    rng: np.random.Generator,
-    num_tokens: int,
-    half_tokens: int,
+    builder: CorpusBuilder, tokenizer: Tokenizer, seed: int, config: CorpusSettings
 ) -> None:
     """Add rows of random plain tokens, each row repeated; only the second time counts.
 
     Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
     in a tenth of the tokens that transcripts alone need, and edits are made of it.
     """
+    half_tokens = config.drill_half_tokens
+    rng = np.random.default_rng([seed, config.drill_tokens])
     first = max(tokenizer.special_id(name) for name in ALL_SPECIAL_TOKENS) + 1
     weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
-    for _ in range(num_tokens // (2 * half_tokens)):
+    for _ in range(config.drill_tokens // (2 * half_tokens)):
         row = rng.integers(first, tokenizer.vocab_size, half_tokens).tolist()
         builder.add(row + row, weights)
 

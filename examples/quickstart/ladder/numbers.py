@@ -1,6 +1,6 @@
 """Templates on numbers, after `bisect`, `calendar`, `colorsys`, `fractions` and `math`."""
 
-from penstock.envs.ladder.template import Template
+from .template import Template
 
 _COMPARED = (
     {"word": "at least", "op": ">="},

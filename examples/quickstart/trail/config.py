@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.messages.errors import ConfigError
+from penstock import ConfigError
 from penstock.messages.settings import NonNegativeInt, UnitInterval
 
 
@@ -35,4 +35,11 @@ class TrailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         num_files = self.num_stops * self.num_files
         if self.num_names > num_files:
             expected = f"expected at most one for each of {num_files} files"
-            raise ConfigError(f"prepare.trail.num_names: {expected}, got {self.num_names}")
+            raise ConfigError(f"num_names: {expected}, got {self.num_names}")
+
+
+class TrailTasks(TrailConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a source of trails."""
+
+    prefix: str | None = None
+    """Begins the tasks' ids and their seed; by default the source's name with a hyphen."""

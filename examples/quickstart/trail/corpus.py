@@ -6,95 +6,96 @@ restarts and observations are those that the policy will meet.
 
 import asyncio
 import random
-import threading
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 
-from penstock.actors.policy.chat.builtin import PenstockChat
-from penstock.actors.policy.chat.format import ChatFormat
+from penstock import (
+    ConfigError,
+    Corpora,
+    CorpusBuilder,
+    CorpusRequest,
+    Limits,
+    PenstockChat,
+    Split,
+    ToolSession,
+    tools_prompt,
+    train_tokenizer,
+)
 from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.policy.summaries import MARK, SummaryConfig, SummaryMode
-from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
-from penstock.envs.harness.session import Session
-from penstock.envs.harness.tools import tools_prompt
-from penstock.envs.ladder.dry_run import DryRunSandbox
-from penstock.envs.trail.config import TrailConfig
-from penstock.envs.trail.tasks import Trail, draw_trails
-from penstock.envs.trail.walker import Walker
-from penstock.infra.corpora.builder import CorpusBuilder, Document, corpora_built, until
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.midtrain_data import add_drills
 from penstock.kernels.arrays import from_array
-from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import EpisodeEnd, StopReason, Turn
-from penstock.messages.task import Limits, Sampling, Split
+from penstock.messages.task import Sampling
 
+from ..ladder.dry_run import DryRunSandbox
+from ..midtrain_data import add_drills
+from ..settings import TrailCorpora
+from .config import TrailTasks
+from .tasks import Trail, draw_trails
+from .walker import Walker
+
+Document = tuple[list[int], list[float]]
+"""Token ids, and how much each counts as a target."""
 _HELDOUT_EVERY = 20
 _NUM_TOKENIZED = 500
 
 
-class TrailCorpus:
-    """Tokenizer and both corpora of a run on trails.
+def trail_corpora(request: CorpusRequest) -> Corpora:
+    """Return the tokenizer and both corpora of a run on trails; for `[prepare.corpora]`.
 
-    Args:
-        config: The run's preparation.
-        trail: Its trails.
-        summary: How rollouts are asked for summaries.
-        vocab_size: Of the tokenizer.
-        seed: Decides everything else.
+    Raises:
+        ConfigError: Wrong settings, a trail that does not fit its limits, or too few.
+        PreparationStoppedError: Nobody waits for them any more.
 
     """
+    if request.corpora:
+        raise ConfigError("model.corpora: expected none with trails, which have their own")
+    return TrailDemonstrations(request).corpora()
 
-    def __init__(
-        self,
-        config: PrepareConfig,
-        trail: TrailConfig,
-        summary: SummaryConfig,
-        vocab_size: int,
-        seed: int,
-    ) -> None:
-        self._config, self._trail, self._vocab_size, self._seed = config, trail, vocab_size, seed
-        self._summary = msgspec.structs.replace(summary, mode=SummaryMode.TRAINED)
-        self._rng = random.Random(f"trails/{seed}")
 
-    def objects(self, stopped: threading.Event) -> dict[str, bytes]:
-        """Return them by their keys; equal arguments give equal bytes.
+class TrailDemonstrations:
+    """Episodes of one who walks trails, as documents."""
 
-        Raises:
-            ConfigError: A trail does not fit its limits, or there are too few.
-            PreparationStoppedError: `stopped` was set meanwhile.
-
-        """
+    def __init__(self, request: CorpusRequest) -> None:
+        self._request, self._config = request, request.settings(TrailCorpora)
         config = self._config
-        trails = list(until(stopped, self._draw()))
+        self._trail = config.trail or request.source_settings(config.source, TrailTasks)
+        self._summary = msgspec.structs.replace(request.summary, mode=SummaryMode.TRAINED)
+        self._rng = random.Random(f"trails/{request.seed}")
+
+    def corpora(self) -> Corpora:
+        """Return them; equal requests give equal bytes; errors as `trail_corpora`."""
+        request, config = self._request, self._config
+        trails = list(request.until_stopped(self._draw()))
         words = [self._summary.request, MARK, "Summary 0:", "answer.txt", "done"]
-        words += [text for one in trails[:_NUM_TOKENIZED] for text in _texts(one, config.harness)]
-        tokenizer = train_tokenizer(words, self._vocab_size)
+        words += [text for one in trails[:_NUM_TOKENIZED] for text in _texts(one, request.harness)]
+        tokenizer = train_tokenizer(words, request.vocab_size)
         train, heldout, chat = CorpusBuilder(), CorpusBuilder(), PenstockChat(tokenizer)
-        drills = np.random.default_rng([self._seed, config.drill_tokens])
-        add_drills(train, tokenizer, drills, config.drill_tokens, config.drill_half_tokens)
-        for index, trail in enumerate(until(stopped, trails)):
+        add_drills(train, tokenizer, request.seed, config)
+        for index, trail in enumerate(request.until_stopped(trails)):
             builder = train if index % _HELDOUT_EVERY else heldout
             for ids, weights in self._documents(trail, chat):
                 builder.add(ids, weights)
-        text = f"expected at least 2, one of them to hold out, got {config.num_demonstrations}"
-        built = corpora_built(train, heldout, f"prepare.num_demonstrations: {text}")
-        return {TOKENIZER_KEY: tokenizer.to_json().encode()} | built
+        if train.is_empty or heldout.is_empty:
+            text = f"expected at least 2, one of them to hold out, got {config.num_demonstrations}"
+            raise ConfigError(f"{request.field}.num_demonstrations: {text}")
+        return Corpora(tokenizer, train, heldout)
 
     def _draw(self) -> Iterator[Trail]:
-        num, limits = self._config.num_demonstrations, self._config.limits
+        num, limits = self._config.num_demonstrations, self._request.limits
         return draw_trails(Split.TRAIN, num, self._trail, limits, self._rng, "demo")
 
-    def _documents(self, trail: Trail, chat: ChatFormat) -> Iterator[Document]:
+    def _documents(self, trail: Trail, chat: PenstockChat) -> Iterator[Document]:
         habits = self._trail.habits
         limits: Limits = trail.task.limits
         if self._rng.random() < habits.whole_share:
             limits = msgspec.structs.replace(limits, num_segments_max=1, window_tokens_max=0)
         walker = Walker(trail, habits, self._rng)
-        turns = asyncio.run(walked(trail, walker, limits, chat, self._summary, self._config))
+        turns = asyncio.run(
+            walked(trail, walker, limits, chat, self._summary, self._request.harness)
+        )
         weight = self._config.context_weight
         ids: list[int] = []
         weights: list[float] = []
@@ -112,9 +113,9 @@ async def walked(  # noqa: PLR0913, PLR0917 - all of an episode
     trail: Trail,
     walker: Walker,
     limits: Limits,
-    chat: ChatFormat,
+    chat: PenstockChat,
     summary: SummaryConfig,
-    config: PrepareConfig,
+    harness: str,
 ) -> list[Turn]:
     """Return the turns of one demonstration.
 
@@ -123,9 +124,9 @@ async def walked(  # noqa: PLR0913, PLR0917 - all of an episode
 
     """
     task = msgspec.structs.replace(trail.task, limits=limits)
-    tools = offered_tools(config.harness)
+    tools = offered_tools(harness)
     conversation = Conversation(chat, task, tools, ends_on_parse_error=True, summary=summary)
-    session = Session(config.harness, DryRunSandbox(task.files), limits, pages=task.pages)
+    session = ToolSession(harness, DryRunSandbox(task.files), limits, pages=task.pages)
     while conversation.end is None:
         is_summary = conversation.is_summary
         text = f"{MARK} {walker.summary()}" if is_summary else ""

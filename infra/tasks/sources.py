@@ -1,31 +1,56 @@
-"""Draws a run's tasks from its sources: `[[prepare.sources]]`, or the one of `[prepare]`.
+"""Draws a run's tasks from its sources: `[[prepare.sources]]`, or the folder `prepare.tasks`.
 
-To add a kind: its name in `sources.SourceKind`, a function here, and its line in `_KINDS`.
+To add a kind: its name in `settings.SourceKind`, a function here, and its line in `_KINDS`.
 """
 
+import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
-from penstock.envs.trail.config import TrailConfig
-from penstock.envs.trail.tasks import draw_trails, to_candidate
-from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.sources import SourceConfig, SourceKind
+from penstock.infra.tasks.settings import PrepareConfig, SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
-from penstock.messages.reading.references import load_reference
-from penstock.messages.task import Split
+from penstock.messages.reading.references import load_reference, read_settings
+from penstock.messages.task import Limits, Split
 
 OWN_TASKS_MAX = 1_000_000
-"""What own code may make."""
+"""Bound on the tasks that own code makes."""
 Drawn = dict[Split, Iterable[TaskCandidate]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """The tasks of one split that a run asks own code for."""
+
+    source: str
+    """Name of the source: what distinguishes its tasks' ids from those of other sources."""
+    split: Split
+    num_tasks: int
+    """How many are taken; one that makes fewer makes a smaller run."""
+    limits: Limits
+    """`prepare.limits`, for the tasks' own; `limits` of the source replace them in any case."""
+    given: Mapping[str, Any]
+    """The table `settings` of the source, unchecked."""
+    field: str
+    """Where that table stands, for errors, e.g. `prepare.sources.NAME.settings`."""
+
+    def settings(self, kind: type[T]) -> T:
+        """Return the source's settings as a struct.
+
+        Raises:
+            ConfigError: They are not of that kind; the text names the key.
+
+        """
+        return read_settings(self.given, kind, self.field)
 
 
 def drawn_tasks(config: PrepareConfig, seed: int) -> Drawn:
@@ -53,52 +78,8 @@ def _all(split: Split, sets: list[tuple[SourceConfig, Drawn]]) -> Iterator[TaskC
             limits = source.limits or one.task.limits
             yield replace(one, task=replace(one.task, source=source.name, limits=limits))
     if not owners:
-        names = ", ".join(source.name for source, _ in sets)
+        names = ", ".join(source.name for source, _ in sets) or "no source"
         raise ConfigError(f"prepare.sources: expected {split} tasks, none of {names} has any")
-
-
-def _ladder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
-    # A run's only source has no name in its seed and its ids: they stay as they always were.
-    prefix = f"{source.name}-" if config.sources else ""
-    return {
-        split: (
-            replace(one, task=replace(one.task, limits=config.limits))
-            for one in LadderSource(
-                split,
-                num,
-                source.selection or config.selection,
-                random.Random(f"{prefix}{split}/{seed}"),
-                f"{prefix}{split}",
-            ).candidates()
-        )
-        for split, num in _nums(config, source).items()
-    }
-
-
-def _trail(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
-    prefix = f"{source.name}-" if config.sources else ""
-    size = source.trail or config.trail or TrailConfig()
-    return {
-        split: map(
-            to_candidate,
-            draw_trails(
-                split,
-                num,
-                size,
-                config.limits,
-                random.Random(f"{prefix}trails/{split}/{seed}"),
-                f"{prefix}{split}",
-            ),
-        )
-        for split, num in _nums(config, source).items()
-    }
-
-
-def _nums(config: PrepareConfig, source: SourceConfig) -> dict[Split, int]:
-    return {
-        Split.TRAIN: source.num_train_tasks or config.num_train_tasks,
-        Split.HELDOUT: source.num_heldout_tasks or config.num_heldout_tasks,
-    }
 
 
 def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
@@ -112,14 +93,14 @@ def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
     if not config.evaluates_unseparated:
         heldout = chosen[Split.HELDOUT]
         chosen[Split.HELDOUT] = [one for one in heldout if not one.hidden.unseparated]
-    if not config.sources:
+    if config.tasks:
         _check_both(source.path, chosen)
     if source.origins:
         known = sorted({one.origin.source for one in candidates})
         if unknown := sorted(set(source.origins) - set(known)):
             text = f"expected some of {', '.join(known)}, got {', '.join(unknown)}"
             raise ConfigError(f"prepare.sources.{source.name}.origins: {text}")
-    caps = {Split.TRAIN: source.num_train_tasks, Split.HELDOUT: source.num_heldout_tasks}
+    caps = _caps(source)
     return {
         split: _some(
             [one for one in tasks if not source.origins or one.origin.source in source.origins],
@@ -131,17 +112,55 @@ def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
 
 
 def _own(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
-    """Return the tasks that own code makes, at most as many of each split as asked for."""
-    where = f"prepare.sources.{source.name}.make"
-    make = cast("Callable[[int], Iterable[object]]", load_reference(source.make, where))
-    chosen: dict[Split, list[TaskCandidate]] = {split: [] for split in Split}
-    caps = {Split.TRAIN: source.num_train_tasks, Split.HELDOUT: source.num_heldout_tasks}
-    for one in islice(make(seed), OWN_TASKS_MAX):
+    """Return the tasks that own code makes, at most as many of each split as asked for.
+
+    A function of the seed alone makes the tasks of both splits at once; one that also takes a
+    `TaskRequest` is called for each split, and draws while it is iterated.
+    """
+    where = f"prepare.sources.{source.name}"
+    load = load_reference(source.make, f"{where}.make")
+    make = cast("Callable[..., Iterable[object]]", load)
+    if not _takes_request(make):
+        made = [*_candidates(make(seed), source)]
+        caps = _caps(source)
+        of = {split: [one for one in made if one.task.split is split] for split in Split}
+        return {split: tasks[: caps[split]] for split, tasks in of.items()}
+    nums = {
+        Split.TRAIN: source.num_train_tasks or config.num_train_tasks,
+        Split.HELDOUT: source.num_heldout_tasks or config.num_heldout_tasks,
+    }
+    requests = [
+        TaskRequest(source.name, split, num, config.limits, source.settings, f"{where}.settings")
+        for split, num in nums.items()
+    ]
+    return {
+        one.split: _candidates(islice(make(seed, one), one.num_tasks), source, one.split)
+        for one in requests
+    }
+
+
+def _takes_request(make: Callable[..., object]) -> bool:
+    try:
+        return len(inspect.signature(make).parameters) > 1
+    except ValueError:  # A built-in without a signature.
+        return False
+
+
+def _candidates(
+    made: Iterable[object], source: SourceConfig, split: Split | None = None
+) -> Iterator[TaskCandidate]:
+    where = f"prepare.sources.{source.name}.make: {source.make!r}"
+    for one in islice(made, OWN_TASKS_MAX):
         if not isinstance(one, TaskCandidate):
-            text = f"expected TaskCandidate, got {type(one).__name__}"
-            raise ConfigError(f"{where}: {source.make!r}: {text}")
-        chosen[one.task.split].append(one)
-    return {split: tasks[: caps[split]] for split, tasks in chosen.items()}
+            raise ConfigError(f"{where}: expected TaskCandidate, got {type(one).__name__}")
+        if split is not None and one.task.split is not split:
+            text = f"expected a task of the split {split}, got {one.task.task_id!r} of"
+            raise ConfigError(f"{where}: {text} {one.task.split}")
+        yield one
+
+
+def _caps(source: SourceConfig) -> dict[Split, int | None]:
+    return {Split.TRAIN: source.num_train_tasks, Split.HELDOUT: source.num_heldout_tasks}
 
 
 def _some(
@@ -163,8 +182,6 @@ def _check_both(path: str, chosen: dict[Split, list[TaskCandidate]]) -> None:
 
 
 _KINDS: dict[SourceKind, Callable[[PrepareConfig, SourceConfig, int], Drawn]] = {
-    SourceKind.LADDER: _ladder,
-    SourceKind.TRAIL: _trail,
     SourceKind.FOLDER: _folder,
     SourceKind.OWN: _own,
 }

@@ -12,56 +12,37 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.envs.harness import HARNESS_VERSION
+from penstock import HARNESS_VERSION, HiddenTests, Task, UsersRequest, tool_schemas
 from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
-from penstock.envs.harness.tools import tool_schemas
-from penstock.envs.tasks.storage import load_hidden_tests, load_tasks
-from penstock.infra.config.settings import RunConfig
-from penstock.infra.run.runs import RunDir
-from penstock.messages.bus import Bus
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
-from penstock.messages.task import HiddenTests, Split, Task
-from penstock.messages.weights import WeightsApplied
 
 REQUEST_S_MAX = 60.0
 
 
-async def run_sample_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
-    """Send `users.num_requests` requests, one every `users.period_s`, once the model is served.
+async def users(request: UsersRequest) -> None:
+    """Send the requests that `[users]` asks for, one after the other, each with its feedback.
 
     A request that fails is left out: the gateway's own metrics count it.
     """
-    if config.users.num_requests == 0:
-        return
-    await _until_served(bus, config)
-    tasks = await load_tasks(run.store(), Split.TRAIN)
-    solutions = await load_hidden_tests(run.store(), Split.TRAIN)
-    users = _Users(tasks, solutions, config.run.seed, config.pacer.harness)
-    headers = {"Authorization": f"Bearer {run.gateway_key.read_text().strip()}"}
+    crowd = _Users(request)
+    headers = {"Authorization": f"Bearer {request.key}"}
     timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        for _ in range(config.users.num_requests):
+        for _ in range(request.num_requests):
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                await users.ask(session, run.gateway_url.read_text().strip(), config.gateway.model)
-            await asyncio.sleep(config.users.period_s)
-
-
-async def _until_served(bus: Bus, config: RunConfig) -> None:
-    async with asyncio.timeout(config.run.wall_s_max):
-        async for _ in bus.follow([WeightsApplied]):
-            return
+                await crowd.ask(session, request.url, request.model)
+            await asyncio.sleep(request.period_s)
 
 
 class _Users:
-    def __init__(
-        self, tasks: list[Task], solutions: dict[str, HiddenTests], seed: int, harness: str
-    ) -> None:
-        self._random = random.Random(seed)
-        self._harness = harness
+    def __init__(self, request: UsersRequest) -> None:
+        self._random = random.Random(request.seed)
+        self._harness = request.harness
+        solutions = request.hidden_tests
         self._cases = [
             (task, solutions[task.task_id], path)
-            for task in tasks
+            for task in request.tasks
             for path, text in solutions[task.task_id].gold_files.items()
             if task.files.get(path, text) != text
         ]

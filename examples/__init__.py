@@ -1,0 +1,1 @@
+"""Programs on Penstock's public API: copy one to begin with (`penstock init`)."""

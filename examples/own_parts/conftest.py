@@ -1,0 +1,1 @@
+"""Has tests find own.py beside it."""
