@@ -30,7 +30,7 @@ examples: setup  ## Three small programs, a few minutes each: examples/README.md
 	$(BIN)/python examples/monitor.py runs/examples/own-parts & monitor=$$!; trap "kill $$monitor 2>/dev/null" EXIT; \
 	  PYTHONPATH=examples/own_parts $(BIN)/penstock --runs-dir runs/examples run \
 	  --config examples/own_parts/config.toml --run-id own-parts --no-replay && wait $$monitor
-	$(BIN)/python examples/live_users.py
+	$(BIN)/python -m examples.live_users
 
 test: setup style  ## All gates and the fast tests
 	@$(MAKE) --no-print-directory -j3 pytest waiting types tidy

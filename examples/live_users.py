@@ -1,4 +1,4 @@
-"""Users teach a running service what they like: `python examples/live_users.py`.
+"""Users teach a running service what they like: `python -m examples.live_users`.
 
 Gateway, feedback join, trainer and generator are the real ones, over a bus in memory. The policy
 has some ten thousand parameters and sixteen replies to choose from. Users ask over HTTP, each likes
@@ -8,13 +8,13 @@ certain replies, and says so of three in ten. The clock is simulated: days pass 
 import asyncio
 import random
 
-from penstock.infra.simulate.users.client import UserClient
-from penstock.infra.simulate.users.learning import new_store
-from penstock.infra.simulate.users.people import Person, population, tenant_name
-from penstock.infra.simulate.users.service import Service
-from penstock.infra.simulate.users.settings import HOUR_S, UsersScenario
-from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy
-from penstock.infra.simulate.users.virtual_io import run_virtual_io
+from tests.lab.simulate.users.client import UserClient
+from tests.lab.simulate.users.learning import new_store
+from tests.lab.simulate.users.people import Person, population, tenant_name
+from tests.lab.simulate.users.service import Service
+from tests.lab.simulate.users.settings import HOUR_S, UsersScenario
+from tests.lab.simulate.users.tiny_policy import TOPICS, TinyPolicy
+from tests.lab.simulate.users.virtual_io import run_virtual_io
 
 SPEAKS = 0.3
 NOISE = 0.1

@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.episode_arguments import add_label, add_show
 from penstock.infra.commands.parsers import (
     Commands,
@@ -23,7 +22,6 @@ from penstock.infra.commands.parsers import (
 from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.images import add_images
 from penstock.infra.output import printable
-from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
@@ -85,7 +83,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     _add_quarantine(commands)
     _add_mismatch(commands)
-    _add_bench(commands)
     text = "copy a run's metrics and traces to another program, live or afterwards"
     sink = add_command(commands, "sink", "sinks.command:sink_command", text)
     add_sink(sink)
@@ -99,13 +96,15 @@ def make_parser() -> argparse.ArgumentParser:
     add_deploy(add_command(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
     add_images(add_command(commands, "images", "images:run", text))
-    text = "simulate systems that are too large for one machine"
-    add_simulation(add_command(commands, "simulate", "simulate.arguments:run", text))
     return parser
 
 
 def _add_run(commands: Commands) -> None:
-    run = add_command(commands, "run", "run.command:run", "start a run, or resume one")
+    add_run_options(add_command(commands, "run", "run.command:run", "start a run, or resume one"))
+
+
+def add_run_options(run: argparse.ArgumentParser) -> None:
+    """Declare the options of `penstock run`, for it and for programs that start runs as it does."""
     run.add_argument("--config", type=Path, help="TOML of a new run; with --resume: of this host")
     run.add_argument("--resume", metavar="RUN", help="id or path of the run to resume")
     run.add_argument("--processes", metavar="NAMES", help="those to start here (default: all)")
@@ -199,26 +198,10 @@ def _add_mismatch(commands: Commands) -> None:
     text = "measure how the trainer's logprobs differ from the sampler's, by remedy"
     name = "mismatch.command:mismatch_command"
     mismatch = add_command(commands, "mismatch", name, text, of_run=True)
-    mismatch.add_argument("--config", type=Path, help="use fresh weights instead of a run's")
     text = "tokens to sample, approximately (default: 10000)"
     mismatch.add_argument("--tokens", type=int, default=10_000, help=text)
-    text = "also train the run's corpus for this many tokens in each expert format"
-    mismatch.add_argument("--format-tokens", type=int, default=0, help=text)
     text = "the last lines are JSON objects: everything, then four figures per mode"
     mismatch.add_argument("--json", action="store_true", help=text)
-
-
-def _add_bench(commands: Commands) -> None:
-    text = "measure speed, as ratios within one run"
-    bench = add_command(commands, "bench", "bench.command:bench", text, has_json=True)
-    bench.add_argument("what", choices=BENCHES)
-    bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
-    bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
-    bench.add_argument("--run", type=Path, help="search: the run whose policy computes embeddings")
-    text = "learning: folder of its results; what is finished there does not run again"
-    bench.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
-    text = "learning: parts to run (default: all)"
-    bench.add_argument("--only", nargs="+", default=[], metavar="PART", help=text)
 
 
 def _add_log(commands: Commands) -> None:

@@ -1,5 +1,6 @@
-"""The two buses behind `messages.bus.Bus`, and the embedded nats-server.
+"""The bus that runs use, and the embedded nats-server.
 
-`jetstream.bus.NatsBus` is the real one; `memory.bus.MemoryBus` is a seeded simulation of it. To add
-one: a class that passes `tests/contract/bus/check_bus.py`; it needs that and nothing else.
+`jetstream.bus.NatsBus` implements `messages.bus.Bus`; tests and simulations use a seeded
+simulation of it, `tests/support/memory_bus/`. To add a bus: a class that passes
+`tests/contract/bus/check_bus.py`; it needs that and nothing else.
 """

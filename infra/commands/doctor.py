@@ -17,7 +17,6 @@ from penstock.envs.microvm.probe import probe
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.server.server import find_server
 from penstock.infra.output import print_result
-from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0
@@ -38,8 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
     findings = [_python(), _disk(), _nats_server(), *_packages(), check_gpu(),
-                check_vllm(), check_ranks(), *await _backends(), check_confinement(),
-                await _namespaces()]  # fmt: skip
+                check_vllm(), check_ranks(), *await _backends(), check_confinement()]  # fmt: skip
     if arguments.json:
         print_result(findings, as_json=True)
     else:
@@ -184,14 +182,4 @@ def confinement_row(host: confinement.HostMeasures) -> Finding:
         is_available=not missing,
         detail=", ".join(host.measures) + groups,
         how_to_get="; ".join(f"{', '.join(names)}: {how}" for how, names in by_how.items()),
-    )
-
-
-async def _namespaces() -> Finding:
-    obstacle = await probe_namespaces()
-    return Finding(
-        name="region links",
-        is_available=not obstacle,
-        detail=f"in-process shaping: {obstacle}" if obstacle else "network namespaces",
-        how_to_get=HOW_TO_GET,
     )

@@ -9,8 +9,7 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
 from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
-from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
-from penstock.infra.stores.settings import StoreKind
+from penstock.infra.run.regions import region_of_role, replica_name
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned, pinned_version
 from penstock.messages.task import Limits, Purpose
@@ -54,7 +53,6 @@ def check_config(config: RunConfig) -> None:
     _check_gateway_channel(config)
     _check_gatekeeper(config)
     _check_gateways(config)
-    _check_links(config)
     _check_judges(config)
 
 
@@ -288,19 +286,6 @@ def _check_gateways(config: RunConfig) -> None:
         if specs.count(spec) > 1:
             text = f"expected each gateway once, as gateway:NAME, got {spec!r} twice"
             raise ConfigError(f"processes: {text}")
-
-
-def _check_links(config: RunConfig) -> None:
-    """Check that all traffic of a region behind a link crosses the link."""
-    linked = [region.name for region in config.regions if region.link is not None]
-    if not linked:
-        return
-    text = f"regions {', '.join(linked)} are behind links"
-    if config.bus.servers:
-        raise ConfigError(f"{text} to the run's own server: expected no bus.servers")
-    if config.store.kind is not StoreKind.JETSTREAM:
-        raise ConfigError(f'{text}, which only store.kind = "jetstream" crosses')
-    check_processes(config.processes, linked)
 
 
 def _check_judges(config: RunConfig) -> None:

@@ -1,6 +1,7 @@
 """Reading a run's configuration: TOML files, overrides, and defaults taken from other tables."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -24,7 +25,9 @@ Table = dict[str, Any]
 _PATH = re.compile(r" - at `\$\.([\w.-]+)`")
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, refuses_links: bool = False
+) -> RunConfig:
     """Read a TOML file and apply `key.path=value` overrides (values in TOML syntax).
 
     Raises:
@@ -32,7 +35,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             both.
 
     """
-    return parse_config(translated(apply_overrides(read_toml(path), overrides)), str(path))
+    data = translated(apply_overrides(read_toml(path), overrides))
+    return parse_config(data, str(path), refuses_links=refuses_links)
 
 
 _EXAMPLE = "penstock.examples.quickstart"
@@ -94,14 +98,21 @@ def _translated_source(
     return kept | {"kind": "own", "make": f"{_EXAMPLE}:{kind}_tasks", "settings": settings}
 
 
-def parse_config(data: Table, source: str) -> RunConfig:
+def parse_config(data: Table, source: str, *, refuses_links: bool = False) -> RunConfig:
     """Check the tables of a configuration.
+
+    Args:
+        data: Its tables.
+        source: What errors call it.
+        refuses_links: Whether to refuse the links that regions could have up to 0.2.0, as a start
+            must, rather than ignore them with a warning, as a reader of the log can.
 
     Raises:
         ConfigError: As `load_config`.
 
     """
     data = with_present_names(data)
+    _drop_links(data, source, refuses=refuses_links)
     _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
@@ -109,6 +120,20 @@ def parse_config(data: Table, source: str) -> RunConfig:
     except ValueError as error:
         raise ConfigError(f"{source}: {error}{_given(data, str(error))}") from error
     return config
+
+
+def _drop_links(data: Table, source: str, *, refuses: bool) -> None:
+    """Remove emulated links: a former run's log is the same without them."""
+    regions = data.get("regions")
+    for region in cast("list[Any]", regions) if isinstance(regions, list) else ():
+        if not _is_table(region) or "link" not in region:
+            continue
+        field = f"{source}: regions.{region.get('name')}.link"
+        if refuses:
+            text = "no longer a setting; to emulate links: python -m tests.lab regions --links FILE"
+            raise ConfigError(f"{field}: {text}")
+        del region["link"]
+        sys.stderr.write(f"{field}: ignored, as emulated links are no longer a setting\n")
 
 
 def _given(data: Table, text: str) -> str:

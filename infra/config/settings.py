@@ -21,7 +21,6 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.models.settings import ModelSection
-from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
 from penstock.infra.tasks.settings import PrepareConfig
 from penstock.messages.errors import ConfigError
@@ -59,8 +58,6 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """S3 bucket of the region's weights, which must exist; empty: a directory beside its relay."""
     endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
     """S3 server of the bucket, if it is not Amazon's."""
-    link: LinkSection | None = None
-    """Emulated link between this region and the others; by default there is none."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""

@@ -9,8 +9,8 @@ from enum import StrEnum
 import msgspec
 
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.hosts import check_apart
+from penstock.infra.run.regions import region_of_role
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
@@ -108,8 +108,6 @@ def _check_tables(config: RunConfig) -> None:
         raise ConfigError(f"store.kind: {text}")
     for region in config.regions:
         field = f"regions.{region.name}"
-        if region.link is not None:
-            raise ConfigError(f"{field}.link: expected none: regions of a cluster are real")
         if not region.bucket:
             text = "expected one: relay and generators of a region are in pods of their own"
             raise ConfigError(f"{field}.bucket: {text}")

@@ -33,7 +33,6 @@ def format_report(figures: dict[str, Any]) -> str:
         f"engine, which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
     )
     lines += [_recording(*each) for each in figures["recording"]["step"].items()]
-    lines += [format_line(row) for row in figures.get("formats", [])]
     return "\n".join(lines)
 
 
@@ -60,15 +59,4 @@ def _recording(batch: str, row: dict[str, float]) -> str:
     return (
         f"decoding {batch} rows: recording routes takes {row['ratio']:.4f}x "
         f"({row['ratio_low']:.4f} to {row['ratio_high']:.4f}) the time"
-    )
-
-
-def format_line(row: dict[str, Any]) -> str:
-    """Return a line about one format of the experts."""
-    losses = " ".join(f"{loss:.2f}" for loss in row["losses"])
-    refused = ", ".join(f"{name} {found['kl_k3']:.1e}" for name, found in row["unmatched"].items())
-    return (
-        f"{row['expert_format']} experts: losses {losses}, held out {row['heldout_loss']:.4f}, "
-        f"{row['tokens_per_s']:.0f} tokens/s; k3 {row['mismatch']['kl_k3']:.1e}, and of trainers "
-        f"that are refused: {refused}"
     )

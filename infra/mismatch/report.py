@@ -12,8 +12,8 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.batching.cuts import micro_batches
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence
-from penstock.infra.bench.recording import measure_recording
 from penstock.infra.mismatch.figures import first_difference, measure
+from penstock.infra.mismatch.recording import measure_recording
 from penstock.infra.mismatch.rollouts import Rollouts, sample_rollouts
 from penstock.infra.mismatch.subject import MismatchSubject
 from penstock.infra.mismatch.trainers import KERNELS, perturbed, trainer, with_mode
@@ -85,7 +85,7 @@ def _time_s(work: Callable[[], None]) -> float:
 
 MODES = ("exact", "fast", "off")
 _RECORDING_PAIRS = {64: 100}
-"""A look; `penstock bench recording` takes many more."""
+"""A look; `python -m tests.lab recording` takes many more."""
 
 
 def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:

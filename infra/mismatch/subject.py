@@ -1,12 +1,9 @@
-"""What `penstock mismatch` measures: two policies and prompts, of a run or of fresh weights."""
+"""What mismatch is measured on: two policies and prompts, here those of a run."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from penstock.actors.policy.checkpoint import load_published, publishable_state
 from penstock.actors.policy.model import Policy
@@ -17,7 +14,7 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.infra.config.file import load_config
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.run.runs import find_run, open_log
+from penstock.infra.run.runs import RunDir, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import NotFoundError
@@ -25,9 +22,6 @@ from penstock.messages.reading.trajectories import last_of, read_turns
 from penstock.messages.rollout import RolloutFinished
 
 _NUM_PROMPTS = 64
-_PROMPT_TOKENS = 120
-_SHARPNESS = 3.0
-"""Fresh weights are near uniform: this makes routers and heads decide, as trained ones do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,38 +37,13 @@ class MismatchSubject:
     temperature: float
 
 
-async def load_subject(arguments: argparse.Namespace) -> MismatchSubject:
-    """Load what the command line names.
+async def load_subject(run: RunDir) -> MismatchSubject:
+    """Take a run's first and newest checkpoint, and the prompts of its rollouts.
 
     Raises:
         NotFoundError: The run has no checkpoint or no rollout yet.
 
     """
-    return _of_config(arguments.config) if arguments.config else await _of_run(arguments)
-
-
-def _of_config(path: Path) -> MismatchSubject:
-    """Take fresh, sharpened weights and random prompts."""
-    config = load_config(path)
-    seed = config.run.seed
-    old, new = (_published(Policy(config.policy, seed=seed + k), _SHARPNESS) for k in range(2))
-    rng = np.random.default_rng(seed)
-    prompts = [
-        rng.integers(0, config.policy.vocab_size, _PROMPT_TOKENS - index % 40)
-        for index in range(_NUM_PROMPTS)
-    ]
-    return MismatchSubject(
-        source=str(path),
-        old=old,
-        new=new,
-        prompts=prompts,
-        temperature=config.pacer.temperature,
-    )
-
-
-async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
-    """Take a run's first and newest checkpoint, and the prompts of its rollouts."""
-    run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
     async with open_log(run, "mismatch") as bus:
         store = run.store()
@@ -92,17 +61,9 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
 
 
 async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
+    """Load a checkpoint, rounded to what generators are given."""
     policy = Policy(config.policy)
     policy.load_state_dict(await read_policy_weights(store, key))
-    return _published(policy, 1.0)
-
-
-def _published(policy: Policy, sharpness: float) -> Policy:
-    """Round to what generators are given."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(sharpness)
     load_published(policy, publishable_state(policy))
     return policy
 

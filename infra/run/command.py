@@ -13,8 +13,7 @@ from typing import Any
 import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.assets import is_being_built, was_there
+from penstock.envs.microvm.images.assets import was_there
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
@@ -36,15 +35,14 @@ from penstock.infra.run.closing import close_run, next_steps
 from penstock.infra.run.hosts import (
     check_apart,
     check_devices,
-    check_judge_keys,
     check_new,
-    check_stores,
+    check_outside,
     join_run,
     roles_of,
     with_whole_paths,
 )
 from penstock.infra.run.interruption import INTERRUPTED, before, interruption
-from penstock.infra.run.launcher import Processes, event_server
+from penstock.infra.run.launcher import OpenServer, Processes, event_server, own_server
 from penstock.infra.run.liveness import until_installed, until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
@@ -59,7 +57,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A run's id is a folder and a token of its subjects."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, open_server: OpenServer = own_server) -> int:
     """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
     with images_beside() if arguments.images else contextlib.nullcontext():
         run_dir, config = _open(arguments)
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         with run_dir.lock():
             check_space(run_dir.path)
             arguments.since = _start(arguments.since)
-            return asyncio.run(_run(run_dir, config, names, arguments))
+            return asyncio.run(_run(run_dir, config, names, arguments, open_server))
 
 
 def _start(since: float | None) -> float:
@@ -126,7 +124,7 @@ def parse_new(data: Table, source: str) -> RunConfig:
     """
     data |= with_whole_paths(data)
     fill_shape(data)
-    config = parse_config(data, source)
+    config = parse_config(data, source, refuses_links=True)
     config.prepare.check_new(has_model=bool(config.model.checkpoint))
     check_calibration(config.judge)
     if config.model.checkpoint:
@@ -165,8 +163,9 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
             compares=not arguments.or_resume,
         )
         run_dir = asyncio.run(joining)
-    config = load_config(run_dir.config)
-    check_outside(config, _names(config, arguments.processes), has_torch=arguments.after is None)
+    config = load_config(run_dir.config, refuses_links=True)
+    names = _names(config, arguments.processes)
+    check_outside(config, names, has_torch=arguments.after is None)
     return run_dir, config
 
 
@@ -192,35 +191,19 @@ def _names(config: RunConfig, given: str | None) -> list[str]:
     return names
 
 
-def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = True) -> None:
-    """Check that machines boot here, that devices are there and stores serve us, before a start.
-
-    Raises:
-        BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
-            install what is missing.
-        DeviceUnavailableError: A GPU that a setting names is not there; without torch it is not
-            looked for.
-        ConfigError: A bucket refuses, or a judge's key is not there.
-
-    """
-    if "sandbox_host" in roles_of(config, names) and not is_being_built():
-        pool = config.sandbox_host.pool
-        open_backend(pool.backend, allow_process=pool.allow_process)
-    if has_torch:
-        check_devices(config, names)
-    check_judge_keys(config, names)
-    check_stores(config)
-
-
 async def _run(
-    run_dir: RunDir, config: RunConfig, names: Sequence[str], arguments: argparse.Namespace
+    run_dir: RunDir,
+    config: RunConfig,
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    open_server: OpenServer,
 ) -> int:
     progress = Progress([each.name for each in config.evaluator.all_sets])
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     forget_gateways(run_dir)
     with interruption() as interrupted:
-        async with event_server(run_dir, config) as bus:
+        async with event_server(run_dir, config, open_server=open_server) as bus:
             work = (run_dir, config, names, bus, progress, interrupted)
             complete = await _work(*work, arguments.after, arguments.since)
             if complete:

@@ -18,6 +18,8 @@ import tomli_w
 
 from penstock.actors.judge.rubric.endpoint import read_key
 from penstock.actors.runtime.files import write_atomic
+from penstock.envs.backends import open_backend
+from penstock.envs.microvm.images.assets import is_being_built
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.connection import JetStreamError, NatsConnection
@@ -25,8 +27,8 @@ from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.settings import FILES, BusSection
 from penstock.infra.config.file import Table, load_config, read_toml
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.liveness import POLL_S, last_stored
+from penstock.infra.run.regions import region_of_role
 from penstock.infra.run.roles import REGIONAL
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.infra.stores.memory import MemoryStore
@@ -241,6 +243,27 @@ async def check_new(access: Access, run_id: str) -> None:
 def roles_of(config: RunConfig, names: Sequence[str]) -> set[str]:
     """Return the roles of some entries of `[processes]`."""
     return {spec.partition(":")[0] for name in names for spec in config.processes[name]}
+
+
+def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = True) -> None:
+    """Check that machines boot here, that devices are there and stores serve us, before a start.
+
+    Raises:
+        BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
+            install what is missing.
+        DeviceUnavailableError: A GPU that a setting names is not there; without torch it is not
+            looked for.
+        ConfigError: A bucket refuses, or a judge's key is not there.
+
+    """
+    if "sandbox" in roles_of(config, names) and not is_being_built():
+        open_backend(
+            config.sandbox_host.pool.backend, allow_process=config.sandbox_host.pool.allow_process
+        )
+    if has_torch:
+        check_devices(config, names)
+    check_judge_keys(config, names)
+    check_stores(config)
 
 
 def check_devices(config: RunConfig, names: Sequence[str]) -> None:

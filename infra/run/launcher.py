@@ -13,7 +13,6 @@ import time
 from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.kept import kept_server
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.config.settings import RunConfig
@@ -31,8 +31,6 @@ from penstock.infra.models.environment import python_of
 from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.ranks.environment import is_rank, rank_environments
 from penstock.infra.ranks.units import first_to_end, stop_processes, units
-from penstock.infra.regions.emulation import Emulation, Linked
-from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.run.charges import (
     CRASHES_PER_RESTART,
     NEIGHBOR_S,
@@ -47,6 +45,7 @@ from penstock.infra.run.charges import (
     describe_death,
 )
 from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
+from penstock.infra.run.regions import RegionPlace
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed, ItemCharged
@@ -60,7 +59,6 @@ from penstock.messages.reading.asyncapi import document
 REAP_S = 1.0
 SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
-SERVER_PAUSE_S = 0.5
 PAUSE_S = 30.0
 """Before a service starts a process again that has used up its restarts."""
 
@@ -255,8 +253,33 @@ class Processes:
 
 
 @contextlib.asynccontextmanager
+async def own_server(
+    run: RunDir, config: RunConfig
+) -> AsyncGenerator[tuple[EmbeddedServer, dict[str, RegionPlace]]]:
+    """Yield the run's embedded server; no region has another place."""
+    async with kept_server(run.events, config.bus.server_path or None) as server:
+        yield server, {}
+
+
+OpenServer = Callable[
+    [RunDir, RunConfig],
+    contextlib.AbstractAsyncContextManager[tuple[EmbeddedServer, dict[str, RegionPlace]]],
+]
+"""How a run gets its embedded server, and the places of regions that reach it in their own way.
+
+A caller that puts regions behind networks of their own passes its own function, which yields a
+`RegionPlace` for each: processes whose roles are all of that region are started through its
+`entrance` and connect to its `url` (`tests/lab/regions/command.py` does so).
+"""
+
+
+@contextlib.asynccontextmanager
 async def event_server(
-    run: RunDir, config: RunConfig, *, is_service: bool = False
+    run: RunDir,
+    config: RunConfig,
+    *,
+    is_service: bool = False,
+    open_server: OpenServer = own_server,
 ) -> AsyncGenerator[NatsBus]:
     """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
     server_pid: Callable[[], int] = int
@@ -272,7 +295,7 @@ async def event_server(
                 await bus.provision_work(durable, types, ack_wait_s=ACK_WAIT_S)
             run.write_state("", is_service=is_service)
         else:
-            server, places = await stack.enter_async_context(_own_server(run, config))
+            server, places = await stack.enter_async_context(open_server(run, config))
             bus = await stack.enter_async_context(connect(run, server.url, "launcher"))
             await bus.provision()
             run.write_state(server.url, places, is_service=is_service)
@@ -280,40 +303,3 @@ async def event_server(
         recorder = asyncio.create_task(record_processor(bus, server_pid), name="processor")
         stack.callback(recorder.cancel)
         yield bus
-
-
-@contextlib.asynccontextmanager
-async def _own_server(
-    run: RunDir, config: RunConfig
-) -> AsyncGenerator[tuple[EmbeddedServer, dict[str, RegionPlace]]]:
-    """Yield the embedded server, and the places of the regions behind links."""
-    binary = config.bus.server_path or None
-    linked = [Linked(name=r.name, link=r.link) for r in config.regions if r.link is not None]
-    async with contextlib.AsyncExitStack() as stack:
-        emulation = Emulation(linked, run.regions) if linked else None
-        listen = (
-            await stack.enter_async_context(emulation.links(partial(print, flush=True)))
-            if emulation
-            else ""
-        )
-        server = EmbeddedServer(store_dir=run.events, binary=binary, leaf_listen=listen)
-        await server.start()
-        stack.push_async_callback(server.stop)
-        keeper = asyncio.create_task(keep_server(server), name="keep nats-server")
-        stack.callback(keeper.cancel)
-        places: dict[str, RegionPlace] = {}
-        if emulation:
-            places = await stack.enter_async_context(emulation.places(server, binary))
-        yield server, places
-
-
-async def keep_server(server: EmbeddedServer) -> None:
-    """Restart the server, on its port and store, whenever it dies: also while it starts."""
-    while True:
-        await server.wait()
-        sys.stderr.write("[run] nats-server died; restarting it\n")
-        try:
-            await server.start()
-        except (BusError, DeadlineError) as error:
-            sys.stderr.write(f"[run] {error}\n")
-            await asyncio.sleep(SERVER_PAUSE_S)

@@ -28,7 +28,8 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.config.file import apply_overrides, parse_config, read_toml, translated
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.claim import read_tokenizer
-from penstock.infra.run.command import check_outside, new_folder, parse_new
+from penstock.infra.run.command import new_folder, parse_new
+from penstock.infra.run.hosts import check_outside
 from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare

@@ -6,7 +6,7 @@
 ```
 It replaces nats-py's own client of that layout, which requests chunk after chunk: here one request
 brings many chunks, and chunks are sent ahead of their acknowledgements, with a window in both
-directions. `penstock bench bus` compares the two (24 MB objects on loopback, alternating): get 99
+directions. `tests.lab bus` compares the two (24 MB objects on loopback, alternating): get 99
 to 214 MB/s against 12 to 24; put is about equal where a round trip costs nothing, and was 28
 against 14 MB/s on a loaded machine. Puts are conditional: an object is never overwritten. The
 description of a small object carries its bytes, so one round trip brings both. To add an operation:

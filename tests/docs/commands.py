@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.lab.__main__ import main as lab_main
+
 from penstock.infra.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +22,7 @@ PROGRAM = re.compile(
 FAST = (
     *("penstock init", "penstock images ls", "penstock deploy render", "penstock weights"),
     *(". .venv/bin/activate", "cd my-project", "python -m pytest", "penstock judge attack"),
-    "penstock simulate weights",
+    "python -m tests.lab simulate-weights",
 )
 """Executed by `test_commands.py`, in the order of their page."""
 SLOW = (
@@ -60,10 +62,10 @@ NOT_RUN = {
     ".venv-ranks/bin/penstock run": "a whole run in another environment: tests/engines",
     "penstock run --config": "whole runs; the configuration and its --set are loaded",
     "penstock actor": "needs several hosts: tests/e2e/test_run_hosts.py",
-    "penstock mismatch": "minutes; one of a run is executed",
-    "penstock bench": "minutes to hours of a quiet machine",
-    "penstock simulate users": "a quarter of an hour: tests/sim/users/test_users_parts.py",
-    "penstock simulate sandboxes": "minutes: tests/sim/test_sandbox_fleet_burst.py",
+    "penstock mismatch RUN": "minutes; that of the newest run is executed",
+    "python -m tests.lab": "minutes to hours of a quiet machine",
+    "python -m tests.lab simulate-users": "15 minutes: tests/sim/users/test_users_parts.py",
+    "python -m tests.lab simulate-sandboxes": "minutes: tests/sim/test_sandbox_fleet_burst.py",
     "penstock tasks make stdlib": "hundreds of tasks, minutes of machines",
     "penstock images build pg": "needs a mirror of Debian's packages",
     "helm": "needs a cluster",
@@ -140,10 +142,17 @@ def joined(words: list[str]) -> str:
 
 
 def execute(command: Command | str, **replaced: str) -> None:
-    """Execute a printed command of `penstock` in the current folder."""
+    """Execute a printed command of `penstock`, or of the laboratory, in the current folder."""
     command = command if isinstance(command, Command) else Command("", 0, command)
-    words = [replaced.get(word, word) for word in penstock_words(command)]
-    assert main(words) == 0, command.name
+    is_lab = bool(lab_words(command))
+    words = lab_words(command) if is_lab else penstock_words(command)
+    words = [replaced.get(word, word) for word in words]
+    assert (lab_main(words) if is_lab else main(words)) == 0, command.name
+
+
+def lab_words(command: Command) -> list[str]:
+    """Return the arguments of `python -m tests.lab`; empty for other programs, and for its list."""
+    return command.words[3:] if command.words[:3] == ["python", "-m", "tests.lab"] else []
 
 
 def penstock_words(command: Command) -> list[str]:

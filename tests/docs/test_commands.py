@@ -19,10 +19,13 @@ from tests.docs.commands import (
     blocks,
     commands,
     execute,
+    lab_words,
     pages,
     penstock_words,
 )
 from tests.docs.judge import judging
+from tests.lab.__main__ import load_program
+from tests.lab.__main__ import make_parser as make_lab_parser
 
 from penstock.infra.cli import make_parser
 from penstock.infra.config.file import load_config
@@ -72,6 +75,16 @@ def test_the_parser_takes_each_command(command: Command):
     if any(each.startswith("model.checkpoint=") for each in overrides):
         return  # what fits is up to the folder's model
     load_config(ROOT / config, overrides)
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if lab_words(each)], ids=lambda each: each.name
+)
+def test_the_laboratorys_parsers_take_each_command(command: Command):
+    name, *words = lab_words(command)
+    arguments = make_lab_parser(name, load_program(name)).parse_args(words)
+    if (config := getattr(arguments, "config", None)) is not None:
+        load_config(ROOT / config)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +169,7 @@ def test_a_judge_is_attacked_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_weights_are_simulated_as_printed():
-    for command in named("penstock simulate weights"):
+    for command in named("python -m tests.lab simulate-weights"):
         execute(f"{command.text} --steps 2 --replicas 8 --ranks 8")  # Of 1,000 and 512.
 
 

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from tests.docs.commands import ROOT
 from tests.docs.test_failures import fragments, messages
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 from tests.unit.sandbox.test_sandbox_pool import PlainBackend
 
 from penstock.actors.monitor.state import MonitorState
@@ -20,8 +22,6 @@ from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.assets import MANIFEST, QemuAssets, vm_cache_dir
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable, Capability
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.server import server
 from penstock.infra.cli import main
 from penstock.infra.run.closing import faults_of

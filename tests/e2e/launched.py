@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.infra.orphans import adopt_orphans
@@ -41,16 +42,19 @@ class Launched:
         resume: bool = False,
         config: Path = TINY,
         processes: str | None = None,
+        program: Sequence[str] = (),
     ):
+        """Start `penstock run`, or a program that takes its options."""
         source = ["--resume", run_id] if resume else ["--config", str(config), "--run-id", run_id]
         overrides = [word for setting in settings for word in ("--set", setting)]
         if processes is not None:
             overrides += ["--processes", processes]
         self.runs, self.folder = runs, runs / run_id
+        command = program or (*PENSTOCK, "--runs-dir", str(runs), "run")
         self._log = runs / f"{run_id}.out"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*PENSTOCK, "--runs-dir", str(runs), "run", *source, *overrides],
+                [*command, *source, *overrides],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import zstandard
+from tests.lab.bench.codecs.measure import entropy_bound_bytes
 
-from penstock.infra.weights.bench.measure import entropy_bound_bytes
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec
 

@@ -15,11 +15,11 @@ import pytest
 from tests.contract.bus.bus_world import step, take, task
 from tests.contract.bus.test_bus_memory import MemoryWorld
 from tests.contract.bus.test_bus_nats import NatsWorld
+from tests.support.memory_bus.log import Stored
+from tests.support.memory_bus.server import Faults
+from tests.support.virtual_clock import run_virtual
 
-from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.bus.claims import CLAIM_HEADER
-from penstock.infra.bus.memory.log import Stored
-from penstock.infra.bus.memory.server import Faults
 from penstock.messages.base import Claim, Message, Stream
 from penstock.messages.codec import MESSAGE_BYTES_MAX, decode, encode
 from penstock.messages.control import MessageRejected

@@ -11,9 +11,9 @@ import signal
 
 import pytest
 from tests.contract.bus.bus_world import step, task
+from tests.support.virtual_clock import run_virtual
 from tests.unit.runtime.test_runtime_host import Worker, World
 
-from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.in_progress import InProgress
 from penstock.infra.run.charges import NEIGHBOR_S, Attribution, Death, DeathCause, cause_of

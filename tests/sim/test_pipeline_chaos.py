@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 from tests.contract.bus.bus_world import task
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.log import Stored
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.runtime.actor import Actor
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.log import Stored
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Array, Message
 from penstock.messages.codec import decode

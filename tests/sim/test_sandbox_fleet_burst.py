@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
+from tests.lab.simulate.sandboxes.nats import place_over_nats
+from tests.lab.simulate.sandboxes.settings import BurstScenario
+from tests.lab.simulate.sandboxes.virtual import simulate_burst
 
-from penstock.infra.simulate.sandboxes.nats import place_over_nats
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
-from penstock.infra.simulate.sandboxes.virtual import simulate_burst
 from penstock.messages.errors import ConfigError
 
 SMALL = BurstScenario(num_machines=480, num_hosts=6, num_images=20, num_failures=1, num_at_once=16)

@@ -1,8 +1,8 @@
 """A host that falls silent in a burst costs what it held: no other lease expires meanwhile."""
 
-from penstock.actors.runtime.clock import run_virtual
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
-from penstock.infra.simulate.sandboxes.virtual import place_in_memory
+from tests.lab.simulate.sandboxes.settings import BurstScenario
+from tests.lab.simulate.sandboxes.virtual import place_in_memory
+from tests.support.virtual_clock import run_virtual
 
 
 def test_a_silent_host_holds_up_no_other_hosts_leases():

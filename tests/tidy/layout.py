@@ -19,7 +19,6 @@ PARTS = (
     "actors/trainer/objective",
     "envs/harness",
     "envs/microvm",
-    "infra/bench",
     "infra/bus",
     "infra/commands",
     "infra/stores",

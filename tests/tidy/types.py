@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.tidy.repository import PRODUCT, ROOT
 
 FILES_MIN = 400
+CHECKED = (*PRODUCT, "examples", "tests/lab", "tests/support")
 STRICT = ("messages", "actors/runtime", "infra", "gateway")
 
 
@@ -58,7 +59,7 @@ def setting_faults(root: Path) -> Iterator[str]:
         yield "pyrightconfig.json replaces the settings of pyproject.toml"
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(text)["tool"]["pyright"]
-    for key, expected in (("include", (*PRODUCT, "examples")), ("strict", STRICT)):
+    for key, expected in (("include", CHECKED), ("strict", STRICT)):
         for missing in sorted({*expected} - {*settings.get(key, ())}):
             yield f"pyproject.toml: tool.pyright.{key} lacks {missing}"
     if settings.get("typeCheckingMode") not in {"standard", "strict"}:

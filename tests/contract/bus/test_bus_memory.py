@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from tests.contract.bus.bus_world import saved, step
 from tests.contract.bus.check_bus import CHECKS
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.log import MemoryLog, Stored
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.log import MemoryLog, Stored
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Stream
 from penstock.messages.training import CheckpointSaved

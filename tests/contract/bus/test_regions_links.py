@@ -9,12 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-
-from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.server.server import EmbeddedServer, find_server
-from penstock.infra.regions.emulation import Emulation, Linked
-from penstock.infra.regions.leaf import leaf_node
-from penstock.infra.regions.links import (
+from tests.lab.regions.emulation import Emulation, Linked
+from tests.lab.regions.leaf import leaf_node
+from tests.lab.regions.links import (
     LinkError,
     free_port,
     free_subnet,
@@ -22,7 +19,10 @@ from penstock.infra.regions.links import (
     open_tunnel,
     probe_namespaces,
 )
-from penstock.infra.regions.settings import LinkSection
+from tests.lab.regions.settings import LinkSection
+
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
@@ -46,8 +46,8 @@ print(connected - began, time.monotonic() - connected, received)
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from penstock.infra.regions.emulation import Emulation, Linked
-from penstock.infra.regions.settings import LinkSection
+from tests.lab.regions.emulation import Emulation, Linked
+from tests.lab.regions.settings import LinkSection
 from penstock.infra.stores.jetstream import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 
@@ -58,7 +58,7 @@ async def main(folder):
         server = EmbeddedServer(store_dir=folder / "hub", leaf_listen=listen)
         await server.start()
         async with emulation.places(server, None) as places:
-            print("up", places["far"].namespace_pid, flush=True)
+            print("up", places["far"].entrance[1].split("/")[2], flush=True)
             await asyncio.sleep(60)
 
 asyncio.run(main(Path(sys.argv[1])))
@@ -174,7 +174,7 @@ async def test_a_region_reaches_the_hub_and_nothing_else(tmp_path):
 
 
 async def test_a_hub_that_is_not_there_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.infra.regions.leaf.START_S_MAX", 0.5)
+    monkeypatch.setattr("tests.lab.regions.leaf.START_S_MAX", 0.5)
     async with open_proxy(0, LINK, free_port()) as opened:
         with pytest.raises(LinkError, match="did not reach the hub"):
             async with leaf_node(tmp_path / "far", find_server(None), opened, "token"):

@@ -7,13 +7,13 @@ import re
 import pytest
 import tomli_w
 from tests.contract.bus.plain_server import plain_server
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.infra.bus.jetstream import provision
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.cli import main
 from penstock.infra.run import liveness

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
@@ -17,8 +19,6 @@ from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.sandbox_client.client import LeaseSpec
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 
 from .check_sandbox import (

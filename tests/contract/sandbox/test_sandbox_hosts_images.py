@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.needs import need_layers
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 from tests.trajectories import trajectory
 
 from penstock.actors.judge.config import JudgeConfig
@@ -23,8 +25,6 @@ from penstock.envs.sandbox import ImageAbsent
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.storage import GradedTask
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.requests.scheduler import PlaceGroup
 from penstock.messages.reward import Outcome

@@ -38,8 +38,8 @@ def test_own_parts_are_learned_and_monitored(tmp_path):
 
 def test_users_are_learned_from():
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "live_users.py"],
-        capture_output=True, text=True, timeout=600, check=False,
+        [sys.executable, "-m", "examples.live_users"],
+        cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     before, after = map(int, re.findall(r"(\d+)%", done.stdout.splitlines()[-1]))

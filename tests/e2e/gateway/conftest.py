@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 from tests.sealed import MASTER_KEY
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
@@ -25,8 +27,6 @@ from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import pytest
 from tests.e2e.hosts.lan import Host, Lan, serve_nats, serve_s3
-
-from penstock.infra.regions.links import probe_namespaces
+from tests.lab.regions.links import probe_namespaces
 
 TOKEN = "s3cret-of-the-cluster"
 MASTER_KEY = "5e" * 32

@@ -160,7 +160,7 @@ def plant(backend) -> None:
 @pytest.mark.parametrize("command", [PANIC, pytest.param(HANG, marks=pytest.mark.slow)])
 async def test_a_machine_killer_is_never_masked(tokenizer, backend, command, monkeypatch) -> None:
     # As NATS does, ask a host once: copies of a request would see a machine that was put away.
-    monkeypatch.setattr("penstock.infra.bus.memory.rpc.RESEND_S", 60.0)
+    monkeypatch.setattr("tests.support.memory_bus.rpc.RESEND_S", 60.0)
     plant(backend)
     world = World(tokenizer)
     world.backend = backend

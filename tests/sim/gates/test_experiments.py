@@ -1,13 +1,13 @@
 """Simulated experiments: false decisions, and what a drop of five points costs."""
 
 import pytest
-
-from penstock.actors.gatekeeper.config import GatekeeperConfig, LiveTestConfig
-from penstock.infra.simulate.users.experiments import (
+from tests.lab.simulate.users.experiments import (
     Population,
     run_experiment,
     simulate_experiments,
 )
+
+from penstock.actors.gatekeeper.config import GatekeeperConfig, LiveTestConfig
 from penstock.messages.gates import Decision
 
 CROWD = Population(num_users=250, sessions_mean=2.0, rated_share=0.5)

@@ -6,6 +6,9 @@ import random
 from collections.abc import Callable, Coroutine
 
 import msgspec
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.gatekeeper.actor import Gatekeeper
 from penstock.actors.gatekeeper.config import (
@@ -14,12 +17,9 @@ from penstock.actors.gatekeeper.config import (
     LiveTestConfig,
     OfflineConfig,
 )
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.envs.tasks.storage import tasks_key
 from penstock.gateway.arms import Arms
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined

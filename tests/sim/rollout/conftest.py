@@ -16,6 +16,9 @@ import msgspec
 import pytest
 import torch
 from tests.sim.rollout.machines import FakeBackend
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.evaluator.actor import Evaluator
 from penstock.actors.evaluator.schedule import EvaluatorConfig
@@ -28,7 +31,6 @@ from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.runtime.actor import Actor, Effects
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
@@ -36,8 +38,6 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.storage import hidden_tests_key, tasks_key
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.route_segments import seal_routes
 from penstock.messages.base import Array, Event, Message, Stream

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.sim.rollout.conftest import Hosted, World
 from tests.sim.rollout.machines import FakeBackend
+from tests.support.virtual_clock import VirtualClock
 
-from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import SandboxScheduler

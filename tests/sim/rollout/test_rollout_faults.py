@@ -13,10 +13,10 @@ from tests.sim.rollout.conftest import (
     make_task,
     reported,
 )
+from tests.support.memory_bus.log import Stored
 
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.infra.bus.memory.log import Stored
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 from tests.sim.rollout.conftest import World
+from tests.support.virtual_clock import VirtualClock
 
-from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.envs.microvm.pool.pool import Pool

@@ -5,15 +5,15 @@ import json
 
 import msgspec
 import pytest
+from tests.lab.__main__ import main
+from tests.lab.regions.shaping import Bandwidth
+from tests.lab.simulate.weights.settings import Mishap, RegionSettings, Scenario
+from tests.lab.simulate.weights.simulation import simulate
+from tests.lab.simulate.weights.sized_store import Site, SizedBytes, SizedStore
+from tests.lab.simulate.weights.sizes import MEASURED_MERGED_FRACTION, Sizes
+from tests.lab.simulate.weights.transfers import carry
+from tests.support.virtual_clock import run_virtual
 
-from penstock.actors.runtime.clock import run_virtual
-from penstock.infra.cli import main
-from penstock.infra.regions.shaping import Bandwidth
-from penstock.infra.simulate.weights.settings import Mishap, RegionSettings, Scenario
-from penstock.infra.simulate.weights.simulation import simulate
-from penstock.infra.simulate.weights.sized_store import Site, SizedBytes, SizedStore
-from penstock.infra.simulate.weights.sizes import MEASURED_MERGED_FRACTION, Sizes
-from penstock.infra.simulate.weights.transfers import carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 NEAR = RegionSettings(name="near", link_gbit_s=100.0, round_trip_s=0.002)
@@ -112,7 +112,7 @@ def test_sizes_are_those_measured():
 
 def test_the_command_ends_with_one_json_object(capsys):
     sizes = ["--steps", "3", "--replicas", "4", "--ranks", "2"]
-    assert main(["simulate", "weights", "--json", *sizes]) == 0
+    assert main(["simulate-weights", "--json", *sizes]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["scenario"]["num_steps"] == 3
     assert set(found["scenarios"]) >= {"as planned", "relay lost for 5 steps", "late joiners"}
@@ -128,5 +128,5 @@ def test_the_command_ends_with_one_json_object(capsys):
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_words(given, expected, capsys):
-    assert main(["simulate", "weights", *given]) == 2
+    assert main(["simulate-weights", *given]) == 2
     assert expected in capsys.readouterr().err

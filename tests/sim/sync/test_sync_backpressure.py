@@ -10,6 +10,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from tests.sim.sync.world import FakeEngine, World
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.generator.actor import Generator
 from penstock.actors.generator.engine import EngineCapabilities, EngineHealth, EngineMetrics
@@ -21,11 +24,8 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.relay.region.relay import Relay
 from penstock.actors.relay.replica.receiver import Receiver
 from penstock.actors.runtime.actor import Actor
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.envs.tasks.storage import tasks_key
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.task import CreditsChanged, Limits, Purpose, Split, Task
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted

@@ -4,11 +4,11 @@ import asyncio
 
 import msgspec
 from tests.sim.sync.world import FakeContext, World
+from tests.support.virtual_clock import run_virtual
 
 from penstock.actors.relay.core.version_head import NO_HEAD, read_head, read_head_after
 from penstock.actors.relay.region.compactor import Compactor
 from penstock.actors.relay.region.relay import Relay
-from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.stores.memory import MemoryStore
 
 

@@ -7,6 +7,9 @@ import random
 import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
@@ -18,10 +21,7 @@ from penstock.actors.relay.publish.spans import assign_shards, cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.actors.relay.region.relay import Relay
 from penstock.actors.relay.replica.receiver import Receiver
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import SnapshotKind, WeightsApplied, WeightsPublished
 

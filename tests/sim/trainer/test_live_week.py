@@ -12,19 +12,19 @@ import random
 import msgspec
 import pytest
 from tests.sealed import open_vault, sealed_turn
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import EpochConfig, LiveConfig
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.trajectories import last_of

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 
 from tests.sealed import open_vault
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
@@ -12,8 +14,6 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import RunFinished
 from penstock.messages.reading.trajectories import last_of

@@ -5,13 +5,13 @@ import contextlib
 import os
 
 import pytest
+from tests.lab.simulate.users import latency
+from tests.lab.simulate.users.client import UserClient, connect
+from tests.lab.simulate.users.command import _kept
+from tests.lab.simulate.users.people import Person
+from tests.lab.simulate.users.results import Results
+from tests.lab.simulate.users.settings import UsersScenario
 
-from penstock.infra.simulate.users import latency
-from penstock.infra.simulate.users.client import UserClient, connect
-from penstock.infra.simulate.users.command import _kept
-from penstock.infra.simulate.users.people import Person
-from penstock.infra.simulate.users.results import Results
-from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.messages.errors import ConfigError, DeadlineError
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
@@ -53,7 +53,7 @@ async def serving(answer):
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_what_is_no_completion_is_a_failed_request(name, monkeypatch):
-    monkeypatch.setattr("penstock.infra.simulate.users.client.now_real", contextlib.nullcontext)
+    monkeypatch.setattr("tests.lab.simulate.users.client.now_real", contextlib.nullcontext)
     person = Person(name="n", tenant="t", taste=0, leaning=0.5, phase=0.0)
     async with serving(ANSWERS[name]) as url, connect(url, "x") as client:
         assert await latency._ask(client, "hello", "u") is None

@@ -1,4 +1,4 @@
-"""The parts of `penstock simulate users`: replies, likings, virtual time with sockets, figures."""
+"""The parts of `simulate-users`: replies, likings, virtual time with sockets, figures."""
 
 import asyncio
 import importlib.util
@@ -11,20 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.lab.__main__ import main
+from tests.lab.simulate.users import attack, latency
+from tests.lab.simulate.users.attack import shift_of, with_hostile
+from tests.lab.simulate.users.client import Reply
+from tests.lab.simulate.users.command import FIGURES
+from tests.lab.simulate.users.learning import simulate_learning
+from tests.lab.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
+from tests.lab.simulate.users.results import Results
+from tests.lab.simulate.users.settings import DAY_S, UsersScenario
+from tests.lab.simulate.users.tiny_policy import TOPICS, TinyPolicy, reply_text, traits_of
+from tests.lab.simulate.users.virtual_io import now_real, run_virtual_io
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.model import Policy
-from penstock.infra.cli import main
-from penstock.infra.simulate.users import attack, latency
-from penstock.infra.simulate.users.attack import shift_of, with_hostile
-from penstock.infra.simulate.users.client import Reply
-from penstock.infra.simulate.users.command import FIGURES
-from penstock.infra.simulate.users.learning import simulate_learning
-from penstock.infra.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
-from penstock.infra.simulate.users.results import Results
-from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
-from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy, reply_text, traits_of
-from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
 from penstock.messages.errors import CodecError, ConfigError
 
 
@@ -155,7 +155,7 @@ def test_a_whole_simulation_goes_on_where_it_was_stopped(tmp_path, monkeypatch, 
                 raise ConfigError("no")
             return {figure: 1.5, "failed_requests": 1}
 
-        monkeypatch.setattr(f"penstock.infra.simulate.users.{name}.simulate_{name}", simulate)
+        monkeypatch.setattr(f"tests.lab.simulate.users.{name}.simulate_{name}", simulate)
 
     for name, figure in (
         ("learning", "trained_share"), ("attack", "attacker_shift"),
@@ -164,7 +164,7 @@ def test_a_whole_simulation_goes_on_where_it_was_stopped(tmp_path, monkeypatch, 
         part(name, figure)
     (tmp_path / "runs" / "r1").mkdir(parents=True)
     (tmp_path / "runs" / "r1" / "config.toml").touch()
-    command = ["--runs-dir", str(tmp_path / "runs"), "simulate", "users", "--json"]
+    command = ["--runs-dir", str(tmp_path / "runs"), "simulate-users", "--json"]
     command += ["--results", str(tmp_path)]
     assert main(command) != 0
     assert main(command) == 0
@@ -176,7 +176,7 @@ def test_a_whole_simulation_goes_on_where_it_was_stopped(tmp_path, monkeypatch, 
 
 
 def test_a_run_that_does_not_exist_is_missed_before_anything_is_simulated(tmp_path, capsys):
-    assert main(["--runs-dir", str(tmp_path), "simulate", "users", "--run", "none"]) != 0
+    assert main(["--runs-dir", str(tmp_path), "simulate-users", "--run", "none"]) != 0
     assert "simulating" not in capsys.readouterr().err
 
 
@@ -184,8 +184,8 @@ def test_without_the_client_of_users_the_command_says_how_to_get_it(monkeypatch,
     there = importlib.util.find_spec
     without = lambda name: None if name == "openai" else there(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    assert main(["simulate", "users", "--part", "aa"]) != 0
-    assert "pip install 'penstock[users]'" in capsys.readouterr().err
+    assert main(["simulate-users", "--part", "aa"]) != 0
+    assert "pip install 'penstock[lab]'" in capsys.readouterr().err
 
 
 def test_days_pass_at_once_and_sockets_are_served():
@@ -213,7 +213,7 @@ def test_days_pass_at_once_and_sockets_are_served():
 
 def test_a_part_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
-        main(["simulate", "users", "--part", "wizardry"])
+        main(["simulate-users", "--part", "wizardry"])
     assert "learning" in capsys.readouterr().err
 
 

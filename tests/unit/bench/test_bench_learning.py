@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from tests.lab.bench.learning import command, parts
+from tests.lab.bench.learning.command import bench_learning
+from tests.lab.bench.learning.intervals import lower_bounds
+from tests.lab.bench.learning.parts import Unit, UnitFailedError, alone
+from tests.lab.bench.learning.whole_runs import complete_run
 
-from penstock.infra.bench.learning import command, parts
-from penstock.infra.bench.learning.command import bench_learning
-from penstock.infra.bench.learning.intervals import lower_bounds
-from penstock.infra.bench.learning.parts import Unit, UnitFailedError, alone
-from penstock.infra.bench.learning.whole_runs import complete_run
 from penstock.messages.errors import CodecError, ConfigError, CorruptDataError
 
 

@@ -1,10 +1,10 @@
 """The figures of the asynchrony part, from timelines made by hand."""
 
 import pytest
+from tests.lab.bench.learning.asynchrony import CONFIG, MODES, RUNS, summarize, units
+from tests.lab.bench.learning.timeline import Timeline, time_to, time_to_rate
+from tests.lab.bench.learning.whole_runs import toml_text
 
-from penstock.infra.bench.learning.asynchrony import CONFIG, MODES, RUNS, summarize, units
-from penstock.infra.bench.learning.timeline import Timeline, time_to, time_to_rate
-from penstock.infra.bench.learning.whole_runs import toml_text
 from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.messages.control import RunOpened
 from penstock.messages.reward import EvalCompleted, Outcome

@@ -1,10 +1,10 @@
 """The part `summary`: every run that it starts is configured rightly, and its figures add up."""
 
 import pytest
+from tests.lab.bench.learning import long_episode, summary
+from tests.lab.bench.learning.parts import UnitFailedError
+from tests.lab.bench.learning.whole_runs import complete_run, toml_text
 
-from penstock.infra.bench.learning import long_episode, summary
-from penstock.infra.bench.learning.parts import UnitFailedError
-from penstock.infra.bench.learning.whole_runs import complete_run, toml_text
 from penstock.infra.config.file import load_config
 from penstock.infra.run.runs import RunDir
 

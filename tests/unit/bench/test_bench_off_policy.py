@@ -1,9 +1,9 @@
 """Part `off_policy`: its arms are settings of the shipped recipe, and its figures are right."""
 
 import pytest
+from tests.lab.bench.learning import off_policy
+from tests.lab.bench.learning.off_policy import ARMS, CONFIG, METRICS, SEEDS, summarize, units
 
-from penstock.infra.bench.learning import off_policy
-from penstock.infra.bench.learning.off_policy import ARMS, CONFIG, METRICS, SEEDS, summarize, units
 from penstock.infra.config.file import load_config
 
 

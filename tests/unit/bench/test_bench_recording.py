@@ -1,11 +1,11 @@
-"""`penstock bench recording`: pairs of steps, told with an interval."""
+"""`python -m tests.lab recording`: pairs of steps, told with an interval."""
 
 import pytest
+from tests.lab.__main__ import PROGRAMS
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.infra.bench.command import BENCHES
-from penstock.infra.bench.recording import measure_recording
+from penstock.infra.mismatch.recording import measure_recording
 from penstock.kernels import native
 
 pytestmark = pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
@@ -31,4 +31,4 @@ def test_each_batch_has_a_ratio_inside_its_interval():
 
 
 def test_it_is_a_command():
-    assert "recording" in BENCHES
+    assert "recording" in PROGRAMS

@@ -1,10 +1,10 @@
 """Counting many machines, over the backend that needs no image."""
 
 import pytest
+from tests.lab.bench import sandbox
 
 from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.infra.bench import sandbox
 
 pytestmark = pytest.mark.vm
 

@@ -1,7 +1,7 @@
 """The payload bench at a fraction of its size: the same promises hold."""
 
-from penstock.infra.bench.scale_payload import GROUP_SIZE, SAMPLED_TOKENS, measure_payload
-from penstock.infra.bench.scale_replicas import measure_prefix_reuse
+from tests.lab.bench.scale_payload import GROUP_SIZE, SAMPLED_TOKENS, measure_payload
+from tests.lab.bench.scale_replicas import measure_prefix_reuse
 
 NUM_TURNS = 4
 

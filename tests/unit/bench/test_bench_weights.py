@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
+from tests.lab.__main__ import main
+from tests.lab.bench.codecs import measure, scaling
+from tests.lab.bench.codecs.measure import CodecFigures, PairFigures, entropy_bound_bytes
+from tests.lab.bench.codecs.pairs import read_pair
+from tests.lab.bench.codecs.report import bars
+from tests.lab.bench.codecs.scaling import shard_scaling
 
-from penstock.infra.cli import main
-from penstock.infra.weights.bench import measure, scaling
-from penstock.infra.weights.bench.measure import CodecFigures, PairFigures, entropy_bound_bytes
-from penstock.infra.weights.bench.pairs import read_pair
-from penstock.infra.weights.bench.report import bars
-from penstock.infra.weights.bench.scaling import shard_scaling
 from penstock.kernels.delta import Dtype
 
 FIGURES = {"ratio", "encode_gb_s", "decode_gb_s", "bit_exact"}
@@ -34,7 +34,7 @@ def test_the_last_line_holds_every_codec(pair, capsys, monkeypatch):
     monkeypatch.setattr(measure, "_SPAN_S", 0.001)  # Times are not looked at here.
     monkeypatch.setattr(scaling, "_BYTES", 1 << 20)
     base, target = map(str, pair)
-    assert main(["bench", "weights", "--base", base, "--next", target, "--json"]) == 0
+    assert main(["weights", "--base", base, "--next", target, "--json"]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out.splitlines()[-1])
     codecs = result["codecs"]
@@ -57,14 +57,14 @@ def test_the_smallest_weights_are_not_repeated_for_ever(tmp_path):
 
 
 def test_a_pair_needs_both_of_its_paths(pair, capsys):
-    assert main(["bench", "weights", "--base", str(pair[0])]) == 2
+    assert main(["weights", "--base", str(pair[0])]) == 2
     assert "--next" in capsys.readouterr().err
 
 
 def test_checkpoints_without_a_common_tensor_are_refused(pair, tmp_path, capsys):
     save_file({"other": np.zeros(3)}, tmp_path / "other")
     arguments = ["--base", str(pair[0]), "--next", str(tmp_path / "other")]
-    assert main(["bench", "weights", *arguments]) == 2
+    assert main(["weights", *arguments]) == 2
     assert "no tensor in common" in capsys.readouterr().err
 
 

@@ -6,7 +6,6 @@ import importlib
 import pytest
 
 from penstock.infra import cli
-from penstock.infra.bench.command import BENCHES
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, str]:
@@ -32,9 +31,3 @@ def test_the_known_commands_are_found():
 def test_a_command_names_a_function(name):
     module, _, function = COMMANDS[name].partition(":")
     assert callable(getattr(importlib.import_module(f"penstock.infra.{module}"), function))
-
-
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_names_a_function(name):
-    module = importlib.import_module(BENCHES[name])
-    assert callable(getattr(module, f"bench_{name}"))

@@ -10,7 +10,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import DeviceUnavailableError, open_device
 from penstock.infra.commands.doctor import check_gpu
 from penstock.infra.config.file import load_config
-from penstock.infra.run.command import check_outside
+from penstock.infra.run.hosts import check_outside
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("examples/quickstart/config.toml")

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import zstandard
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.vault import ContentKey, Vault
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.log_file import (
     export_log,
     import_log,

@@ -1,4 +1,4 @@
-"""`penstock mismatch`: what it measures and how it prints that."""
+"""`mismatch`, by fresh weights: what it measures and how it prints that."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from tests.lab.__main__ import main
+from tests.lab.mismatch.formats import compare_formats
 
 from penstock import infra
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus
-from penstock.infra.cli import main
 from penstock.infra.config.file import load_config
-from penstock.infra.mismatch.formats import compare_formats
 from penstock.kernels import native
 from penstock.messages.errors import ConfigError
 

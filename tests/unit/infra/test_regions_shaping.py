@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import pytest
+import tomli_w
+from tests.lab.regions.links import LinkError, Subnet
+from tests.lab.regions.settings import LinkSection, check_links, check_processes, read_links
+from tests.lab.regions.shaping import InFlight, Shaper
 
+from penstock.infra.cli import main
 from penstock.infra.config.file import load_config, parse_config, read_toml
-from penstock.infra.regions.links import LinkError, Subnet
-from penstock.infra.regions.settings import LinkSection, RegionPlace, check_processes, region_of
-from penstock.infra.regions.shaping import InFlight, Shaper
-from penstock.infra.run.runs import RunState
+from penstock.infra.run.command import parse_new
+from penstock.infra.run.regions import RegionPlace, region_of
+from penstock.infra.run.runs import RunDir, RunState
 from penstock.messages.errors import ConfigError
 
-FOUR = Path("infra/configs/four-regions.toml")
+FOUR = Path("tests/lab/regions/four-regions.toml")
 PACKET_BYTES = 1250
 
 
@@ -62,41 +66,60 @@ def test_packets_on_their_way_come_out_when_they_arrive():
 @pytest.mark.parametrize(
     ("link", "expected"),
     [
-        ({"bandwidth_mbit_s": 0, "rtt_ms": 1}, r"> 0.*regions\[0\]\.link\.bandwidth_mbit_s"),
-        ({"bandwidth_mbit_s": 10, "rtt_ms": -1}, r">= 0.*regions\[0\]\.link\.rtt_ms"),
-        ({"bandwidth_mbit_s": 10, "rtt_ms": 1, "loss": 2}, r"<= 0\.5.*regions\[0\]\.link\.loss"),
-        ({"bandwidth_mbit_s": 10}, "missing required field `rtt_ms`"),
-        ({"bandwidth_mbit_s": 10, "rtt_ms": 1, "jitter": 1}, "jitter"),
+        ("bandwidth_mbit_s = 0\nrtt_ms = 1", r"links: far: .*> 0.*`\$\.bandwidth_mbit_s`"),
+        ("bandwidth_mbit_s = 10\nrtt_ms = -1", r"far: .*>= 0.*rtt_ms"),
+        ("bandwidth_mbit_s = 10\nrtt_ms = 1\nloss = 2", r"far: .*<= 0\.5.*loss"),
+        ("bandwidth_mbit_s = 10", "missing required field `rtt_ms`"),
+        ("bandwidth_mbit_s = 10\nrtt_ms = 1\njitter = 1", "jitter"),
+        ("bandwidth_mbit_s =", "links: not TOML"),
     ],
 )
-def test_a_wrong_link_is_named(link, expected):
-    data = read_toml(FOUR)
-    data["regions"][0]["link"] = link
+def test_a_wrong_link_is_named(link, expected, tmp_path):
+    path = tmp_path / "links"
+    path.write_text(f"[far]\n{link}\n")
     with pytest.raises(ConfigError, match=expected):
-        parse_config(data, "test")
+        read_links(path)
 
 
 def test_the_four_regions_are_valid_and_each_has_its_own_process():
-    config = load_config(FOUR)
-    assert len([region for region in config.regions if region.link is not None]) == 4
+    config, links = load_config(FOUR), read_links(FOUR.with_suffix(".links.toml"))
+    assert list(links) == [region.name for region in config.regions]
+    check_links(config, links)
 
 
 def test_a_process_on_both_sides_of_a_link_is_refused():
     with pytest.raises(ConfigError, match=r"processes\.control: relay:eu is behind the link"):
         check_processes({"control": ["pacer", "relay:eu"]}, ["eu"])
     check_processes({"eu": ["relay:eu", "generator:eu"], "control": ["pacer", "relay:us"]}, ["eu"])
-    data = read_toml(FOUR) | {"bus": {"servers": ["nats://elsewhere:4222"]}}
+    links = {"near": LinkSection(bandwidth_mbit_s=10.0, rtt_ms=1.0)}
+    config = parse_config(read_toml(FOUR) | {"bus": {"servers": ["nats://elsewhere:4222"]}}, "test")
     with pytest.raises(ConfigError, match=r"expected no bus\.servers"):
-        parse_config(data, "test")
-    data = read_toml(FOUR) | {"store": {"kind": "directory"}}
+        check_links(config, links)
+    config = parse_config(read_toml(FOUR) | {"store": {"kind": "directory"}}, "test")
     with pytest.raises(ConfigError, match=r"only store\.kind = \"jetstream\" crosses"):
-        parse_config(data, "test")
+        check_links(config, links)
+    with pytest.raises(ConfigError, match=r"expected regions of the configuration, got \['far'\]"):
+        check_links(load_config(FOUR), {"far": links["near"]})
+
+
+def test_a_former_runs_link_is_read_over_and_refused_where_it_would_matter(tmp_path, capsys):
+    data = read_toml(FOUR)
+    data["regions"][1]["link"] = {"bandwidth_mbit_s": 10.0, "rtt_ms": 1.0}
+    with pytest.raises(ConfigError, match=r"old: regions\.europe\.link: .* tests\.lab regions"):
+        parse_new(data, "old")
+    run = RunDir(tmp_path / "r1")
+    run.path.mkdir()
+    run.config.write_text(tomli_w.dumps(data))
+    assert load_config(run.config) == load_config(FOUR)
+    assert "config.toml: regions.europe.link: ignored" in capsys.readouterr().err
+    assert main(["--runs-dir", str(tmp_path), "run", "--resume", "r1"]) == 2
+    assert "regions.europe.link: no longer a setting" in capsys.readouterr().err
 
 
 def test_a_process_belongs_to_the_region_of_all_its_roles():
     assert region_of(["relay:eu", "generator:eu"]) == "eu"
     assert region_of(["relay:eu", "relay:us"]) == region_of(["pacer"]) == ""
-    far = RegionPlace(url="nats://far", namespace_pid=7)
+    far = RegionPlace(url="nats://far", entrance=["nsenter", "--net=/proc/7/ns/net", "--"])
     state = RunState(run_id="r", url="nats://hub", pid=1, started_at=0.0, regions={"eu": far})
     assert state.place(["relay:eu"]).entrance == ["nsenter", "--net=/proc/7/ns/net", "--"]
     assert state.place(["relay:us"]) == state.place(["pacer"]) == RegionPlace(url="nats://hub")

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.judge_service import make_rubric
+from tests.support.virtual_clock import run_virtual
 
 from penstock.actors.judge.rubric.config import CriterionConfig, RubricConfig
 from penstock.actors.judge.rubric.fence import bounded, fenced, neutral, new_nonce
 from penstock.actors.judge.rubric.judge import JudgeAnswer, RubricJudge
 from penstock.actors.judge.rubric.question import JudgeQuestion, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
-from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.judge.asking import Unwatched
 from penstock.messages.errors import ConfigError
 

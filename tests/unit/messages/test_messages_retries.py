@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from tests.support.virtual_clock import run_virtual
 
-from penstock.actors.runtime.clock import run_virtual
 from penstock.messages.retries import RetryPolicy, with_retries
 
 

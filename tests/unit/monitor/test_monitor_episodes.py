@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 from tests.unit.monitor.episode_story import (
     HOSTILE,
     TASK,
@@ -24,8 +26,6 @@ from penstock.actors.monitor.episodes.reading import (
     unified_diff,
 )
 from penstock.actors.runtime.clock import SystemClock
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.show import read_filter, render_episode, whole_id
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import ConfigError, NotFoundError

@@ -5,12 +5,12 @@ import json
 import re
 
 from rich.console import Console
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.monitor.log_folds import fold_log
 from penstock.actors.runtime.clock import SystemClock
 from penstock.gateway.page.live_page import render_page
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.status import read_state, render
 from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from tests.sim.sync.world import World
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.runtime.clock import SystemClock
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.channel import last_move, move_channel
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import NotFoundError, PublishConflictError

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.infra.run import launcher
+from penstock.infra.bus.server import kept
 from penstock.messages.errors import BusError, DeadlineError
 
 
@@ -25,9 +25,9 @@ class DyingServer:
 
 
 async def test_a_server_that_dies_while_it_starts_is_started_again(monkeypatch, capsys):
-    monkeypatch.setattr(launcher, "SERVER_PAUSE_S", 0.0)
+    monkeypatch.setattr(kept, "SERVER_PAUSE_S", 0.0)
     server = DyingServer(BusError("ended with -9 at start"), DeadlineError("not ready"))
-    keeper = asyncio.create_task(launcher.keep_server(server))
+    keeper = asyncio.create_task(kept.keep_server(server))
     while server.failures:
         assert not keeper.done(), keeper.exception()
         await asyncio.sleep(0)

@@ -145,7 +145,7 @@ def test_where_nobody_evaluates_guards_and_users_are_the_gates(run, missing):
     assert service_config(run, learns=True).gatekeeper == run.gatekeeper
 
 
-SHIPPED = ("four-regions.toml", "harness2.toml", "parallel-calls.toml")
+SHIPPED = ("../../tests/lab/regions/four-regions.toml", "harness2.toml", "parallel-calls.toml")
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from tests.support.virtual_clock import SimulationStuckError, VirtualClock, run_virtual
 
-from penstock.actors.runtime.clock import SimulationStuckError, VirtualClock, run_virtual
 from penstock.actors.runtime.meter import Meter
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from tests.contract.bus.bus_world import saved, step, task
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import Faults, MemoryServer
+from tests.support.virtual_clock import VirtualClock, run_virtual
 
 from penstock.actors.runtime.actor import Actor
-from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.processor_time import ProcessorTime
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorFailed, ActorStarted, MessageRejected
 from penstock.messages.errors import ConfigError, CorruptDataError, DeadlineError

@@ -3,12 +3,12 @@
 import threading
 
 import pytest
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 
 from penstock.actors.runtime import host_context
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 

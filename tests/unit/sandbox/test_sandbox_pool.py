@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from tests.support.virtual_clock import run_virtual
 
-from penstock.actors.runtime.clock import run_virtual
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError

@@ -1,9 +1,9 @@
 """A simulated host leases as a real one does: once for each id, within its room, until reaped."""
 
 import pytest
+from tests.lab.simulate.sandboxes.host import SimulatedHost
+from tests.lab.simulate.sandboxes.settings import BurstScenario
 
-from penstock.infra.simulate.sandboxes.host import SimulatedHost
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.sandbox import AcquireGroup
 
 SCENARIO = BurstScenario(num_machines=64, num_hosts=2, num_slots=40, num_failures=0, num_cores=8)

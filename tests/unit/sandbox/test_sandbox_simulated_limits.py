@@ -1,8 +1,8 @@
 """What cannot be simulated is refused by the flag's name."""
 
 import pytest
+from tests.lab.simulate.sandboxes.settings import BurstScenario
 
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.errors import ConfigError
 
 

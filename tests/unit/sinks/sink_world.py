@@ -4,11 +4,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from tests.support.memory_bus.bus import MemoryBus
+from tests.support.memory_bus.server import MemoryServer
 from tests.unit.monitor.story import finished, step, story
 
 from penstock.actors.runtime.clock import SystemClock
-from penstock.infra.bus.memory.bus import MemoryBus
-from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.sinks import command
 from penstock.infra.sinks.rows import ROW_TYPES, Row, row_of
 from penstock.infra.sinks.sink import Sink, SinkSettings, open_sink

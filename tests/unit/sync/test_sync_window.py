@@ -5,6 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
+from tests.support.virtual_clock import run_virtual
 
 from penstock.actors.relay.core.flat_snapshot import cut
 from penstock.actors.relay.core.store_io import (
@@ -17,7 +18,6 @@ from penstock.actors.relay.core.store_io import (
 from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.spans import cut_spans
-from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import DeadlineError

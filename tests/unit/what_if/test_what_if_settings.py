@@ -19,6 +19,7 @@ from penstock.messages.task import Purpose
 
 CONFIGS = Path(__file__).parents[3] / "infra/configs"
 QUICKSTART = CONFIGS.parents[1] / "examples/quickstart/config.toml"
+FOUR = "../../tests/lab/regions/four-regions.toml"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_rewards_are_composed_again_with_other_weights(config):
         reward(stranger)
 
 
-@pytest.mark.parametrize("name", [QUICKSTART, "four-regions.toml", "sft-then-rl.toml"])
+@pytest.mark.parametrize("name", [QUICKSTART, FOUR, "sft-then-rl.toml"])
 def test_the_run_that_evaluates_takes_no_step_and_keeps_tasks_and_machines(name, tmp_path):
     tables = read_toml(CONFIGS / name)
     own = parse_config(read_toml(CONFIGS / name), str(name))

@@ -1,0 +1,38 @@
+"""An embedded server for as long as a block runs, started again whenever it dies."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.messages.errors import BusError, DeadlineError
+
+SERVER_PAUSE_S = 0.5
+
+
+@contextlib.asynccontextmanager
+async def kept_server(
+    store_dir: Path, binary: str | None, *, leaf_listen: str = ""
+) -> AsyncGenerator[EmbeddedServer]:
+    """Yield a server that is up; `leaf_listen` is the host:port for leaf nodes, empty: none."""
+    async with contextlib.AsyncExitStack() as stack:
+        server = EmbeddedServer(store_dir=store_dir, binary=binary, leaf_listen=leaf_listen)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        keeper = asyncio.create_task(keep_server(server), name="keep nats-server")
+        stack.callback(keeper.cancel)
+        yield server
+
+
+async def keep_server(server: EmbeddedServer) -> None:
+    """Restart the server, on its port and store, whenever it dies: also while it starts."""
+    while True:
+        await server.wait()
+        sys.stderr.write("[run] nats-server died; restarting it\n")
+        try:
+            await server.start()
+        except (BusError, DeadlineError) as error:
+            sys.stderr.write(f"[run] {error}\n")
+            await asyncio.sleep(SERVER_PAUSE_S)
