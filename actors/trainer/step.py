@@ -241,7 +241,7 @@ def _ratios(
 
 
 def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch.Tensor:
-    """Return the logprobs [N] that ratios are taken against; in the first pass, the policy's own."""
+    """Return the logprobs [N] that ratios compare with; in the first pass, the policy's own."""
     known = [one.proximal_logprobs for one in batch if one.proximal_logprobs is not None]
     return _cat(known) if known else current.detach()
 
