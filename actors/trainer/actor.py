@@ -1,18 +1,14 @@
-"""The trainer: mid-training, then one step for each stored batch manifest.
+"""The trainer: mid-training, then one optimizer step per stored batch manifest.
 
 ```
- facts ──▶ Batcher ──propose──▶ BatchManifest ──▶ log ──▶ on_batch_manifest
-                                  (one per step wins)          │ all turns here?
-                                                               ▼
-        StepCompleted, WeightsPublished, CheckpointSaved ◀── TrainingEngine.step
+events ──▶ Batcher ──propose──▶ BatchManifest ──▶ log ──▶ on_batch_manifest
+                              (one per step wins)                │ all turns here?
+                                                                 ▼
+  StepCompleted, WeightsPublished, CheckpointSaved ◀── TrainingEngine.step
 ```
-Only stored manifests are trained, in the order of steps, so a trainer that is killed at any point
-starts from its newest checkpoint, reads the log, and takes the same steps to the same bits; what it
-publishes again is refused as known. Nothing is trained twice and nothing is lost.
-
-Whether a run should stop because machines or judges fail too often. Pure.
-
-An end is a rollout's: what a crash interrupts goes on elsewhere and has not ended.
+Only stored manifests are trained, in step order. A trainer killed at any point loads its newest
+checkpoint, reads the log and repeats the same steps to the same bits; whatever it publishes a
+second time is refused as a duplicate. Nothing is trained twice and nothing is lost.
 """
 
 import asyncio
@@ -50,24 +46,25 @@ from penstock.messages.training import BatchManifest, StepCompleted
 
 
 class NewestEnds:
-    """How the newest rollouts ended.
+    """Decides whether a run should stop because machines or judges fail too often. Pure.
 
-    Events of one rollout may come in any order; it counts once.
+    Events of one rollout may come in any order; the rollout counts once. Only ended rollouts count:
+    what a crash interrupts is resumed elsewhere and has not ended.
 
     Args:
-        share_max: Largest share of failures that may be seen; 1: any.
-        window: Newest rollouts that count.
-        num_min: As long as there are fewer, nothing is said.
+        share_max: Largest tolerated share of failures, 0 to 1; 1 tolerates any.
+        window: Number of newest rollouts considered.
+        num_min: Number of rollouts below which no verdict is given.
 
     """
 
     def __init__(self, share_max: float, window: int, num_min: int) -> None:
         self._share_max, self._window, self._num_min = share_max, window, num_min
         self._failures: OrderedDict[str, str] = OrderedDict()
-        """Rollout -> what failed; empty: nothing."""
+        """Cause of failure by rollout id, oldest first; empty for a rollout that did not fail."""
 
     def add_rollout(self, event: RolloutFinished) -> None:
-        """Count an end, unless somebody wanted it."""
+        """Count a rollout's end, unless it was cancelled."""
         if event.end is not EpisodeEnd.CANCELLED:
             is_failure = event.end is EpisodeEnd.INFRASTRUCTURE_ERROR
             self._add(event.rollout_id, "machines" if is_failure else "")
@@ -75,7 +72,9 @@ class NewestEnds:
     def add_verdict(self, event: Verdict) -> None:
         """Count a rollout that could not be judged as a failure.
 
-        The others count, too: after a restart all verdicts may be read before any rollout's end.
+        Judged rollouts count, too: after a restart, all verdicts may be read before any rollout's
+        end.
+
         """
         if event.outcome is not Outcome.CANCELLED:
             is_failure = event.outcome in {Outcome.JUDGE_ERROR, Outcome.INFRASTRUCTURE_ERROR}
@@ -83,7 +82,7 @@ class NewestEnds:
 
     @property
     def fault(self) -> str:
-        """Why the run should stop; empty where it may go on."""
+        """Why the run should stop; empty if it may continue."""
         failures = list(self._failures.values())
         num_machines, num_judges = failures.count("machines"), failures.count("judges")
         num = num_machines + num_judges
@@ -97,6 +96,7 @@ class NewestEnds:
 
     def _add(self, rollout_id: str, failure: str) -> None:
         if rollout_id in self._failures:
+            # A verdict and an end may both report a failure; the first cause is kept.
             self._failures[rollout_id] = self._failures[rollout_id] or failure
             return
         self._failures[rollout_id] = failure
@@ -107,11 +107,11 @@ class NewestEnds:
 log = logging.getLogger(__name__)
 
 SAVE_S_MAX = 20.0
-"""Longest saving at a stop: what is not saved follows from the log."""
+"""Maximum time for a checkpoint at a stop; what is not saved is recomputed from the log."""
 
 
 class Trainer(Actor):
-    """Owns the weights. Of several trainers of one run, the log makes one out of them."""
+    """Owns the weights. If a run has several trainers, the log's order makes them act as one."""
 
     role = "trainer"
     can_skip = False
@@ -152,34 +152,36 @@ class Trainer(Actor):
         )
         self._step_proposed = 0
         self._erasures: list[ErasureRequested] = []
-        """Those for which a checkpoint is yet to be saved."""
+        """Erasures for which a checkpoint has yet to be saved."""
         self._waiting_since: float | None = None
-        """When the first live sample came that no manifest has taken, unix seconds."""
+        """Unix seconds at which the oldest live sample arrived that no manifest has taken."""
 
     async def start(self, ctx: Context) -> Effects:
-        """Take up the newest checkpoint, or make version 0."""
+        """Load the newest checkpoint, or create version 0."""
         effects = await self._phase.start(ctx, self._seed)
         ctx.spawn("watch", self._watch(ctx))
         return effects
 
     async def stop(self, ctx: Context) -> Effects:
-        """Save where training stands, in time; ranks that stop as well may be gone already."""
+        """Save a checkpoint within `SAVE_S_MAX`; ranks may stop at the same time and be gone."""
         try:
             async with asyncio.timeout(SAVE_S_MAX):
                 return await self._phase.save(ctx)
         except TimeoutError:
-            log.warning("not saved at the stop: the next start takes steps again from the log")
+            log.warning(
+                "no checkpoint within %g s of the stop; the next start replays the log", SAVE_S_MAX
+            )
             return ()
 
     async def on_turn_sampled(self, event: TurnSampled, ctx: Context) -> Effects:
-        """See that a group runs."""
+        """Note that a group is running."""
         self._phase.ledger.add_turn(event)
         self._phase.turns.add_turn(event)
         self._batcher.add_turn(event)
         return ()
 
     async def on_rollout_finished(self, event: RolloutFinished, ctx: Context) -> Effects:
-        """Keep the names of its turns."""
+        """Keep the names of the rollout's turns."""
         self._ends.add_rollout(event)
         if event.purpose is Purpose.TRAIN:
             self._phase.turns.add(event.rollout_id, event)
@@ -187,74 +189,76 @@ class Trainer(Actor):
         return await self._advance(ctx)
 
     async def on_verdict(self, event: Verdict, ctx: Context) -> Effects:
-        """See a reward."""
+        """Add a rollout's reward."""
         self._ends.add_verdict(event)
         self._batcher.add_verdict(event)
         return await self._advance(ctx)
 
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
-        """See a user's sample; it joins the next batch."""
+        """Add a user's sample to the next batch."""
         self._phase.ledger.add_live(event)
         self._phase.turns.add(event.sample_id, event)
         self._batcher.add_live(event)
-        if self._waiting_since is None and self._batcher.num_live:  # Not one that is settled.
+        # A revision of a settled sample adds nothing to wait for, so `num_live` decides.
+        if self._waiting_since is None and self._batcher.num_live:
             self._waiting_since = ctx.stored_at
         return await self._advance(ctx)
 
     async def on_preference_pair(self, event: PreferencePair, ctx: Context) -> Effects:
-        """See a correction; it joins the next batch."""
+        """Add a correction to the next batch."""
         return await self._prefer(event, ctx)
 
     async def on_label(self, event: Label, ctx: Context) -> Effects:
-        """See a judgment; it joins the next batch."""
+        """Add a judgment to the next batch."""
         return await self._prefer(event, ctx)
 
     async def _prefer(self, event: PreferencePair | Label, ctx: Context) -> Effects:
         self._phase.ledger.preferences.add(event)
         if not self._batcher.preferences.is_on:
-            return ()  # The next batch is what it was.
+            # Preferences are counted in the ledger but change no batch while they are off.
+            return ()
         self._batcher.preferences.add(event)
         if self._waiting_since is None and len(self._batcher.preferences):
             self._waiting_since = ctx.stored_at
         return await self._advance(ctx)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
-        """Let an untrained sample go."""
+        """Drop a sample that has not been trained."""
         self._batcher.retract(event)
         return ()
 
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
-        """Use a user's content no more, but for steps that are decided already."""
+        """Stop using a user's content, except in steps whose manifests are already stored."""
         self._batcher.erase(event.tenant, event.user)
         self._erasures.append(event)
         return await self._advance(ctx)
 
     async def on_user_erased(self, event: UserErased, ctx: Context) -> Effects:
-        """Forget the key; who comes back has another one."""
+        """Forget the user's key; a user who returns gets a new one."""
         self._phase.turns.erase(event.tenant, event.user)
         self._batcher.readmit(event.tenant, event.user)
         return ()
 
     async def on_credits_changed(self, event: CreditsChanged, ctx: Context) -> Effects:
-        """See how many groups may still come."""
+        """Update how many groups may still arrive."""
         self._batcher.add_credits(event)
         return await self._advance(ctx)
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
-        """Account for its samples, and train it if it is the next one."""
+        """Account for the manifest's samples, and train it if it is next."""
         self._batcher.commit(event)
         self._waiting_since = ctx.stored_at if self._batcher.num_live else None
         self._phase.add_manifest(event)
         return await self._advance(ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
-        """Remember what a step must give, and what it skipped."""
+        """Record the digest that the step must reproduce, and whether it was skipped."""
         self._phase.check_digest(event.step, event.weights_digest)
         self._phase.ledger.add_step(event)
         return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
-        """End the run early where the policy is good enough; a batch that is out still trains."""
+        """End the run early once the policy is good enough; a proposed batch is still trained."""
         target = self._config.pass_rate_stop if event.is_main else 0.0
         is_trained_version = event.policy_version > 0 and event.num_tasks > 0
         if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
@@ -262,7 +266,7 @@ class Trainer(Actor):
         return await self._phase.end_after(self._step_proposed, "pass_rate", ctx)
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """See that an epoch is over, or that a step has waited long enough."""
+        """Propose a batch when an epoch is due or a step has waited long enough."""
         is_time = self._is_due(ctx) or self._batcher.patience.is_over(ctx.monotonic())
         return await self._propose(ctx) if is_time else ()
 
@@ -271,23 +275,28 @@ class Trainer(Actor):
         return epoch is not None and since is not None and ctx.now() >= since + epoch.s_max
 
     def _isolation_fault(self, event: RolloutFinished) -> str:
-        """Return why a rollout's sandbox is not good enough, or an empty string."""
+        """Return why a rollout's sandbox isolates too little; empty if it suffices."""
         allowed = self._config.isolation_classes
         if event.sandbox is None or event.sandbox.isolation_class in allowed:
             return ""
         fault = f"isolation class {event.sandbox.isolation_class}, expected {', '.join(allowed)}"
-        log.warning("%s is left out: %s", event.rollout_id, fault)
+        log.warning("rollout %s is not trained: %s", event.rollout_id, fault)
         return fault
 
     async def _checked(
         self, manifest: BatchManifest, measured: dict[str, OffPolicy], ctx: Context
     ) -> tuple[BatchManifest, dict[str, Outcome]]:
-        """Return a batch with what its turns show, and which samples cannot be trained, and why.
+        """Measure a proposed batch, and find samples that cannot be trained.
 
         Args:
-            manifest: Proposed.
-            measured: Figures of older live samples; those not in it are measured and added.
-            ctx: Of the actor.
+            manifest: Proposed manifest.
+            measured: Staleness measurements of older live samples by id; missing ones are
+                added.
+            ctx: Context of the actor.
+
+        Returns:
+            The manifest with sequence lengths and measurements, and the outcome of each
+            unusable sample.
 
         """
         samples = trained_samples(manifest)
@@ -303,7 +312,7 @@ class Trainer(Actor):
                 lengths[name] = check_sample(sample, turns, self._policy_config)
                 readable[name] = turns
             except ValueError as error:
-                log.warning("%s is left out: %s", name, error)
+                log.warning("sample %s is not trained: %s", name, error)
                 found[name] = outcome_of(error)
         manifest = with_num_inputs(manifest, lengths)
         older = [
@@ -320,7 +329,7 @@ class Trainer(Actor):
         return recorded(manifest, measured), found
 
     async def _advance(self, ctx: Context) -> Effects:
-        """Train what the log has ready, then propose the next batch if there is one."""
+        """Take every step that the log has ready, then propose the next batch if there is one."""
         effects = await self._phase.take_ready(ctx)
         if fault := self._ends.fault:
             given_up = await self._phase.end_after(self._step_proposed, fault, ctx, is_failure=True)
@@ -331,11 +340,14 @@ class Trainer(Actor):
         return [*effects, *await self._propose(ctx)]
 
     async def _prepare_erasures(self, ctx: Context) -> Effects:
-        """Save a checkpoint past every step that needs an erased user's turns, and say so."""
+        """Save a checkpoint past every step that needs an erased user's turns, then announce it."""
+        # A manifest that is proposed or stored may still need the turns, and a stored one must be
+        # trained exactly. So erasure waits until proposals, manifests and steps agree.
         is_settled = self._step_proposed <= self._phase.step == self._batcher.last_step
         if not self._erasures or not is_settled:
             return ()
         effects = [*await self._phase.save(ctx)]
+        # In this order: once the checkpoint is stored, no restart reads the erased turns again.
         for one in self._erasures:
             self._phase.turns.erase(one.tenant, one.user)
             effects.append(ErasurePrepared(tenant=one.tenant, user=one.user, key_id=one.key_id))
@@ -343,17 +355,20 @@ class Trainer(Actor):
         return effects
 
     async def _propose(self, ctx: Context) -> Effects:
-        """Return a new manifest, only when all manifests up to the current step were read.
+        """Return a new manifest if every manifest up to the current step has been read.
 
-        Its turns are read and checked here, not as they come: most of a log that is read again
-        after a restart is settled. Live samples of older versions are measured here.
+        Turns are read and checked here and not on arrival: after a restart, most of the log is
+        already
+        settled. Live samples of older versions are measured here, too.
+
         """
         step = self._phase.step + 1
         is_over = self._phase.is_finished or self._step_proposed >= step
         if is_over or self._batcher.last_step != self._phase.step:
             return ()
         measured: dict[str, OffPolicy] = {}
-        while True:  # Each round leaves out at least one sample.
+        # Bounded: each round removes at least one sample from the candidates.
+        while True:
             manifest = self._batcher.propose(step, is_due=self._is_due(ctx), now=ctx.monotonic())
             if manifest is None:
                 return ()
@@ -361,11 +376,12 @@ class Trainer(Actor):
             if not left_out:
                 break
             self._batcher.leave_out(left_out)
+        # Set before the publish, which may be repeated: the log accepts one manifest per step.
         self._step_proposed = step
         return (await self._phase.with_readable_preferences(manifest, ctx),)
 
     async def _watch(self, ctx: Context) -> None:
-        """Show what the next step waits for, and fail when it does not come."""
+        """Show what the next step waits for, and fail if it never comes."""
         while True:
             await self._phase.is_idle.wait()
             if self._phase.is_finished:

@@ -1,17 +1,13 @@
-"""The policy with its float32 master weights and its optimizer: all that training changes.
+"""The learner: the policy, its float32 master weights, its optimizer and earlier versions.
 
-Gradients of several passes at once, with the same bits as one after the other.
+Gradients of several passes are computed concurrently with the bits of a sequential run: each pass
+runs on its own thread with a fixed number of torch threads, and gradients are added in pass order.
+So the number of workers changes the time and no bit: a run that shares its cores with generators
+and a replay that has them all give the same weights.
 
-Every pass runs on its own thread with a fixed number of torch threads, and the gradients are added
-in the order of the passes. So the number of workers changes the time and not one bit: a run that
-shares its cores with generators and a replay that has them all give the same weights.
-
-The norm of a gradient: the same bits however its tensors are cut into rows, on every device.
-
-A row's squares are added in float64 by halving, which is elementwise and so has one order; what
-rows give is added up exactly, which has none.
-
-The weights of earlier versions that training still compares with.
+The gradient norm does not depend on how tensors are cut into rows, nor on the device: squares of a
+row are added in float64 by halving, which is elementwise and has one order; row sums are added
+exactly, in any order.
 """
 
 import math
@@ -36,7 +32,7 @@ from penstock.messages.errors import CorruptDataError, PenstockError
 Result = TypeVar("Result")
 PassFigures = TypeVar("PassFigures")
 Pass = Callable[[], tuple[torch.Tensor, PassFigures]]
-"""Computes a 0-dim loss, and whatever the caller wants to know of the pass."""
+"""Computes a 0-dim loss and the caller's metrics of the pass."""
 
 
 def accumulate(
@@ -46,16 +42,16 @@ def accumulate(
     num_workers: int,
     num_threads: int,
 ) -> list[PassFigures]:
-    """Set the parameters' gradients to the sum over all passes; parameters not used keep none.
+    """Set the parameters' gradients to the sum over all passes; unused parameters get none.
 
     Args:
-        parameters: what to differentiate by; not to be changed meanwhile.
-        passes: at most `num_workers` of them hold their activations at once.
-        num_workers: threads that run passes.
-        num_threads: of torch, inside one pass.
+        parameters: Tensors to differentiate by; not to be changed meanwhile.
+        passes: Passes, of which at most `num_workers` hold their activations at once.
+        num_workers: Threads that run passes.
+        num_threads: Torch threads inside one pass.
 
     Returns:
-        The figures of each pass, in order.
+        The metrics of each pass, in order.
 
     """
 
@@ -66,6 +62,8 @@ def accumulate(
 
     found = []
     with ThreadPoolExecutor(num_workers, thread_name_prefix="gradients") as pool:
+        # `map` yields in pass order whatever finishes first: the order of additions decides the
+        # bits.
         for gradients, figures in pool.map(run, passes):
             _add(parameters, gradients)
             found.append(figures)
@@ -75,12 +73,12 @@ def accumulate(
 def run_all(
     tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
 ) -> list[Result]:
-    """Return what tasks give, in order, computed at once and without gradients.
+    """Run tasks concurrently without gradients; return their results in order.
 
     Args:
-        tasks: forward passes.
-        num_workers: threads that run them.
-        num_threads: of torch, inside one.
+        tasks: Forward passes.
+        num_workers: Threads that run them.
+        num_threads: Torch threads inside one task.
 
     """
 
@@ -100,6 +98,7 @@ def _add(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | 
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
+# Bounds the float64 copy of a row block to 8 MiB.
 _CHUNK_ELEMENTS = 1 << 20
 
 
@@ -115,12 +114,13 @@ def row_squares(gradient: torch.Tensor) -> list[float]:
 
 
 def norm(squares: Iterable[float]) -> float:
-    """Return the norm of a gradient whose rows' squares these are, in any order."""
+    """Return the gradient's norm from the squares of its rows, in any order."""
+    # `fsum` is exact, so ranks may contribute rows in any order.
     return math.sqrt(math.fsum(squares))
 
 
 def _halved(values: torch.Tensor) -> torch.Tensor:
-    """Add up the rows of [R, C] -> [R]."""
+    """Add up each row of [R, C] by halving; return [R]."""
     while (width := values.shape[1]) > 1:
         half = width // 2
         folded = values[:, :half] + values[:, half : 2 * half]
@@ -131,37 +131,37 @@ def _halved(values: torch.Tensor) -> torch.Tensor:
 
 
 Weights = Mapping[str, torch.Tensor]
-"""By parameter; those that only mid-training uses are not among them."""
+"""Weights by parameter name, without those that only mid-training uses."""
 
 _PREFIX = "version."
 
 
 def published(weights: Weights) -> Weights:
-    """Return a copy, rounded as generators get it."""
+    """Return a copy rounded to the dtype in which versions are published."""
     return {name: value.detach().to(PUBLISHED_DTYPE, copy=True) for name, value in weights.items()}
 
 
 class EarlierVersions:
-    """The reference, and the newest versions before the current one."""
+    """Weights of earlier versions: the reference, and the newest before the current one."""
 
     def __init__(self) -> None:
-        """Keep nothing yet."""
+        """Start without any."""
         self.reference: Weights | None = None
-        """Version 0."""
+        """Weights of version 0, if a loss compares with them."""
         self.recent: dict[int, Weights] = {}
-        """Version -> weights, oldest first."""
+        """Weights by version, oldest first."""
         self.have_sampled = True
-        """Whether versions are those that the log's tokens came from; not where training leaves the
-        run's own path, so that nothing can be said of the engine."""
+        """Whether the log's tokens were sampled by these versions. False where training leaves the
+        run's own path, so that the engine's share of a ratio is unknown."""
 
     def keep(self, version: int, weights: Weights, num_kept: int) -> None:
-        """Add the version that a step has just left behind, and drop the oldest above the bound."""
+        """Add the version that a step has just replaced, and drop the oldest beyond `num_kept`."""
         self.recent[version] = weights
         for old in sorted(self.recent)[: len(self.recent) - num_kept]:
             del self.recent[old]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the recent ones, for a checkpoint."""
+        """Return the recent versions' tensors, for a checkpoint."""
         return {
             f"{_PREFIX}{version}.{name}": value
             for version, weights in self.recent.items()
@@ -171,7 +171,7 @@ class EarlierVersions:
     def load_state(
         self, state: Weights, placed: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Take over the recent ones of a checkpoint, and no others; `placed` copies a tensor."""
+        """Replace the recent versions by those of a checkpoint; `placed` copies a tensor."""
         found: dict[int, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
             if key.startswith(_PREFIX):
@@ -186,15 +186,16 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class NonFiniteError(PenstockError, ArithmeticError):
-    """A loss or a gradient is no finite number; nothing was changed by it."""
+    """A loss or a gradient is not finite; it changed nothing."""
 
 
 class Learner:
-    """What a checkpoint keeps and a step changes, in one process.
+    """State that a checkpoint keeps and a step changes, in one process.
 
-    What depends on that is `forward`, `run_all`, `accumulate`, `gather`, `squares`, `digest` and
-    `placed`.
-    The multi-token-prediction head is a part of the weights, but only mid-training uses it.
+    The learner of several ranks overrides `forward`, `run_all`, `accumulate`, `gather`, `squares`,
+    `digest` and `placed`. The multi-token-prediction head is part of the weights, but only
+    mid-training uses it.
+
     """
 
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
@@ -219,72 +220,72 @@ class Learner:
     def initialized(
         cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int, device: str = "cpu"
     ) -> "Learner":
-        """Return a learner of random weights, which do not depend on the device.
+        """Return a learner with random weights, which do not depend on the device.
 
         Raises:
-            DeviceUnavailableError: The device of `trainer.device` is not there.
+            DeviceUnavailableError: The device of `trainer.device` is not available.
 
         """
         place = open_device(device, "trainer.device")
         return cls(Policy(policy_config, seed=seed).to(place), config)
 
     def forward(self) -> SequenceForward:
-        """Return forward passes with the weights as they are now, which do not change meanwhile."""
+        """Return forward passes over the current weights, which must not change meanwhile."""
         return SequenceForward(self.policy)
 
     def run_all(
         self, tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
     ) -> list[Result]:
-        """Return what forward passes give, in their order; see `gradients.run_all`."""
+        """Run forward passes concurrently; return their results in order (see `run_all`)."""
         return run_all(tasks, num_workers=num_workers, num_threads=num_threads)
 
     def accumulate(
         self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
     ) -> list[Result]:
-        """Add the gradients of passes, one after the other; see `gradients.accumulate`.
+        """Add the gradients of passes in order (see `accumulate`).
 
         Returns:
-            The figures of each pass, in order.
+            The metrics of each pass, in order.
 
         """
         parameters = list(self.parameters.values())
         return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
 
     def gather(self, value: Result) -> list[Result]:
-        """Return the values of all processes that hold the weights."""
+        """Return the values of all processes that hold the weights; here, of this one."""
         return [value]
 
     def squares(self) -> list[float]:
-        """Return the sums of squares of all rows of the gradient, in any order."""
+        """Return the sum of squares of every row of the gradient, in any order."""
         gradients = [each.grad for each in self.parameters.values() if each.grad is not None]
         return [square for gradient in gradients for square in row_squares(gradient)]
 
     def digest(self, tensors: Weights) -> str:
-        """Digest tensors by name, each as a whole."""
+        """Return the digest of whole tensors by name."""
         return root_digest({name: as_numpy(tensor) for name, tensor in tensors.items()})
 
     def placed(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a parameter's value, or a moment of it, as it is held here: a copy.
+        """Return a copy of a parameter's value, or a moment of it, as this process holds it.
 
         Args:
-            name: of the parameter.
-            value: whole, or as `state` returned it.
+            name: Name of the parameter.
+            value: Whole tensor, or one that `state` returned.
 
         """
         return copied_to(self.policy.device, value)
 
     def load_model(self, folder: Path) -> None:
-        """Take over the weights of a Hugging Face folder; the optimizer stays as it is.
+        """Load the weights of a Hugging Face folder; the optimizer stays as it is.
 
         Raises:
-            ModelFormatError: Files or tensors that are missing or do not fit this policy.
+            ModelFormatError: Files or tensors are missing or do not fit this policy.
 
         """
         files = find_weights(folder, tensor_shapes(self.policy.config))
         files.read_into(hf_views(self.policy))
 
     def set_threads(self, num_threads: int) -> None:
-        """Fix torch's thread count in this process, on which the bits depend."""
+        """Fix torch's thread count in this process: the bits depend on it."""
         fix_threads(num_threads)
 
     def weights_digest(self) -> str:
@@ -300,10 +301,10 @@ class Learner:
         return self._weights() | self._moments() | self.versions.state()
 
     def take_reference(self, state: dict[str, torch.Tensor]) -> None:
-        """Compare with the weights of `state`, version 0's, from now on.
+        """Use the weights in `state`, those of version 0, as the reference.
 
         Raises:
-            CorruptDataError: Tensors that do not fit this policy.
+            CorruptDataError: Tensors do not fit this policy.
 
         """
         if any(_WEIGHTS + name not in state for name in self.parameters):
@@ -313,10 +314,10 @@ class Learner:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over the tensors of `state`.
+        """Load the tensors of `state`.
 
         Raises:
-            CorruptDataError: Tensors that do not fit this policy.
+            CorruptDataError: Tensors do not fit this policy.
 
         """
         weights = self._weights()
@@ -340,16 +341,19 @@ class Learner:
     def published_weights(self) -> Iterator[None]:
         """Compute with the weights that generators have, rounded as published, inside the block.
 
-        Gradients taken there are applied to the masters afterwards. So the trainer's logprobs are
-        of the very policy that samples, and what mismatch is left comes from staleness and from the
-        order of sums, not from rounding.
+        Gradients taken there are applied to the masters afterwards. The trainer's logprobs are thus
+        those
+        of the very policy that samples, and the remaining mismatch comes from staleness and the
+        order of
+        sums, not from rounding.
+
         """
         with self.computing_with(published(self.parameters)):
             yield
 
     @contextmanager
     def computing_with(self, weights: Weights) -> Iterator[None]:
-        """Compute with other weights inside the block: those of an earlier version, say."""
+        """Compute with other weights inside the block, such as those of an earlier version."""
         masters = {name: value.detach().clone() for name, value in self.parameters.items()}
         self._copy(weights)
         try:
@@ -361,10 +365,10 @@ class Learner:
         """Clip the gradients, take optimizer step `step` (from 1) of `steps_max`, and clear them.
 
         Returns:
-            The gradients' norm before clipping.
+            The gradient norm before clipping.
 
         Raises:
-            NonFiniteError: The norm is no finite number; the gradients are cleared.
+            NonFiniteError: The norm is not finite; the gradients are cleared.
 
         """
         for group in self.optimizer.param_groups:
@@ -380,10 +384,10 @@ class Learner:
         """Scale the gradients down to a norm of at most `norm_max`.
 
         Returns:
-            Their norm before.
+            The norm before clipping.
 
         Raises:
-            NonFiniteError: It is no finite number; the gradients are cleared.
+            NonFiniteError: The norm is not finite.
 
         """
         total = norm(self.squares())

@@ -1,9 +1,9 @@
-"""How far the policy has moved from the one that drew a live sample: when it is too old to train.
+"""Measures how far the policy has moved since a live sample was drawn: when it is too old to train.
 
-Feedback takes seconds or days, and versions are made meanwhile at any pace, so that a sample's age
-in steps says nothing. What counts is how its tokens' probabilities have changed: the correction
-keeps the gradient right while the ratios are moderate, and has nothing left to train with where a
-few tokens carry all the weight or the policy has left the reply behind. Measured when a batch is
+Feedback takes seconds or days, and versions are made at any pace meanwhile, so a sample's age in
+steps says nothing. What counts is how the probabilities of its tokens have changed: the correction
+keeps the gradient right while ratios are moderate, and has nothing left to train with once a few
+tokens carry all the weight or the policy has moved away from the reply. Measured when a batch is
 proposed and recorded in its manifest, so that replay decides nothing.
 """
 
@@ -24,26 +24,27 @@ from penstock.messages.training import BatchManifest, SampleEntry
 
 
 class OffPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """One live sample against the policy that is to train it."""
+    """Distance between one live sample and the policy that is to train it."""
 
     ess: float
-    """(sum w)^2 / (N sum w^2) over its N tokens, w being the correction's weights."""
+    """Effective sample size (sum w)^2 / (N sum w^2) over its N tokens; w are the correction's
+    weights."""
     ratio: float
-    """Geometric mean of its tokens' probabilities now over those when they were drawn."""
+    """Geometric mean of the tokens' probabilities now over those when they were sampled."""
 
     def is_stale(self, config: LiveConfig) -> bool:
-        """Whether the correction has too little left to train with."""
+        """Return whether the correction has too little left to train with."""
         is_near = config.ratio_min <= self.ratio <= 1.0 / config.ratio_min
         return self.ess < config.ess_min or not is_near
 
 
 def is_older(sample: SampleEntry, policy_version: int) -> bool:
-    """Whether another version drew some of a sample's tokens."""
+    """Return whether another version sampled some of the sample's tokens."""
     return any(span.policy_version != policy_version for span in sample.version_spans)
 
 
 def recorded(manifest: BatchManifest, measured: Mapping[str, OffPolicy]) -> BatchManifest:
-    """Return a manifest with the figures of its live samples."""
+    """Return a manifest with the measurements of its live samples."""
     live = [
         msgspec.structs.replace(sample, ess=figures.ess, ratio=figures.ratio)
         if (figures := measured.get(sample.rollout_id))
@@ -59,13 +60,16 @@ def measure(
     turns: Mapping[str, Sequence[Turn]],
     config: TrainerConfig,
 ) -> dict[str, OffPolicy]:
-    """Return how far the learner's policy has moved from each sample's, by sample.
+    """Measure how far the learner's policy has moved from each sample's.
 
     Args:
-        learner: unchanged.
-        samples: live ones, trainable.
-        turns: of each sample; on a rank, of those that it computes something of.
-        config: of the step that is to train them.
+        learner: Learner; unchanged.
+        samples: Trainable live samples.
+        turns: Turns of each sample; on a rank, of the samples it computes.
+        config: Settings of the step that is to train them.
+
+    Returns:
+        The measurement of each sample, by id.
 
     """
     fix_threads(config.num_threads)
@@ -75,10 +79,10 @@ def measure(
     for sequence, logprobs in zip(sequences, now, strict=True):
         pair = (torch.from_numpy(logprobs), torch.from_numpy(sequence.behavior_logprobs))
         found.setdefault(sequence.rollout_id, []).append(log_ratios(*pair))
-    return {name: _figures(torch.cat(parts), config) for name, parts in found.items()}
+    return {name: _distance(torch.cat(parts), config) for name, parts in found.items()}
 
 
-def _figures(log_ratio: torch.Tensor, config: TrainerConfig) -> OffPolicy:
+def _distance(log_ratio: torch.Tensor, config: TrainerConfig) -> OffPolicy:
     ids = torch.zeros(log_ratio.numel(), dtype=torch.int64)
     weights = correction_weights(Ratios.unmeasured(log_ratio), ids, config.loss).double()
     square = float((weights * weights).sum()) * weights.numel()

@@ -1,9 +1,10 @@
-"""Weights of earlier versions, and what they say of sampled tokens.
+"""Logprobs of sampled tokens under the weights of earlier versions.
 
-A step compares the policy with two kinds: the reference, which is version 0, and the versions that
-sampled its tokens, of which the newest are kept (`TrainerConfig.versions_kept`). Weights are as
-published: what generators had. Which are there follows from steps and settings alone, and
-checkpoints carry the recent ones, so that training, training resumed and replay compare alike.
+A step compares the policy with two kinds of versions: the reference, which is version 0, and the
+versions that sampled its tokens, of which the newest are kept (`TrainerConfig.versions_kept`).
+Weights are as published: what generators had. Which versions are kept follows from steps and
+settings alone, and checkpoints carry the recent ones, so training, resumed training and replay
+compare with the same weights.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ def compared(
     """Return sequences with the logprobs of the reference and of the versions that sampled them.
 
     Args:
-        learner: unchanged.
-        sequences: of a batch.
-        config: of the step.
+        learner: Learner; unchanged.
+        sequences: Sequences of a batch.
+        config: Settings of the step.
 
     Raises:
-        ValueError: The loss asks for a reference, and the learner has none.
+        ValueError: The loss needs a reference, and the learner has none.
 
     """
     found = list(sequences)
@@ -75,13 +76,13 @@ def logprobs_under(
     sequences: Sequence[TrainingSequence],
     config: TrainerConfig,
 ) -> list[np.ndarray]:
-    """Return float32 [N] of each sequence, as other weights give them.
+    """Return the logprobs of each sequence, float32 [N], under other weights.
 
     Args:
-        learner: whose policy computes; unchanged.
-        weights: of a version, as published.
-        sequences: as sampled.
-        config: bounds and threads of a pass.
+        learner: Learner whose policy computes; unchanged.
+        weights: Published weights of a version.
+        sequences: Sequences as sampled.
+        config: Bounds and threads of a pass.
 
     """
     with learner.computing_with(weights):

@@ -1,6 +1,7 @@
-"""The RL phase: takes the steps of stored manifests, in order, and publishes each version."""
+"""The RL phase: takes the steps of stored manifests in order and publishes each version."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -27,20 +28,22 @@ from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 from penstock.messages.weights import WeightsPublished
 
+log = logging.getLogger(__name__)
+
 NUM_DIGESTS_MAX = 10_000
-"""Steps whose weights are compared with what the log, or an earlier pass, has of them."""
+"""Steps whose weight digests are kept for comparison with the log or an earlier pass."""
 
 
 class TrainingError(PenstockError, RuntimeError):
-    """Training cannot continue from this log; the actor fails, rather than set the event aside."""
+    """Training cannot continue from this log. Fails the actor instead of skipping the event."""
 
 
 class NondeterminismError(TrainingError):
-    """A step trained again gave other weights than the log records for it."""
+    """A repeated step produced weights other than those the log records."""
 
 
 class RlPhase:
-    """The engine, the manifests that wait for it, and what each step made."""
+    """Drives the training engine through stored manifests, and keeps the digest of each step."""
 
     def __init__(
         self,
@@ -64,12 +67,12 @@ class RlPhase:
         self.turns = TurnStore(config.turns_bytes_max, opener)
         self.ledger = Ledger()
         self.step = 0
-        """= policy version of the engine."""
+        """Step of the engine's weights, which is their policy version."""
         self.is_idle = asyncio.Event()
         self.is_training = asyncio.Event()
 
     async def start(self, ctx: Context, seed: int) -> Effects:
-        """Take up the newest checkpoint, or make version 0; return the facts of that version."""
+        """Load the newest checkpoint or create version 0; return the events of that version."""
         key = await newest_checkpoint(ctx.store)
         if key is None:
             position = await self._engine.make_version_0(ctx, seed)
@@ -78,12 +81,13 @@ class RlPhase:
         self.step, self._completed = position.step, position.completed
         if isinstance(position.completed, StepCompleted):
             self._count_skipped(position.completed)
+        # A checkpoint supersedes mid-training saves; kept, they would be resumed by mistake.
         await drop_saves(ctx.store)
         self._set_idle(ctx)
         return [position.saved, self._completed, await self._publish(ctx), *self._finish()]
 
     def add_manifest(self, manifest: BatchManifest) -> None:
-        """Keep a manifest until its step is taken; one of an older step is done with."""
+        """Keep a manifest until its step is taken; drop the turns of a step already taken."""
         self.ledger.add_manifest(manifest)
         if manifest.step > self.step:
             self._manifests[manifest.step] = manifest
@@ -91,10 +95,10 @@ class RlPhase:
             self.turns.drop(manifest)
 
     async def take_ready(self, ctx: Context) -> Effects:
-        """Take every step whose manifest and turns are here.
+        """Take every step whose manifest and turns have arrived.
 
         Raises:
-            TrainingError: The data of a step are wrong; steps cannot be left out.
+            TrainingError: The data of a step are wrong. A step cannot be left out.
 
         """
         effects: list[Event] = []
@@ -108,13 +112,13 @@ class RlPhase:
     async def measure(
         self, samples: Sequence[SampleEntry], turns: Mapping[str, Sequence[Turn]], ctx: Context
     ) -> dict[str, OffPolicy]:
-        """Return how far the policy has moved from those that drew live samples."""
+        """Measure how far the policy has moved from the versions that sampled live samples."""
         return await self._engine.measure(ctx, samples, turns, self._config)
 
     async def with_readable_preferences(
         self, manifest: BatchManifest, ctx: Context
     ) -> BatchManifest:
-        """Return a proposed manifest without the corrections and judgments that nobody can read."""
+        """Return a proposed manifest without corrections and judgments that cannot be read."""
         unreadable = await self._preferences(ctx).unreadable(manifest)
         entries = left_out(manifest.preferences, unreadable)
         return msgspec.structs.replace(manifest, preferences=entries)
@@ -125,13 +129,13 @@ class RlPhase:
     async def end_after(
         self, step: int, reason: str, ctx: Context, *, is_failure: bool = False
     ) -> Effects:
-        """Let a step be the last, at the earliest the one just taken.
+        """Make a step the last one, at the earliest the one just taken.
 
         Args:
-            step: Which one.
-            reason: Why, in words.
-            ctx: Of the actor.
-            is_failure: Whether the run cannot go on.
+            step: Last step.
+            reason: Reason, recorded in `RunFinished`.
+            ctx: Context of the actor.
+            is_failure: Whether the run failed.
 
         """
         if self.is_finished or self._has_failed:
@@ -142,7 +146,7 @@ class RlPhase:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step is taken."""
+        """Whether the last step has been taken."""
         return self.step >= self._step_last
 
     async def _train(self, manifest: BatchManifest, ctx: Context) -> Effects:
@@ -157,8 +161,10 @@ class RlPhase:
             return StepData(turns, await self._preferences(ctx).read(manifest))
 
         result = await self._engine.step(ctx, manifest, config, read)
+        # Experiments slow training down to reach a fixed ratio of sampling to training.
         if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
             await ctx.sleep(left_s)
+        # Before any event is published: a divergent step must not reach the log.
         self.check_digest(manifest.step, result.weights_digest)
         self.step = manifest.step
         self._completed = StepCompleted(
@@ -175,29 +181,42 @@ class RlPhase:
             drift=result.drift,
         )
         self._count_skipped(self._completed)
+        # Only now: if the step had failed, its turns would be needed again.
         self.turns.drop(self._manifests.pop(manifest.step))
         effects: list[Event] = [self._completed, await self._publish(ctx)]
+        # A checkpoint follows the publish of its version, so no checkpoint names weights that
+        # relays lack.
         if self.step % self._config.checkpoint_steps == 0 or self.is_finished:
             effects += await self.save(ctx)
             await drop_old_checkpoints(ctx.store, self._config.checkpoints_kept)
         self._set_idle(ctx)
+        log.info(
+            "step %d: version %d, %s, trained %.1f s after waiting %.1f s",
+            self.step,
+            self.step,
+            f"skipped: {result.skipped}"
+            if result.skipped
+            else f"digest {result.weights_digest[:12]}",
+            self._completed.train_s,
+            wait_s,
+        )
         return [*effects, *self._finish()]
 
     @property
     def _num_skipped(self) -> int:
-        """Steps skipped in a row, up to the current one."""
+        """Consecutive skipped steps up to the current one."""
         done = self._completed
         return done.num_skipped if isinstance(done, StepCompleted) else 0
 
     def _count_skipped(self, done: StepCompleted) -> None:
-        """Note a skipped step; too many in a row are the run's end."""
+        """Count a skipped step; too many in a row end the run."""
         self.ledger.add_step(done)
         if done.num_skipped >= self._config.skipped_steps_max:
             self._step_last, self._has_failed = done.step, True
             self._reason = f"{done.num_skipped} steps in a row were skipped: {done.skipped}"
 
     def check_digest(self, step: int, digest: str) -> None:
-        """Compare what was trained here with what the log records, whichever comes first.
+        """Compare a step's digest with the one the log recorded, whichever is known first.
 
         Raises:
             NondeterminismError: They differ.
@@ -213,12 +232,12 @@ class RlPhase:
             )
 
     async def _publish(self, ctx: Context) -> WeightsPublished:
-        """Have the current version stored for the relays; return its manifest."""
+        """Store the current version for the relays; return its manifest event."""
         ctx.set_gauge("policy_version", self.step)
         return await self._engine.publish(ctx, self.step)
 
     async def save(self, ctx: Context) -> Effects:
-        """Save a checkpoint of where training stands."""
+        """Save a checkpoint of the current state."""
         assert self._completed is not None
         return (await self._engine.save(ctx, self._completed, self.ledger.rows()),)
 

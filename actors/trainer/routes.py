@@ -1,7 +1,7 @@
-"""The recorded routes of a rollout: joined over its turns, and refused if they do not fit it.
+"""Recorded routes of a rollout: joined over its turns, and refused if they do not fit.
 
-A turn's segments follow those of the turn before. They may also begin further back: the sampler
-then computed those positions again, and its later routes count. Nothing is ever filled in.
+A turn's segments follow those of the turn before. They may also begin earlier: the sampler then
+computed those positions again, and its later routes count. Nothing is ever filled in.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,21 @@ from penstock.messages.rollout import Turn, VersionSpan
 
 
 class MissingRoutesError(PenstockError, ValueError):
-    """Input positions without recorded routes."""
+    """Input positions lack recorded routes."""
 
 
 class StaleRoutesError(PenstockError, ValueError):
-    """Recorded routes of another policy version, or of other tokens, than those to train."""
+    """Recorded routes belong to another policy version, or to other tokens, than those to train."""
 
 
 def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
-    """Return the experts [T - 1, L, K] of a rollout of T tokens: of all that predict something.
+    """Return the experts [T - 1, L, K] of the predicting positions of a rollout of T tokens.
 
     Raises:
-        MissingRoutesError: Positions that no turn recorded.
-        StaleRoutesError: Routes older than the tokens that came of them, or of other positions.
-        CorruptDataError: Bytes that are not those that were sealed.
+        MissingRoutesError: No turn recorded some positions.
+        StaleRoutesError: Routes are older than the tokens that followed from them, or belong to
+            other positions.
+        CorruptDataError: The bytes are not those that were sealed.
 
     """
     parts: list[np.ndarray] = []
@@ -43,6 +44,7 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
             )
         if first + len(routes) > end - 1:
             raise StaleRoutesError(f"turn {index}: routes beyond position {end - 2}, its last")
+        # Recomputed positions: the later routes produced the tokens that follow.
         if first < covered:
             parts = [np.concatenate(parts)[:first]]
         parts.append(routes)
@@ -53,10 +55,10 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
 
 
 def no_routes(turns: Sequence[Turn], config: PolicyConfig) -> np.ndarray:
-    """Return the routes [T - 1, L, 0] of a rollout of a dense model: none.
+    """Return the empty routes [T - 1, L, 0] of a rollout of a dense model.
 
     Raises:
-        StaleRoutesError: There are some, so that another model sampled it.
+        StaleRoutesError: Routes were recorded, so another model sampled it.
 
     """
     if any(turn.route_segments for turn in turns):
@@ -66,7 +68,7 @@ def no_routes(turns: Sequence[Turn], config: PolicyConfig) -> np.ndarray:
 
 
 def route_bytes(turns: Sequence[Turn]) -> int:
-    """Return the size of a rollout's sealed routes, headers included."""
+    """Return the bytes of a rollout's sealed routes, headers included."""
     return sum(len(segment) for turn in turns for segment in turn.route_segments)
 
 
@@ -89,10 +91,11 @@ def _turn_routes(turn: Turn) -> tuple[int, np.ndarray]:
 
 
 def _check_versions(versions: np.ndarray, spans: Sequence[VersionSpan]) -> None:
-    """Refuse routes of older weights than the tokens which came of them.
+    """Refuse routes older than the tokens that followed from them.
 
-    The last N positions gave the turn's N tokens. Newer routes are those of positions that were
+    The last N positions produced the turn's N tokens. Newer routes belong to positions that were
     computed again after a token was sampled.
+
     """
     tokens = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
     routes = versions[max(len(versions) - len(tokens), 0) :]

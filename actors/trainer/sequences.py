@@ -1,4 +1,4 @@
-"""From logged turns to training sequences."""
+"""Training sequences from logged turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,48 +23,49 @@ from penstock.messages.training import SampleEntry, TrunkCredit
 class TrainingSequence:
     """One segment of a rollout, or turns of a session, token by token.
 
-    Shapes: T tokens, N of them sampled and trained, L layers, K experts per token.
+    Shapes: T tokens, of which N are sampled and trained; L layers; K experts per token.
+
     """
 
     rollout_id: str
     num_inputs: int
-    """T - 1, tokens that the model reads: all but the last."""
+    """Tokens that the model reads, T - 1: all but the last."""
     token_ids: np.ndarray
     """[T] int64: context and sampled tokens of all turns."""
     sampled_at: np.ndarray
-    """[N] int64: positions of the sampled tokens, ascending, > 0; without those that were forced or
-    are withheld, which are context."""
+    """Positions of the trained tokens, [N] int64, ascending, > 0. Forced and withheld tokens are
+    context."""
     draws: tuple[TurnDraw, ...]
-    """Of each turn; together they have N tokens."""
+    """Distributions of each turn's tokens; N tokens together."""
     is_trained: np.ndarray
-    """bool [M]: of all sampled tokens, which ones are neither forced nor withheld."""
+    """Trained tokens among all M sampled ones, bool [M]; forced and withheld ones are not."""
     versions: np.ndarray
-    """[N] int64: the policy version that sampled each token."""
+    """Policy version that sampled each token, [N] int64."""
     behavior_logprobs: np.ndarray
-    """[N] float32."""
+    """Logprobs recorded by the sampler, [N] float32."""
     routed_experts: np.ndarray
-    """[T - 1, L, K] uint8 or wider: of the positions that predict something; K is 0 in a dense
+    """Routes of the positions that predict a token, [T - 1, L, K] uint8 or wider; K is 0 in a dense
     model."""
     advantages: np.ndarray
-    """[N] float32: of each sampled token."""
+    """Advantage of each token, [N] float32."""
     engine_logprobs: np.ndarray | None = None
-    """[N] float32: of each token under the version that sampled it, as the trainer computes them;
-    NaN where that version is not kept, or is the trained one."""
+    """Logprobs under the version that sampled each token, computed by the trainer, [N] float32; NaN
+    if that version is not kept or is the trained one."""
     reference_logprobs: np.ndarray | None = None
-    """[N] float32: under version 0."""
+    """Logprobs under version 0, [N] float32."""
     proximal_logprobs: np.ndarray | None = None
-    """[N] float32: under the policy at the start of the step, once its first pass is over."""
+    """Logprobs under the policy at the start of the step, [N] float32, set after its first pass."""
     weight: float = 1.0
     is_live: bool = False
-    """Whether it is a user's, drawn by the version that served it."""
+    """Whether a user's request was sampled, by the version that served it."""
     live_version: int | None = None
-    """The one version that sampled all its tokens, where they are a user's."""
+    """Single version that sampled all tokens of a live sample, if there is one."""
 
     sampled_by: frozenset[int] = frozenset()
-    """The versions that sampled what is trained of its sample."""
+    """Versions that sampled the trained tokens of its sample."""
 
     def outline(self) -> "TrainingSequence":
-        """Return it without tokens and routes, for processes that do not compute it."""
+        """Return a copy without tokens and routes, for processes that do not compute it."""
         none = np.zeros(0, np.int64)
         return replace(self, token_ids=none, sampled_at=none, draws=(), routed_experts=none)
 
@@ -79,15 +80,15 @@ def training_sequence(
     """Concatenate the turns of a segment.
 
     Args:
-        rollout_id: whose it is.
-        turns: of one context.
-        config: of the policy.
-        advantage: of all its sampled tokens, forced ones included, or of each.
+        rollout_id: Rollout of the segment.
+        turns: Turns of one context.
+        config: Configuration of the policy.
+        advantage: Advantage of all sampled tokens, forced ones included, or one per token.
 
     Raises:
-        NotReproducibleError, GreedyTurnError: Some turn cannot be trained.
-        ValueError: An array that is not as `Turn` says; the text names the rollout and the turn.
-            For routes, the subclasses that `rollout_routes` raises.
+        NotReproducibleError, GreedyTurnError: A turn cannot be trained.
+        ValueError: An array does not match `Turn`; the text names the rollout and the turn. For
+            routes, the subclasses that `rollout_routes` raises.
 
     """
     try:
@@ -124,7 +125,7 @@ def sample_sequences(
     """Return the sequences of a manifest's sample, a rollout or a live one.
 
     Raises:
-        ValueError: As `training_sequence` does.
+        ValueError: As in `training_sequence`.
 
     """
     if sample.num_turns:
@@ -135,10 +136,10 @@ def sample_sequences(
 def rollout_sequences(
     sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig
 ) -> list[TrainingSequence]:
-    """Return a rollout's sequences: one for each segment, all with the rollout's advantage.
+    """Return a rollout's sequences: one per segment, all with the rollout's advantage.
 
     Raises:
-        ValueError: As `training_sequence` does.
+        ValueError: As in `training_sequence`.
 
     """
     name, since = sample.rollout_id, sample.trained_from
@@ -160,16 +161,17 @@ def _num_sampled(turns: Sequence[Turn]) -> int:
 def _session_sequences(
     sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig, weight: float
 ) -> list[TrainingSequence]:
-    """Return a live sample's sequences: a turn that continues the one before is one with it.
+    """Return a live sample's sequences; a turn that continues the one before extends its sequence.
 
-    It continues it where its context begins with all tokens of the turn before, routed alike;
-    pieces that begin alike otherwise are still computed once (`actors/policy/packing.py`).
+    A turn continues the one before if its context begins with all of that turn's tokens, routed
+    alike.
+    Other shared prefixes are still computed once (`actors/policy/packing.py`).
 
     Args:
-        sample: of the manifest.
-        turns: of its requests, each with its whole context.
-        config: of the policy.
-        weight: of all its tokens.
+        sample: Entry of the manifest.
+        turns: Turns of its requests, each with its whole context.
+        config: Configuration of the policy.
+        weight: Weight of all tokens.
 
     """
     values = sample.turn_advantages or [sample.advantage] * len(turns)
@@ -187,6 +189,8 @@ def _continues(before: TrainingSequence, after: TrainingSequence) -> bool:
     return (
         after.draws[0].start >= num_tokens
         and np.array_equal(after.token_ids[:num_tokens], before.token_ids)
+        # Equal tokens with other routes would be another computation: the model under training must
+        # follow the sampler's.
         and np.array_equal(after.routed_experts[: num_tokens - 1], before.routed_experts)
     )
 
@@ -204,7 +208,7 @@ def _joined(before: TrainingSequence, after: TrainingSequence) -> TrainingSequen
 
 
 def _advantages(num_tokens: int, advantage: float, trunk: TrunkCredit | None) -> np.ndarray:
-    """[N] float32; the first tokens may be shared with other rollouts."""
+    """Return advantages [N] float32; tokens of a trunk share the credit of its branches."""
     values = np.full(num_tokens, advantage, np.float32)
     if trunk is not None:
         values[: trunk.num_tokens] = trunk.advantage
@@ -222,14 +226,14 @@ def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfi
 def check_trajectory(
     rollout_id: str, turns: Sequence[Turn], config: PolicyConfig, trained_from: int = 0
 ) -> list[int]:
-    """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
+    """Refuse a rollout that the policy cannot be trained on; one without turns passes.
 
     Returns:
-        The tokens that the model reads of each sequence.
+        Number of tokens that the model reads, for each sequence.
 
     Raises:
-        NotReproducibleError, GreedyTurnError: It is well formed, and cannot be trained.
-        ValueError: Says what was expected.
+        NotReproducibleError, GreedyTurnError: It is well-formed and cannot be trained.
+        ValueError: It is malformed; the text says what was expected.
 
     """
     _check_samplers(rollout_id, turns, config)
@@ -251,7 +255,7 @@ def _check_samplers(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig
 def _checked(
     rollout_id: str, sequences: Sequence[TrainingSequence], config: PolicyConfig
 ) -> list[int]:
-    """Return the number of inputs of each sequence, having checked everything."""
+    """Check every sequence; return the number of inputs of each."""
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
     longest = config.max_position_embeddings
     for one in sequences:

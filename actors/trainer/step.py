@@ -1,11 +1,9 @@
-"""The optimizer steps of one batch manifest.
+"""The optimizer steps of one batch manifest, pass by pass.
 
 Deterministic: the same learner, manifest, turns, settings and torch thread count give the same
-bits, which is what replay proves. Logprobs are taken with the published (rounded) weights and with
-the sampler's own routes; the choice of samples and their advantages come from the manifest, and
-what `objective/kl_rewards.py` changes of these from the log.
-
-One pass over a batch: its gradient in the learner's parameters, and what it showed.
+bits, which replay verifies. Logprobs are computed with the published (rounded) weights and the
+sampler's own routes. The choice of samples and their advantages come from the manifest; only
+`objective/kl_rewards.py` changes advantages, from what the log holds.
 """
 
 import math
@@ -57,32 +55,32 @@ from penstock.messages.training import BatchManifest, VersionDrift
 
 @dataclass(kw_only=True)
 class PassSums:
-    """Of a pass, or of a part of it; sums over N tokens."""
+    """Sums over the N tokens of a pass, or of a part of it."""
 
     loss: float = 0.0
     logprob: float = 0.0
     entropy: float = 0.0
     num_clipped: float = 0.0
-    """Tokens at which the loss's own bound took effect."""
+    """Tokens at which the loss's own clipping took effect."""
     reference_k1: float = 0.0
     reference_k3: float = 0.0
     num_referenced: int = 0
-    """Tokens whose distance to the reference was measured."""
+    """Tokens whose distance to the reference policy was measured."""
     live_k3: float = 0.0
     num_live: int = 0
-    """Tokens of users, whose distance to the version that served them is measured."""
+    """Live tokens, whose distance to the version that served them is measured."""
     num_inputs: int = 0
     router_mismatch: float = 0.0
     mismatch: MismatchSums = field(default_factory=MismatchSums.empty)
     moved: RatioSums = field(default_factory=RatioSums)
-    """The policy of this pass over that of the first one."""
+    """Ratios of the policy in this pass to the policy in the first pass."""
     live: dict[int, RatioSums] = field(default_factory=dict[int, RatioSums])
-    """Users' tokens by the version that sampled them."""
+    """Ratios of live tokens, by the version that sampled them."""
     current: list[np.ndarray] = field(default_factory=list[np.ndarray])
-    """float32 [N] logprobs of each sequence, in order."""
+    """Logprobs of each sequence, float32 [N], in order."""
 
     def add(self, other: "PassSums") -> None:
-        """Add the part that follows."""
+        """Add the sums of the next part."""
         self.loss += other.loss
         self.logprob += other.logprob
         self.entropy += other.entropy
@@ -101,7 +99,7 @@ class PassSums:
         self.current += other.current
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics that one pass over a batch gives."""
+        """Return the metrics of one pass over a batch."""
         num_tokens = max(self.mismatch.total.num_tokens, 1.0)
         figures = {
             "logprob_mean": self.logprob / num_tokens,
@@ -126,17 +124,17 @@ def take_pass(
     config: TrainerConfig,
     divisor: float,
 ) -> PassSums:
-    """Leave the batch's gradient in the learner's parameters; return what the pass showed.
+    """Leave the batch's gradient in the learner's parameters; return the sums of the pass.
 
     Args:
-        learner: its weights stay as they are.
-        sequences: with `proximal_logprobs` from the second pass on.
-        policy_version: that the step trains.
-        config: of the step.
-        divisor: of the summed token losses.
+        learner: Learner; its weights stay as they are.
+        sequences: Batch, with `proximal_logprobs` from the second pass on.
+        policy_version: Version that the step trains.
+        config: Settings of the step.
+        divisor: Divisor of the summed token losses.
 
     Raises:
-        NonFiniteError: The loss is no finite number; there is no gradient.
+        NonFiniteError: The loss is not finite; no gradient is left.
 
     """
     total = PassSums()
@@ -164,7 +162,7 @@ def _forward(
     config: TrainerConfig,
     divisor: float,
 ) -> tuple[torch.Tensor, PassSums]:
-    """Return the loss of one micro-batch, and its figures."""
+    """Compute the loss of one micro-batch, and its sums."""
     loss_config = config.loss
     counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
     forwarded = forward.run(batch)
@@ -183,6 +181,7 @@ def _forward(
     )
     losses = token_losses(tokens, loss_config)
     values = losses.values
+    # Entropy keeps its graph only if the loss uses it; otherwise the logits' graph is freed early.
     has_bonus = loss_config.entropy_bonus > 0
     entropy = entropies(forwarded.logits if has_bonus else forwarded.logits.detach()).cpu()
     if loss_config.entropy_bonus:
@@ -198,6 +197,7 @@ def _forward(
     num_inputs = sum(sequence.num_inputs for sequence in batch)
     detached = current.detach()
     is_referenced = ~reference.isnan()
+    # float64: float32 sums over 100,000 tokens lose the digits in which small distances differ.
     distance = (detached[is_referenced].double(), reference[is_referenced].double())
     return loss, PassSums(
         loss=float(loss.detach()),
@@ -227,11 +227,13 @@ def _ratios(
     version_measured: int | None,
     config: TrainerConfig,
 ) -> Ratios:
-    """Return the trainer's ratios to the sampler, with the engine's part where it is known."""
+    """Return ratios of trainer to sampler, with the engine's share where it is known."""
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
     total = corrected_ratios(current, proximal, behavior, config.loss)
     is_own = _cat([one.versions == version_measured for one in batch])
     before = _cat([_or_nan(one, one.engine_logprobs) for one in batch])
+    # The engine's share can be measured only at the version that sampled the token: this one, or an
+    # earlier one whose weights were kept.
     at_version = torch.where(is_own, proximal, before)
     is_measured = ~at_version.isnan()
     engine = log_ratios(torch.where(is_measured, at_version, behavior), behavior)
@@ -239,7 +241,7 @@ def _ratios(
 
 
 def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch.Tensor:
-    """[N]: in the first pass the policy itself."""
+    """Return the logprobs [N] that ratios compare with; in the first pass, the policy's own."""
     known = [one.proximal_logprobs for one in batch if one.proximal_logprobs is not None]
     return _cat(known) if known else current.detach()
 
@@ -259,16 +261,16 @@ def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step did, bit for bit."""
+    """Outcome of a step, identical bit for bit in a replay."""
 
     weights_digest: str
     optimizer_digest: str
     metrics: dict[str, float]
     staleness_tokens: dict[int, int]
     skipped: str = ""
-    """Why weights and optimizer are as before; empty where the step was taken."""
+    """Why weights and optimizer are unchanged; empty if the step was taken."""
     drift: dict[int, VersionDrift] = {}
-    """As `StepCompleted.drift`."""
+    """Drift of live samples by version, as in `StepCompleted.drift`."""
 
 
 def train_step(
@@ -280,21 +282,21 @@ def train_step(
 ) -> StepResult:
     """Train the samples of a manifest; an empty one changes no weight.
 
-    A batch whose loss or gradient is no finite number in some pass is skipped: weights and
-    optimizer stay as they are, to the bit, and the step still counts.
+    A batch whose loss or gradient is not finite in some pass is skipped: weights and optimizer stay
+    as they are, to the bit, and the step still counts.
 
     Args:
-        learner: at policy version `manifest.policy_version`; changed in place.
-        manifest: which samples, and with which advantages.
-        turns: by rollout or request id, of every trained sample; on a rank, of those that it
-            computes something of (`ranks/plan.py`).
-        config: loss, correction, bounds.
-        examples: of the manifest's corrections and judgments, in its order.
+        learner: Learner at policy version `manifest.policy_version`; changed in place.
+        manifest: Samples and their advantages.
+        turns: Turns of each trained sample by rollout or request id; on a rank, only of the
+            samples it computes (`ranks/plan.py`).
+        config: Loss, correction and bounds.
+        examples: Corrections and judgments of the manifest, in its order.
 
     Raises:
-        ValueError: Turns that are malformed, or not those that the manifest counted; or a loss that
-            compares with a reference, of which the learner knows nothing.
-        KeyError: Turns that are missing.
+        ValueError: Turns are malformed or not those that the manifest counted, or the loss
+            needs a reference that the learner lacks.
+        KeyError: Turns are missing.
 
     """
     fix_threads(config.num_threads)
@@ -306,6 +308,8 @@ def train_step(
     passes, norms, skipped = [], [], ""
     preferences = PreferenceSums()
     if sequences or examples:
+        # A single pass fails before the optimizer runs, so only several passes need a copy to
+        # restore.
         before = _copy_of(learner) if config.num_passes > 1 else {}
         try:
             referred = referred_examples(learner, examples, config)
@@ -339,15 +343,15 @@ def _take_passes(
     examples: Sequence[PreferenceExample],
     config: TrainerConfig,
 ) -> tuple[list[PassSums], list[float], PreferenceSums]:
-    """Take the optimizer steps; return what each pass showed, and the norm of its gradient.
+    """Take the optimizer steps; return the sums and gradient norm of each pass.
 
-    Of corrections and judgments, what the first pass showed.
+    Preference sums are those of the first pass.
 
     Raises:
-        NonFiniteError: In some pass; those before it have changed the learner.
+        NonFiniteError: A pass was not finite; the passes before it have changed the learner.
 
     """
-    # A version cut by time has what little there is: it moves the policy as little as that.
+    # A time-triggered version may hold few samples; its step is scaled accordingly.
     num_of_epoch = config.epoch.num_samples if config.epoch else 0
     divisor = normalizer(max(num_divided(manifest), num_of_epoch), config.loss)
     version = manifest.policy_version
@@ -361,7 +365,8 @@ def _take_passes(
         passes.append(take_pass(learner, batch, version, config, divisor))
         if examples:
             seen.append(take_preference_pass(learner, examples, config))
-        raise_deferred_errors()  # Before the weights take what a bad value gave.
+        # Before the optimizer runs: a deferred error means that the gradient is not to be used.
+        raise_deferred_errors()
         norms.append(learner.apply(manifest.step, config.optimizer, config.steps_max))
         if len(passes) == 1:
             batch = [
@@ -378,7 +383,7 @@ def _copy_of(learner: Learner) -> dict[str, torch.Tensor]:
 def _weighed(
     manifest: BatchManifest, sequences: Sequence[TrainingSequence]
 ) -> list[TrainingSequence]:
-    """Return sequences, those of groups beside the batch with the weight of these."""
+    """Return the sequences, with the weight of length-only samples applied."""
     beside, weight = length_only_samples(manifest), length_only_weight(manifest)
     return [replace(one, weight=weight) if one.rollout_id in beside else one for one in sequences]
 
@@ -386,7 +391,7 @@ def _weighed(
 def _pass_figures(
     passes: Sequence[PassSums], norms: Sequence[float], config: TrainerConfig
 ) -> dict[str, float]:
-    """Return what the passes show together; all other figures are of the first one."""
+    """Return metrics over all passes; every other metric describes the first pass."""
     num_passes, num_tokens = len(passes), sum(one.mismatch.total.num_tokens for one in passes)
     if not num_passes:
         return {"loss": 0.0, "grad_norm": 0.0}

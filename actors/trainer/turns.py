@@ -1,12 +1,12 @@
-"""Turns of rollouts and live samples that are not settled yet: named here, read when needed.
+"""Turns of samples that are not settled yet: known by name, read when needed.
 
 ```
- TurnSampled ─────▶ kept, within a bound ──┐
- RolloutFinished ─▶ names of its turns ────┼─▶ load(sample) ─▶ check, train
- LiveSampleJoined ▶ name of its request ───┘        │
-                                     not kept: the log, and the store
+TurnSampled ─────▶ kept, within a bound ──┐
+RolloutFinished ─▶ names of its turns ────┼─▶ load(sample) ─▶ check, train
+LiveSampleJoined ▶ name of its request ───┘        │
+                                   not kept: read from the log and the store
 ```
-So the trainer's memory is bounded by its settings, whatever a run's turns add up to.
+The bound keeps the trainer's memory independent of the size of the run.
 """
 
 import asyncio
@@ -39,26 +39,30 @@ from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, SampleEntry
 
 NUM_DONE_MAX = 1_000_000
-"""Samples that are known to be done with, should their end be read before they are."""
+"""Settled samples that are remembered, in case their last event is read after their manifest."""
 _LOADS_MAX = 16
-"""Turns that are read at once."""
+"""Turns read concurrently."""
 
 
 class TurnStore:
-    """Samples by rollout or request id; trajectories and manifests may come in either order."""
+    """Samples by rollout or request id; trajectories and manifests may arrive in either order."""
 
     def __init__(self, num_bytes_max: int, opener: Vault) -> None:
-        """Keep turns of at most so many bytes in memory; the others are read again.
+        """Create an empty store.
 
-        `opener` opens the turns of users.
+        Args:
+            num_bytes_max: Bytes of turns kept in memory; further turns are read again when
+                needed.
+            opener: Opens the sealed turns of users.
+
         """
         self._opener = opener
         self._num_bytes_max = num_bytes_max
         self._samples: dict[str, RolloutFinished | LiveSampleJoined] = {}
         self._done: OrderedDict[str, int] = OrderedDict()
-        """Sample -> the revision that is done with; 0 of a rollout."""
+        """Settled revision by sample; 0 for a rollout."""
         self._kept: OrderedDict[str, Turn | StoredTurn] = OrderedDict()
-        """By key of its event, the one used longest ago first."""
+        """Turns by event key, least recently used first."""
         self._num_bytes = 0
         self._loads = asyncio.Semaphore(_LOADS_MAX)
 
@@ -68,24 +72,25 @@ class TurnStore:
             self._keep(event.key(), event.turn)
 
     def add(self, sample_id: str, event: RolloutFinished | LiveSampleJoined) -> None:
-        """Keep the names of a sample's turns, of the newest revision, unless it is done with."""
+        """Keep the names of a sample's turns in its newest revision, unless it is settled."""
         revision = _revision(event)
         if revision <= self._done.get(sample_id, -1):
             return
         if (known := self._samples.get(sample_id)) and _revision(known) > revision:
             return
         if isinstance(event, RolloutFinished):
+            # Files are the bulk of the event, and only judges read them.
             event = msgspec.structs.replace(event, files=EpisodeFiles())
         self._samples[sample_id] = event
 
     def has(self, manifest: BatchManifest) -> bool:
-        """Whether all that the manifest trains is known."""
+        """Return whether every sample that the manifest trains is known."""
         return all(sample.rollout_id in self._samples for sample in trained_samples(manifest))
 
     async def try_load(
         self, samples: Iterable[SampleEntry], store: ObjectStore, last: Last
     ) -> dict[str, Sequence[Turn] | CodecError]:
-        """Read the turns that are each sample's, or why they cannot be read.
+        """Read the turns of each sample, or the reason why they cannot be read.
 
         Raises:
             StoreUnreachableError: The store did not answer.
@@ -98,7 +103,7 @@ class TurnStore:
     async def load(
         self, samples: Iterable[SampleEntry], store: ObjectStore, last: Last
     ) -> dict[str, Sequence[Turn]]:
-        """Read the turns that are each sample's.
+        """Read the turns of each sample.
 
         Raises:
             CodecError: Some cannot be read.
@@ -113,9 +118,10 @@ class TurnStore:
         return loaded
 
     def drop(self, manifest: BatchManifest) -> None:
-        """Forget all of a manifest's samples."""
+        """Forget every sample of a manifest."""
         for entry in _samples(manifest):
             sample = self._samples.get(entry.rollout_id)
+            # A newer revision has arrived meanwhile and has yet to be trained.
             if sample is not None and _revision(sample) > entry.revision:
                 continue
             self._done[entry.rollout_id] = entry.revision
@@ -130,7 +136,7 @@ class TurnStore:
             self._done.popitem(last=False)
 
     def erase(self, tenant: str, user: str) -> None:
-        """Keep none of a user's turns in memory, nor the key that opens them."""
+        """Drop a user's turns from memory, and the key that opens them."""
         self._opener.forget(owner_of(tenant, user))
         for sample in self._samples.values():
             if isinstance(sample, LiveSampleJoined) and (sample.tenant, sample.user) == (
@@ -146,7 +152,7 @@ class TurnStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the turns in memory."""
+        """Bytes of turns in memory."""
         return self._num_bytes
 
     async def _load(
@@ -193,6 +199,7 @@ class TurnStore:
         self._forget(key)
         self._kept[key] = turn
         self._num_bytes += _num_bytes(turn)
+        # The newest turn itself goes if it alone exceeds the bound; it is read again when trained.
         while self._num_bytes > self._num_bytes_max:
             self._forget(next(iter(self._kept)))
 
@@ -207,7 +214,7 @@ def _revision(sample: RolloutFinished | LiveSampleJoined) -> int:
 
 
 _HEAD_BYTES = 1024
-"""Of a turn without its arrays, about."""
+"""Approximate size of a turn without its arrays."""
 
 
 def _num_bytes(turn: Turn | StoredTurn) -> int:

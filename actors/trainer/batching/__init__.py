@@ -1,4 +1,5 @@
-"""Which samples make a batch: groups as they come in, their deadlines, live samples, the manifest.
+"""Selects the samples of a batch: pending groups, deadlines, live samples, the manifest.
 
-`batcher.py` decides, `audit.py` checks what a manifest claims.
+`batcher.py` decides; `audit.py` checks what a manifest claims.
+
 """

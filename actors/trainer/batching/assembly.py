@@ -1,10 +1,10 @@
-"""The training sequences of a batch, each read by the processes that compute it.
+"""Assembles the training sequences of a batch, each read by the process that computes it.
 
 ```
- turns of this process's samples ─▶ sequences ─┬──────────────────────▶ the batch, in order
-                     other ranks' ─▶ outlines ─┴─ gathered, by sample ─┘
+turns of this process's samples ─▶ sequences ─┬──────────────────────▶ the batch, in order
+                          other ranks ─▶ outlines ─┴─ gathered, by sample ─┘
 ```
-An outline has what a step needs of a sequence that others compute: no tokens, no routes.
+An outline holds what a step needs of a sequence computed elsewhere: no tokens and no routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,22 @@ from penstock.messages.training import SampleEntry
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSample:
-    """A sample, and what its turns show."""
+    """Sequences of a sample, and statistics of its turns."""
 
     sequences: list[TrainingSequence]
     num_route_bytes: int
     num_later: int = 0
-    """Of a live sample, turns that go on in a segment."""
+    """Turns of a live sample that continue a segment."""
     num_continued: int = 0
-    """Those of them whose context begins with all tokens of the turn before."""
+    """Continuing turns whose context begins with all tokens of the turn before."""
 
     def outline(self) -> "ReadSample":
-        """Return it without what only the process needs that computes it."""
+        """Return the sample without what only the computing process needs."""
         return replace(self, sequences=[sequence.outline() for sequence in self.sequences])
 
 
 class Batch:
-    """The samples of a step, in the order of the manifest."""
+    """Samples of a step in manifest order."""
 
     def __init__(self, samples: Sequence[ReadSample]) -> None:
         self._samples = samples
@@ -53,17 +53,17 @@ class Batch:
         turns: Mapping[str, Sequence[Turn]],
         config: TrainerConfig,
     ) -> "Batch":
-        """Return a batch that the learner's processes read together; all of them call this.
+        """Return a batch that the learner's processes read together; each of them calls this.
 
         Args:
-            learner: of this process.
-            samples: all of them, in order.
-            turns: of the samples that this process computes something of, by name.
-            config: of the step.
+            learner: Learner of this process.
+            samples: All samples, in order.
+            turns: Turns of the samples that this process computes, by sample name.
+            config: Settings of the step.
 
         Raises:
-            ValueError: Turns that are malformed, or not those that the manifest counted.
-            KeyError: Turns that no process has.
+            ValueError: Turns are malformed or not those that the manifest counted.
+            KeyError: No process has a sample's turns.
 
         """
         policy = learner.policy.config
@@ -73,12 +73,13 @@ class Batch:
             if sample.rollout_id in turns
         }
         outlines = learner.gather({name: one.outline() for name, one in own.items()})
+        # Own sequences win over gathered outlines of the same samples.
         known = {name: one for part in outlines for name, one in part.items()} | own
         return cls([known[sample.rollout_id] for sample in samples])
 
     @property
     def sequences(self) -> list[TrainingSequence]:
-        """All sequences; those that other processes compute are outlines."""
+        """All sequences; those computed by other processes are outlines."""
         return [sequence for sample in self._samples for sequence in sample.sequences]
 
     def figures(self) -> dict[str, float]:
@@ -96,8 +97,10 @@ def _read(
     policy: PolicyConfig,
     config: TrainerConfig,
 ) -> ReadSample:
-    """Return a sample; raises as `Batch.gathered`."""
+    """Read one sample; raises as `Batch.gathered`."""
     found = sample_sequences(sample, turns, policy, config.live.weight)
+    # Advantages were computed for the tokens that the manifest counts; other turns would train them
+    # on something else.
     num_expected = sum(span.num_tokens for span in sample.version_spans)
     num_found = sum(sequence.is_trained.size for sequence in found)
     if num_found != num_expected:

@@ -1,7 +1,4 @@
-"""Recomputes what a manifest claims: rewards from verdicts, advantages from rewards, trunks.
-
-Pure.
-"""
+"""Recomputes a manifest's claims: rewards from verdicts, advantages from rewards, trunks. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +14,7 @@ from penstock.messages.rollout import RolloutFinished, Trunk
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 COMPONENTS_TOLERANCE = 1e-6
-"""Between a verdict's reward and the sum of its components, which a judge may add up in another
+"""Tolerance between a verdict's reward and its component sum, which a judge may add in another
 order."""
 
 
@@ -25,7 +22,7 @@ _LIVE_FIELDS = (
     *("outcome", "reward", "turn_rewards", "unrated", "num_turns", "version_spans", "weight"),
     *("tenant", "user", "advantage", "turn_advantages", "share", "is_change"),
 )
-"""Of a trained live sample's entry, what follows from the facts."""
+"""Fields of a trained live sample's entry that follow from the log."""
 
 
 class ManifestAudit:
@@ -35,11 +32,11 @@ class ManifestAudit:
         self._config = config
         self._verdicts: dict[str, Verdict] = {}
         self._sampled: dict[str, list[int]] = {}
-        """Rollout -> tokens of each turn."""
+        """Tokens of each turn by rollout id."""
         self._trunks: dict[str, Trunk] = {}
-        """Branch -> where it left another rollout."""
+        """Branching point by branch."""
         self._joined: dict[str, dict[int, LiveSampleJoined]] = {}
-        """Sample -> revision -> event."""
+        """Events by sample and revision."""
         self._credit = LiveCredit()
         self.preferences = PreferenceAudit()
 
@@ -48,17 +45,17 @@ class ManifestAudit:
         self._verdicts.setdefault(event.rollout_id, event)
 
     def add_rollout(self, event: RolloutFinished) -> None:
-        """Note what the turns sampled, and where the rollout left another one."""
+        """Record what the turns sampled, and where the rollout branched off."""
         self._sampled[event.rollout_id] = [turn.num_sampled for turn in event.turns]
         if event.trunk:
             self._trunks[event.rollout_id] = event.trunk
 
     def add_live(self, event: LiveSampleJoined) -> None:
-        """Keep a user's sample, each revision."""
+        """Keep every revision of a live sample."""
         self._joined.setdefault(event.sample_id, {})[event.revision] = event
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
-        """Yield what does not follow from the facts, in words; manifests in the order of steps."""
+        """Describe each claim that does not follow from the log; call in step order."""
         self._config = self._config.of_step(manifest.settings)
         for group in manifest.groups:
             yield from self._place(manifest.step, group)
@@ -67,14 +64,16 @@ class ManifestAudit:
             yield from self._advantages(manifest.step, group, advantages)
             yield from self._shared(manifest.step, group, advantages)
             yield from self._withheld(manifest, group)
+        # After the rewards: a later manifest never refers to the same rollouts.
         self._forget(manifest)
         yield from self._live(manifest)
         yield from self.preferences.differences(manifest)
 
     def _place(self, step: int, group: GroupEntry) -> Iterator[str]:
-        """Check that a group without a place differs by its lengths alone, and the others do not.
+        """Check that exactly the groups that differ by length alone are marked length-only.
 
-        Verdicts that are missing are found by `_rewards`.
+        Missing verdicts are reported by `_rewards`.
+
         """
         verdicts = [
             self._verdicts[sample.rollout_id]
@@ -108,7 +107,7 @@ class ManifestAudit:
                 yield f"{name}: components sum to {total}, the reward is {verdict.reward}"
 
     def _expected_advantages(self, group: GroupEntry) -> dict[str, float]:
-        """Return what each sample's reward is above the baseline of all that count."""
+        """Return each counted sample's advantage over the group's baseline."""
         counted = [sample for sample in group.samples if counts(sample)]
         values = estimator(self._config.estimator)([sample.reward for sample in counted])
         return {sample.rollout_id: value for sample, value in zip(counted, values, strict=True)}
@@ -122,7 +121,7 @@ class ManifestAudit:
                 yield f"step {step}, {sample.rollout_id}: advantage {sample.advantage}, not {value}"
 
     def _shared(self, step: int, group: GroupEntry, advantages: dict[str, float]) -> Iterator[str]:
-        """Check what trunks earn: their tokens, who shares them, the mean of those."""
+        """Check trunk credits: token counts, the branches that share them, and their mean."""
         credits = trunk_credits(
             advantages,
             self._trunks,
@@ -135,7 +134,7 @@ class ManifestAudit:
                 yield f"step {step}, {sample.rollout_id}: its trunk's credit {found}, not {value}"
 
     def _withheld(self, manifest: BatchManifest, group: GroupEntry) -> Iterator[str]:
-        """Check which tokens are left out for their age."""
+        """Check which tokens were withheld for age."""
         for sample in filter(counts, group.samples):
             found = None if sample.outcome is Outcome.WITHHELD else sample.trained_from
             value = first_trained(sample, manifest.policy_version, self._config)
@@ -151,7 +150,7 @@ class ManifestAudit:
                 self._trunks.pop(sample.rollout_id, None)
 
     def _live(self, manifest: BatchManifest) -> Iterator[str]:
-        """Check that live samples are the joined ones, and their advantages after the caps."""
+        """Check that live samples equal the joined ones, with advantages capped."""
         trained: list[SampleEntry] = []
         joined: list[SampleEntry] = []
         for sample in manifest.live:
@@ -174,7 +173,7 @@ class ManifestAudit:
         self._credit.commit(manifest.live, self._config.live)
 
     def _taken(self, sample: SampleEntry) -> LiveSampleJoined | None:
-        """Return the event of a sample's revision; those up to it are done with."""
+        """Return the event of a sample's revision, and drop revisions up to it."""
         revisions = self._joined.get(sample.rollout_id, {})
         event = revisions.get(sample.revision)
         later = {n: each for n, each in revisions.items() if n > sample.revision}
@@ -185,5 +184,5 @@ class ManifestAudit:
 
 
 def counts(sample: SampleEntry) -> bool:
-    """Whether a sample's reward is in its group's baseline."""
+    """Return whether a sample's reward counts in its group's baseline."""
     return sample.outcome.is_trained or sample.outcome is Outcome.WITHHELD

@@ -1,56 +1,44 @@
-"""Forms batches from facts. A pure state machine: no clock, no torch, no I/O.
+"""Forms batches from events. A pure state machine: no clock, no torch, no I/O.
 
 ```
- TurnSampled ─────▶ running ──RolloutFinished + Verdict of every member──▶ complete
+TurnSampled ─────▶ running ──RolloutFinished + Verdict of every member──▶ complete
                       │                                                      │
-                      │  (its deadline holds up younger batches, `deadlines`) │
+                      │  (its deadline holds back younger batches)           │
                       ▼                                                      ▼
-                too old when complete ──▶ discarded: stale         all masked ──▶ discarded
-                 (or withheld, `withholding`)
-                                                     all did equally well ──▶ discarded: filtered
-                                                                     else ──▶ batch, by deadline
+ too old when complete ──▶ discarded: stale         all masked ──▶ discarded
+      (or withheld, `groups.py`)                    equal merit ──▶ discarded: filtered
+                                                    else ──▶ batch, by deadline
 ```
-Rollouts did equally well where their rewards differ by the length penalty at most. With
-`length_only_groups` those that differ by it join the next batch, beside the groups that fill it.
+Rollouts have equal merit if their rewards differ by the length penalty at most. With
+`length_only_groups`, groups that differ only by it join the next batch in addition to the groups
+that fill it.
 
-`propose` only looks; `commit` moves, and is fed with the manifests of the log alone. So of two
-trainers, or of one that was killed after publishing, only the stored manifest counts, and a group
-leaves the batcher exactly once.
+`propose` only looks; `commit` changes state and is fed from the log's manifests alone. With two
+trainers, or one killed after publishing, only the stored manifest counts, and a group leaves the
+batcher exactly once.
 
-Example (2 groups a batch, staleness_max 1): groups 0..3 are granted at version 0. Complete: 1, 2,
-then `propose(1)` takes 1 and 2. Version 1: group 4 is granted; 0 (deadline 1) runs, 3 and 4 are
-complete. Taking 3 and 4 would leave 0 behind for ever: `propose(2)` waits, then takes 0 and 3.
-
-With `epoch`, a batch is of users' samples alone: as many as an epoch has, or fewer when it is due.
-
-The pacer grants new groups when steps are taken. Should so many groups be discarded that no full
-batch can come, a smaller one is taken; later steps may take as many more.
-
-How long a step waits for stragglers before it goes without them. Pure.
-
-Where late groups are dropped or withheld a step need not wait for any; a short wait saves tokens of
-slow tasks. No bit depends on it but through the manifest that comes of it, which is on the log.
-
-Which groups the next step takes: earliest deadline first, and when to wait. Pure.
-
-A group's deadline is the last policy version that may train it: its oldest token's version plus
-`staleness_max`. The step that trains version v makes version v + 1. A batch may be taken when what
-it leaves behind can still be trained in time (Hall's condition, over deadlines):
+Deadlines: a group's deadline is the last policy version that may train it, its oldest token's
+version plus `staleness_max`. The step that trains version v makes version v + 1. A batch may be
+taken if everything it leaves behind can still be trained in time (Hall's condition over deadlines):
 
 ```
- staleness_max 2, 2 groups a batch, about to train version 1          complete   running
-   deadline 2   a b | c                                               a, b       c
-   deadline 3   d                                                     d
- steps left for deadline 2: the ones at versions 1 and 2, 2 groups each.
-   take a, b -> left c: the step at version 2 has room              -> go, do not wait for c
+staleness_max 2, 2 groups per batch, about to train version 1        complete   running
+  deadline 2   a b | c                                               a, b       c
+  deadline 3   d                                                     d
+  steps left for deadline 2: those at versions 1 and 2, 2 groups each
+  take a, b -> left c: the step at version 2 has room              -> go, do not wait for c
 
- about to train version 2, complete: d, e; running: c (deadline 2)
-   take d, e -> left c, with deadline 2 and no step for it any more -> wait for c
-   c completes -> take c, d
+about to train version 2, complete: d, e; running: c (deadline 2)
+  take d, e -> left c, with deadline 2 and no step for it          -> wait for c
+  c completes -> take c, d
 ```
-Only groups whose first turn is on the log are seen. One whose first turn takes longer than
-`staleness_max` steps is too old when it is first seen: it is discarded as stale, never trained, so
-the bound holds all the same.
+Only groups whose first turn is on the log are known. A group whose first turn takes longer than
+`staleness_max` steps is already too old when it appears; it is discarded as stale, never trained,
+so the bound holds.
+
+The pacer grants new groups when steps are taken. If so many groups are discarded that no full batch
+can form, a smaller one is taken, and later steps may take the difference. With `epoch`, a batch
+holds only live samples: a full epoch, or fewer once it is due.
 """
 
 import math
@@ -72,10 +60,16 @@ from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 
 class Patience:
-    """The wait of one step after the other; times are of a clock that never goes back."""
+    """Decides how long a step waits for stragglers; times come from a monotonic clock.
+
+    Where late groups are dropped or withheld, a step need not wait at all; a short wait saves
+    tokens of
+    slow tasks. Bits depend on it only through the manifest, which is on the log.
+
+    """
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Read how long a step may wait: with `pace` as long as it takes."""
+        """Read the maximum wait; with `pace` it is unbounded."""
         is_paced = config.staleness_policy == "pace"
         self._wait_s = math.inf if is_paced else config.straggler_wait_s
         self._since: float | None = None
@@ -89,17 +83,17 @@ class Patience:
         return self._since is not None and now >= self._since + self._wait_s
 
     def begin(self, now: float) -> None:
-        """See that the next step waits for stragglers, now or already."""
+        """Start the wait, unless it has started."""
         if self._since is None:
             self._since = now
 
     def end(self) -> None:
-        """See that the step was taken."""
+        """End the wait: the step was taken."""
         self._since = None
 
 
 class BatchCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as the scheduler sees it."""
+    """A group as the choice of batches sees it."""
 
     group_id: str
     group_index: int
@@ -108,16 +102,16 @@ class BatchCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How many groups steps may take: over the run, at most `groups_per_batch` a version."""
+    """Number of groups that steps may take: `groups_per_batch` per version, over the run."""
 
     version: int
-    """That the next step trains."""
+    """Version that the next step trains."""
     groups_per_batch: int
     num_trained: int
-    """Groups of all steps so far."""
+    """Groups trained by all steps so far."""
 
     def until(self, deadline: int) -> int:
-        """Return how many groups the steps at `version`..`deadline` may take together."""
+        """Return how many groups the steps at `version` to `deadline` may take together."""
         return (deadline + 1) * self.groups_per_batch - self.num_trained
 
 
@@ -134,9 +128,9 @@ def must_wait_for(
     """Return the running groups that could no longer be trained in time after taking `taken`.
 
     Args:
-        candidates: all groups with a deadline >= room.version, complete or running.
-        taken: what `earliest` chose.
-        room: before the step.
+        candidates: All groups with a deadline >= room.version, complete or running.
+        taken: Choice of `earliest`.
+        room: Room before the step.
 
     """
     for deadline in sorted({candidate.deadline for candidate in candidates}):
@@ -151,7 +145,7 @@ def must_wait_for(
 
 
 class Batcher:
-    """Groups and live samples that are not trained yet, and the next batch from them."""
+    """Groups and live samples that have not been trained, and the next batch of them."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -160,67 +154,67 @@ class Batcher:
         self._num_trained = 0
         self._num_discarded = 0
         self.last_step = 0
-        """Step of the last manifest committed."""
+        """Step of the last committed manifest."""
         self._credits: CreditsChanged | None = None
         self._live = LiveSamples(config)
         self.preferences = WaitingPreferences(config)
         self.patience = Patience(config)
         self._settings = config.encoded()
         self.waits_for: str = "the first group"
-        """Why the last `propose` gave nothing."""
+        """Reason why the last `propose` returned None."""
 
     def add_turn(self, event: TurnSampled) -> None:
-        """See that a group runs, and under which versions."""
+        """Record that a group runs, and under which versions."""
         if group := self._group(event.group_id, event.purpose):
             group.add_turn(event)
 
     def add_rollout(self, event: RolloutFinished, fault: str = "") -> None:
-        """See a finished rollout; `fault` says why it cannot be trained, if it cannot."""
+        """Add a finished rollout; a non-empty `fault` says why it cannot be trained."""
         if group := self._group(event.group_id, event.purpose):
             group.add_rollout(event, fault)
 
     def add_verdict(self, event: Verdict) -> None:
-        """See a rollout's reward; it may come before the rollout."""
+        """Add a rollout's reward, which may arrive before the rollout."""
         if group := self._group(event.group_id, event.purpose):
             group.add_verdict(event)
 
     def add_live(self, event: LiveSampleJoined) -> None:
-        """See a user's sample."""
+        """Add a user's sample."""
         self._live.add(event)
 
     def leave_out(self, outcomes: Mapping[str, Outcome]) -> None:
-        """See that rollouts or live samples cannot be trained, and why: they count as masked."""
+        """Mark rollouts or live samples that cannot be trained, with their outcomes."""
         for sample_id, outcome in outcomes.items():
             self._live.leave_out(sample_id, outcome)
             for group in self._groups.values():
                 group.leave_out(sample_id, outcome)
 
     def erase(self, tenant: str, user: str) -> None:
-        """Leave out all that waits of a user, and what still comes until `readmit`."""
+        """Leave out everything of a user that waits or still arrives, until `readmit`."""
         self._live.erase(tenant, user)
         self.preferences.erase(tenant, user)
 
     def readmit(self, tenant: str, user: str) -> None:
-        """Take a user's samples again: what was sealed before cannot be read any more."""
+        """Accept a user's samples again; what was sealed before can no longer be read."""
         self._live.readmit(tenant, user)
         self.preferences.readmit(tenant, user)
 
     def retract(self, event: FeedbackRetracted) -> None:
-        """Withdraw a sample that is not trained yet, and what a correction or judgment says."""
+        """Withdraw untrained samples, corrections and judgments that rest on retracted feedback."""
         self._live.retract(event)
         self.preferences.retract(event)
 
     def add_credits(self, event: CreditsChanged) -> None:
-        """See how many groups were granted."""
+        """Update how many groups were granted."""
         self._credits = event
 
     def propose(self, step: int, *, is_due: bool = False, now: float = 0.0) -> BatchManifest | None:
         """Return the batch of a step, or None if it has to wait (`waits_for` says for what).
 
         Args:
-            step: The next one.
-            is_due: Whether an epoch's time is over: its version is made of what there is.
-            now: Seconds of the clock that `patience` goes by.
+            step: Next step.
+            is_due: Whether the epoch's time is over; its version then takes whatever is there.
+            now: Seconds of the monotonic clock that `patience` uses.
 
         """
         if self._config.epoch is not None:
@@ -232,8 +226,10 @@ class Batcher:
             if group.is_complete and (entry := self._discard(group, version))
         ]
         gone = {entry.group_id for entry in discarded}
-        beside = [group for group in self._groups.values() if self._is_beside(group, gone)]
-        taken = self._take(version, gone | {group.group_id for group in beside}, now)
+        length_only = [
+            group for group in self._groups.values() if self._is_length_only(group, gone)
+        ]
+        taken = self._take(version, gone | {group.group_id for group in length_only}, now)
         if taken is None:
             return None
         groups = [self._groups[candidate.group_id] for candidate in taken]
@@ -246,7 +242,7 @@ class Batcher:
                     msgspec.structs.replace(
                         self._trained_entry(group, version), is_length_only=True
                     )
-                    for group in beside
+                    for group in length_only
                 ),
             ],
             discarded=discarded,
@@ -256,7 +252,7 @@ class Batcher:
         )
 
     def _propose_live(self, step: int, num_samples: int) -> BatchManifest | None:
-        """Return a batch of users' samples alone, of which so many are trained."""
+        """Return a batch of live samples alone once `num_samples` can be trained."""
         entries = self._live.entries()
         preferences = self.preferences.entries()
         num_missing = num_samples - sum(entry.outcome.is_trained for entry in entries)
@@ -274,7 +270,7 @@ class Batcher:
         )
 
     def commit(self, manifest: BatchManifest) -> None:
-        """Account for the groups and live samples of a stored manifest, in the order of steps."""
+        """Account for the groups and live samples of a stored manifest, in step order."""
         assert manifest.step == self.last_step + 1, f"{manifest.step} after {self.last_step}"
         self.last_step = manifest.step
         self.patience.end()
@@ -309,6 +305,8 @@ class Batcher:
         )
         candidates = self._candidates(version, gone)
         taken = earliest(candidates, room)
+        # Fewer than a full batch may be taken only when no further group can arrive before the next
+        # step; otherwise the pacer and the trainer would wait for each other.
         if len(taken) < self._config.groups_per_batch and not self._is_all_there(version):
             self.waits_for = f"{self._config.groups_per_batch - len(taken)} more groups"
             return None
@@ -327,6 +325,7 @@ class Batcher:
             if oldest is None or group.group_id in gone:
                 continue
             deadline = oldest + self._config.staleness_max
+            # A complete group past its deadline stays a candidate, so that `_discard` records it.
             if deadline >= version or group.is_complete:
                 found.append(
                     BatchCandidate(
@@ -339,11 +338,12 @@ class Batcher:
         return found
 
     def _is_all_there(self, version: int) -> bool:
-        """Whether every granted group is complete, and no grant comes before the next step."""
+        """Return whether every granted group is complete and no grant precedes the next step."""
         credits = self._credits
         if credits is None or credits.policy_version != version:
             return False
         seen = (credits.num_groups_trained, credits.num_groups_discarded)
+        # The credits must describe the manifests read so far; older ones undercount.
         if seen != (self._num_trained, self._num_discarded):
             return False
         num_complete = sum(group.is_complete for group in self._groups.values())
@@ -363,8 +363,8 @@ class Batcher:
             return None if is_kept else _entry(group, Outcome.FILTERED)
         return None
 
-    def _is_beside(self, group: PendingGroup, gone: set[str]) -> bool:
-        """Whether a group is trained for its lengths alone, in no other group's place."""
+    def _is_length_only(self, group: PendingGroup, gone: set[str]) -> bool:
+        """Return whether a group is trained for its lengths only, in addition to a full batch."""
         is_filtered = self._config.filter_zero_variance and group.group_id not in gone
         return is_filtered and group.is_complete and group.has_equal_merits
 
@@ -387,7 +387,7 @@ class Batcher:
 def _entry(
     group: PendingGroup, fate: Outcome | None, advantages: dict[str, float] | None = None
 ) -> GroupEntry:
-    """Record a group; `fate` replaces the outcome of what would have been trained."""
+    """Return a group's entry; `fate` replaces the outcomes of trainable rollouts."""
     samples = []
     for attempt in group.members:
         assert attempt.outcome is not None, f"{attempt.rollout_id} has no outcome"

@@ -1,13 +1,13 @@
-"""What live samples are credited with: first reward minus baseline, later what changed. Pure.
+"""Advantages of live samples: reward minus baseline first, and later the change. Pure.
 
-A sample that was trained may be revised: its turns are the same, its reward is another. The second
-time its turns get the change of their advantages, once, against the baseline of the first:
+A trained sample may be revised: its turns stay, its reward changes. Its turns are then trained once
+more with the change of their advantages, against the baseline of the first time:
 
-    revision 0: reward 1.0, baseline 0.6  ->  advantage 0.4, trained
-    revision 1: reward 0.2                ->  advantage 0.2 - 1.0 = -0.8
-    revision 2: all feedback taken back   ->  advantage 0.6 - 0.2 = 0.4: what is left adds up to 0
+    revision 0: reward 1.0, baseline 0.6     ->  advantage 0.4, trained
+    revision 1: reward 0.2                   ->  advantage 0.2 - 1.0 = -0.8
+    revision 2: all feedback retracted       ->  advantage 0.6 - 0.2 = 0.4: the sum is 0
 
-A fold of manifests alone, so that replay computes the same.
+A fold of manifests alone, so a replay computes the same.
 """
 
 from collections import OrderedDict
@@ -24,23 +24,23 @@ from penstock.messages.reward import Outcome
 from penstock.messages.training import SampleEntry
 
 NUM_SETTLED_MAX = 200_000
-"""Samples whose end is kept for later revisions: more than the join remembers requests."""
+"""Settled samples remembered for later revisions: more than the join remembers requests."""
 
 
 class _Settled(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sample stands on the log."""
+    """State of a sample on the log."""
 
     revision: int
     trained: SampleEntry | None = None
-    """The newest entry that was trained."""
+    """Newest entry that was trained."""
     baseline: float = 0.0
-    """Of the first entry that was trained."""
+    """Baseline of the first trained entry."""
     share: float = 1.0
-    """What the caps left of it."""
+    """Fraction of the advantage left by the caps."""
 
 
 def entry_of(event: LiveSampleJoined) -> SampleEntry:
-    """Return a sample's entry, before any credit."""
+    """Return a sample's entry before any credit."""
     return SampleEntry(
         rollout_id=event.sample_id,
         revision=event.revision,
@@ -58,26 +58,26 @@ def entry_of(event: LiveSampleJoined) -> SampleEntry:
 
 
 class LiveCredit:
-    """Advantages of live samples, from the manifests so far."""
+    """Advantages of live samples, folded from the manifests so far."""
 
     def __init__(self) -> None:
-        """Start with an empty log."""
+        """Start before the first manifest."""
         self._baseline = LiveBaseline()
         self.recent = RecentUsers()
         self._settled: OrderedDict[str, _Settled] = OrderedDict()
 
     def is_settled(self, sample_id: str, revision: int) -> bool:
-        """Whether a manifest has this revision or a later one."""
+        """Return whether a manifest has this revision or a later one."""
         settled = self._settled.get(sample_id)
         return settled is not None and settled.revision >= revision
 
     def was_trained(self, sample_id: str) -> bool:
-        """Whether a revision of the sample was trained."""
+        """Return whether a revision of the sample was trained."""
         settled = self._settled.get(sample_id)
         return settled is not None and settled.trained is not None
 
     def changes_nothing(self, entry: SampleEntry) -> bool:
-        """Whether a revision of a trained sample leaves all its advantages as they are."""
+        """Return whether a revision of a trained sample leaves all of its advantages unchanged."""
         settled = self._settled.get(entry.rollout_id)
         return (
             settled is not None
@@ -98,8 +98,9 @@ class LiveCredit:
         return capped(found, self.recent.shares(found, config))
 
     def commit(self, entries: Sequence[SampleEntry], config: LiveConfig) -> None:
-        """Take in the live samples of a stored manifest."""
+        """Apply the live samples of a stored manifest."""
         trained = [entry for entry in entries if entry.outcome.is_trained]
+        # Changes are measured against the first baseline, so they must not move it.
         self._baseline.add([entry for entry in trained if not entry.is_change], config)
         self.recent.add(trained)
         for entry in entries:
@@ -117,7 +118,7 @@ class LiveCredit:
 
 
 def turn_rewards_of(entry: SampleEntry) -> list[float | None]:
-    """Return the reward of each turn, None where it has none."""
+    """Return the reward of each turn, None for an unrated turn."""
     added = entry.turn_rewards or [0.0] * entry.num_turns
     unrated = set(entry.unrated)
     return [None if i in unrated else entry.reward + more for i, more in enumerate(added)]
@@ -137,7 +138,7 @@ def _change(entry: SampleEntry, settled: _Settled) -> SampleEntry:
 
 
 def _changes(entry: SampleEntry, settled: _Settled) -> list[float]:
-    """Return what each turn's advantage changes by, as far as the caps had left it."""
+    """Return the change of each turn's advantage, scaled as the caps scaled the first one."""
     assert settled.trained is not None
     before = turn_rewards_of(settled.trained)
     now = turn_rewards_of(entry)
@@ -152,7 +153,7 @@ def _above(reward: float | None, baseline: float) -> float:
 
 
 def _with(entry: SampleEntry, values: Sequence[float]) -> SampleEntry:
-    """Return a sample with the advantages of its turns."""
+    """Return a sample with the given advantage per turn."""
     if len(set(values)) <= 1:
         return msgspec.structs.replace(entry, advantage=values[0])
     return msgspec.structs.replace(

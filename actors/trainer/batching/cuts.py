@@ -1,6 +1,6 @@
-"""Which sequences of a batch are computed together: follows from lengths and versions alone. Pure.
+"""Cuts a batch into micro-batches, from lengths and versions alone. Pure.
 
-So a rank can plan from a manifest, before it has read a turn, and reads what it computes.
+So a rank can plan from a manifest before it has read any turn, and reads only what it computes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol, TypeVar
 from penstock.messages.training import SampleEntry
 
 SAMPLED_TOKENS = 512
-"""Where KL to the reference costs nothing, it is measured on the first sequences of a batch, of
-about so many tokens: they are a group's, and computed together."""
+"""Tokens on which the KL to the reference is measured where no loss needs it: the first sequences,
+which belong to one group and are computed together."""
 
 
 class Cuttable(Protocol):
-    """A sequence, read or not."""
+    """A sequence whose turns may not have been read."""
 
     @property
     def num_inputs(self) -> int:
@@ -23,7 +23,7 @@ class Cuttable(Protocol):
 
     @property
     def sampled_by(self) -> frozenset[int]:
-        """The versions that sampled what is trained of its sample."""
+        """Versions that sampled the trained tokens of its sample."""
         ...
 
 
@@ -39,7 +39,7 @@ class PlannedSequence(NamedTuple):
 
 
 def planned_sequences(samples: Iterable[SampleEntry]) -> list[PlannedSequence] | None:
-    """Return the sequences of samples, in order; None where a manifest does not say how long."""
+    """Return the sequences of samples in order; None if a manifest lacks their lengths."""
     found: list[PlannedSequence] = []
     for sample in samples:
         if not sample.num_inputs:
@@ -50,15 +50,16 @@ def planned_sequences(samples: Iterable[SampleEntry]) -> list[PlannedSequence] |
 
 
 def sampled_by(sample: SampleEntry) -> frozenset[int]:
-    """Return the versions that sampled what is trained of a sample."""
+    """Return the versions that sampled a sample's trained tokens."""
     return frozenset(span.policy_version for span in sample.trained_spans)
 
 
 def micro_batches(sequences: Sequence[S], tokens_max: int) -> list[list[S]]:
-    """Cut into passes of at most `tokens_max` input tokens, in the order given.
+    """Cut into passes of at most `tokens_max` input tokens, in the given order.
 
-    A group's members stay side by side, so that a pass computes what they share once. A longer
-    sequence goes alone.
+    Members of a group stay adjacent, so that a pass computes their shared prefix once. A longer
+    sequence gets a pass of its own.
+
     """
     batches: list[list[S]] = []
     room = 0
@@ -72,7 +73,7 @@ def micro_batches(sequences: Sequence[S], tokens_max: int) -> list[list[S]]:
 
 
 def first_sequences(sequences: Sequence[S], num_tokens: int = SAMPLED_TOKENS) -> Sequence[S]:
-    """Return as many sequences as it takes to have so many tokens, or all."""
+    """Return the shortest prefix of the sequences with at least `num_tokens` tokens, or all."""
     total = 0
     for index, sequence in enumerate(sequences):
         total += sequence.num_inputs
@@ -82,7 +83,7 @@ def first_sequences(sequences: Sequence[S], num_tokens: int = SAMPLED_TOKENS) ->
 
 
 def selections(sequences: Sequence[S], versions: Collection[int]) -> Iterator[Sequence[S]]:
-    """Yield what a step cuts into passes: the batch, what each kept version sampled, the first."""
+    """Yield what a step cuts into passes: the batch, each kept version's part, the first."""
     yield sequences
     for version in versions:
         yield [one for one in sequences if version in one.sampled_by]

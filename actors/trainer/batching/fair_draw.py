@@ -1,16 +1,16 @@
-"""Which of the waiting live samples make a batch, and how much each user may move it. Pure.
+"""Draws live samples into a batch, and bounds how far each user may move it. Pure.
 
-The draw goes round by round over tenants, within a tenant over its users, each user's oldest sample
-first: more traffic buys nobody more of a batch while others wait. Nor where nobody else waits: no
-user has more than `user_share_max` of its tenant's samples in a batch, no tenant more than
-`tenant_share_max` of the batch's, so that a flood cuts no versions of its own. Where few are there
-or were lately, it is `EQUAL_SHARES_MAX` equal shares instead. The rest waits.
+The draw goes round by round over tenants, and within a tenant over its users, each user's oldest
+sample first: more traffic buys nobody a larger part while others wait. Even if nobody else waits,
+no user gets more than `user_share_max` of its tenant's samples in a batch, no tenant more than
+`tenant_share_max` of the batch, so a flood creates no versions of its own. With few users present
+or recently present, the cap is `EQUAL_SHARES_MAX` equal shares instead. The rest waits.
 
-The same caps hold for a sample's *pull*, |advantage| x sampled tokens, which is what the gradient
-sums up: what is above is scaled down, and the manifest says by how much (`SampleEntry.share`).
+The same caps bound a sample's *pull*, |advantage| x sampled tokens, which the gradient sums up:
+whatever exceeds them is scaled down, and the manifest records the factor (`SampleEntry.share`).
 
 Users are capped within their tenant and tenants within the batch, not users within the batch: a
-tenant names its own users, so that names made up would raise its share.
+tenant names its own users, so invented names would raise its share.
 """
 
 from collections import Counter, deque
@@ -24,49 +24,49 @@ from penstock.actors.trainer.config import LiveConfig
 from penstock.messages.training import SampleEntry
 
 EQUAL_SHARES_MAX = 1.5
-"""With n users, a cap below this many n-ths is raised to that: all caps together leave room."""
+"""Least cap in equal shares: with n users, a cap below this many n-ths is raised to it."""
 
 
 class Owned(Protocol):
-    """What a user has in a batch: a sample, a correction, a judgment."""
+    """Anything a user may have in a batch: a sample, a correction, a judgment."""
 
     @property
     def tenant(self) -> str:
-        """Whose user it is."""
+        """Tenant of the user."""
         ...
 
     @property
     def user(self) -> str:
-        """Pseudonym."""
+        """Pseudonym of the user."""
         ...
 
 
 K = TypeVar("K", bound=Hashable)
 Item = TypeVar("Item", bound=Owned)
 NUM_RECENT = 512
-"""Trained samples whose users count as being there. So a flood at night is not alone there, and
-who uses a service alone is not capped for long."""
+"""Trained samples whose users count as present. A flood at night is thus not alone, and a single
+user of a service is not capped for long."""
 User = tuple[str, str]
-"""Tenant, and its user."""
+"""Tenant and user."""
 
 
 def user_of(sample: Owned) -> User:
-    """Return whose sample it is."""
+    """Return the owner of a sample."""
     return sample.tenant, sample.user
 
 
 class RecentUsers:
-    """Whose samples were trained lately: a fold of manifests."""
+    """Users whose samples were trained recently: a fold of manifests."""
 
     def __init__(self) -> None:
         self._users: deque[User] = deque(maxlen=NUM_RECENT)
 
     def add(self, trained: Iterable[Owned]) -> None:
-        """Take in the trained samples of a stored manifest, in order."""
+        """Add the trained samples of a stored manifest, in order."""
         self._users.extend(map(user_of, trained))
 
     def shares(self, samples: Iterable[Owned], config: LiveConfig) -> "Shares":
-        """Return the largest shares while these samples wait, or make a batch."""
+        """Return the share caps that hold while these samples wait, or in a batch of them."""
         users = {*self._users, *map(user_of, samples)}
         tenants = Counter(tenant for tenant, _ in users)
         return Shares(
@@ -79,24 +79,24 @@ class RecentUsers:
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest shares of a batch."""
+    """Share caps of a batch."""
 
     tenant: float
-    """Of a tenant in the batch."""
+    """Cap of each tenant's part of the batch."""
     users: dict[str, float]
-    """Tenant -> of each of its users in the tenant's part."""
+    """Cap of each user's part of its tenant's samples, by tenant."""
 
 
 def draw(
     waiting: Iterable[Item], shares: Shares, served: Mapping[User, int], num_max: int
 ) -> list[Item]:
-    """Return the samples of the next batch, in the order in which they were drawn.
+    """Return the samples of the next batch in draw order.
 
     Args:
-        waiting: All that may be trained, oldest first.
-        shares: Bounds of each one's part.
-        served: When each user was served last, in any unit; those served longest ago begin.
-        num_max: Bound of the batch.
+        waiting: All samples that may be trained, oldest first.
+        shares: Share caps.
+        served: Time at which each user was last served, in any unit; the longest ago come first.
+        num_max: Maximum size of the batch.
 
     """
     queues: dict[str, dict[User, list[Item]]] = {}
@@ -109,15 +109,15 @@ def draw(
 
     rows: list[list[Item]] = []
     for tenant, users in sorted(queues.items(), key=lambda item: max(map(last_served, item[1]))):
-        most = _most([len(queue) for queue in users.values()], shares.users[tenant])
+        most = _num_drawn_max([len(queue) for queue in users.values()], shares.users[tenant])
         in_order = sorted(users, key=last_served)
         rows.append(list(_in_turn([users[user][:most] for user in in_order])))
-    most = _most([len(row) for row in rows], shares.tenant)
+    most = _num_drawn_max([len(row) for row in rows], shares.tenant)
     return list(_in_turn([row[:most] for row in rows]))[:num_max]
 
 
-def _most(counts: list[int], share: float) -> int:
-    """Return how many samples of one may be drawn, at least one."""
+def _num_drawn_max(counts: list[int], share: float) -> int:
+    """Return how many samples of one owner may be drawn, at least one."""
     return max(1, int(min(_level([float(count) for count in counts], share), sum(counts))))
 
 
@@ -129,7 +129,7 @@ def _in_turn(queues: Sequence[Sequence[Item]]) -> Iterator[Item]:
 
 
 def capped(samples: Sequence[SampleEntry], shares: Shares) -> list[SampleEntry]:
-    """Return the trained samples of a batch, their advantages scaled down to the caps."""
+    """Return a batch's trained samples with advantages scaled down to the caps."""
     pulls = [pull_of(sample) for sample in samples]
     users = _totals(samples, pulls, user_of)
     factors: dict[User, float] = {}
@@ -151,7 +151,7 @@ def pull_of(sample: SampleEntry) -> float:
 
 
 def scaled(sample: SampleEntry, share: float) -> SampleEntry:
-    """Return a sample of whose advantage so much is left."""
+    """Return a sample with its advantage scaled to `share`."""
     if share == 1.0:
         return sample
     return msgspec.structs.replace(
@@ -172,23 +172,26 @@ def _totals(
 
 
 def _factors(totals: Mapping[K, float], share: float) -> dict[K, float]:
-    """Return what is left of each total once none is above its share."""
+    """Return the factor for each total that keeps it within its share."""
     level = _level([total for total in totals.values() if total > 0], share)
     return {name: level / total if total > level else 1.0 for name, total in totals.items()}
 
 
 def _level(totals: list[float], share: float) -> float:
-    """Return L such that no total, each cut at L, has more than its share of what is left.
+    """Return L such that no total, cut at L, exceeds its share of what is left.
 
-    With the k largest cut, L = share (k L + the rest), so L = share rest / (1 - share k). Where so
-    few are there that no cut but 0 would do, it is their share of what there was.
+    With the k largest cut, L = share (k L + rest), so L = share rest / (1 - share k). If there are
+    too
+    few for any cut above 0, each gets its share of the original sum.
+
     """
     if share >= 1.0:
         return float("inf")
     if share * len(totals) <= 1.0:
         return share * sum(totals)
     level = 0.0
-    rests = list(accumulate(sorted(totals)))  # The smallest first: small ones are not lost.
+    # Ascending, so that small totals are not lost in the rounding of a large sum.
+    rests = list(accumulate(sorted(totals)))
     for num_cut, (rest, largest) in enumerate(zip(rests[::-1], sorted(totals)[::-1], strict=True)):
         if share * num_cut >= 1.0:
             break

@@ -1,21 +1,19 @@
-"""What the trainer knows of each group that was granted and is not yet accounted for.
+"""Pending groups: what the log shows of each group that no manifest has settled. Pure.
 
-What is too old to be trained, and what of a late group is all the same. Pure.
-
-With `trainer.staleness_policy = "withhold"` no step waits for a straggler, and no group is left out
-for one: a group is trained when all of its rollouts have their verdicts, whenever that is. What is
-too old by then is context alone; what the same rollouts sampled later is trained, against a
-baseline of all rewards.
+With `trainer.staleness_policy = "withhold"`, no step waits for a straggler and no group is dropped
+for one: a group is trained once all of its rollouts have verdicts. Tokens that are too old by then
+are context only; what the same rollouts sampled later is trained, against a baseline of all of
+the rewards.
 
 ```
- staleness_max 2, trained at version 6       version   2    3    4    5    6     reward
-   its first rollout, done at version 3                ------                    counts, WITHHELD
-   its last one, done at version 6                          ------ +++++++++     counts, trained
-                                                          trained from 4 on
+staleness_max 2, trained at version 6       version   2    3    4    5    6     reward
+  first rollout, done at version 3                    ------                    counts, WITHHELD
+  last rollout, done at version 6                          ------ +++++++++     counts, trained
+                                                                  trained from version 4 on
 ```
 No rollout ends after its group was trained: the group waits for all of them, the steps do not.
-Source: whole rollouts are withheld by prime-rl (pull request 2960); here what is fresh of one is
-kept, so that the rollouts of slow tasks, old at their beginning, are trained all the same.
+Source: prime-rl withholds whole rollouts (pull request 2960). Here the fresh part of a rollout is
+kept, so rollouts of slow tasks, old at their beginning, are still trained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,12 +39,12 @@ from penstock.messages.training import SampleEntry, TrunkCredit
 def fate_of_age(
     spans: Sequence[VersionSpan], policy_version: int, config: TrainerConfig
 ) -> Outcome | None:
-    """Return as what a complete group is left out of a step for its age, or None.
+    """Return the outcome that excludes a complete group from a step for its age, or None.
 
     Args:
-        spans: Tokens of all its rollouts that may be trained; some.
-        policy_version: That the step trains.
-        config: Of the step.
+        spans: Tokens of all its rollouts that may be trained; not empty.
+        policy_version: Version that the step trains.
+        config: Settings of the step.
 
     """
     versions = [span.policy_version for span in spans]
@@ -57,10 +55,10 @@ def fate_of_age(
 
 
 def first_trained(sample: SampleEntry, policy_version: int, config: TrainerConfig) -> int | None:
-    """Return from which version on a sample's tokens are trained; None: they are all withheld.
+    """Return the first version whose tokens are trained; None if all are withheld.
 
     Returns:
-        0 where nothing is withheld.
+        0 if nothing is withheld.
 
     """
     if config.staleness_policy != "withhold" or not sample.version_spans:
@@ -75,7 +73,7 @@ def first_trained(sample: SampleEntry, policy_version: int, config: TrainerConfi
 def without_old_tokens(
     sample: SampleEntry, policy_version: int, config: TrainerConfig
 ) -> SampleEntry:
-    """Return a sample's entry without the tokens that are too old to be trained, if it is."""
+    """Return a sample's entry with tokens that are too old to be trained marked as withheld."""
     if not sample.outcome.is_trained:
         return sample
     first = first_trained(sample, policy_version, config)
@@ -88,7 +86,7 @@ _ENDS_MASKED = {
     EpisodeEnd.INFRASTRUCTURE_ERROR: Outcome.INFRASTRUCTURE_ERROR,
     EpisodeEnd.CANCELLED: Outcome.CANCELLED,
 }
-"""Ends that need no judge."""
+"""Outcomes of ends that need no judge."""
 
 
 @dataclass(kw_only=True)
@@ -97,62 +95,65 @@ class Attempt:
 
     rollout_id: str
     member: int = -1
-    """-1 until it is finished."""
+    """Position in the group; -1 until the rollout is finished."""
     turns: dict[int, list[VersionSpan]] = field(default_factory=dict)
-    """Its own: of a branch, those after its trunk; `add_turn` adds to them."""
+    """Version spans by turn; for a branch, only the turns after its trunk. Filled by `add_turn`."""
     spans: list[VersionSpan] = field(default_factory=list)
-    """All sampled tokens, one span per version, oldest first."""
+    """Spans of all sampled tokens, one per version, oldest first."""
     trunk: Trunk | None = None
-    """Which attempt it branched off, and where."""
+    """Rollout that it branched off from, and where."""
     outcome: Outcome | None = None
     reward: float = 0.0
     merit: float = 0.0
-    """The reward without its length penalty."""
+    """Reward without its length penalty."""
 
     def add_turn(self, index: int, spans: list[VersionSpan]) -> None:
-        """Note which versions drew a turn; the same turn again changes nothing."""
+        """Record the versions that sampled a turn; repeating a turn changes nothing."""
         if self.turns.get(index) != spans:
             self.turns[index] = spans
             self.spans = merge_spans(span for each in self.turns.values() for span in each)
 
     def num_tokens(self, num_turns: int) -> int:
-        """Count the tokens sampled in the first turns."""
+        """Return the number of tokens sampled in the first `num_turns` turns."""
         spans = [span for index, each in self.turns.items() if index < num_turns for span in each]
         return sum(span.num_tokens for span in spans)
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is accounted for but not the policy's doing."""
+        """Whether the rollout is accounted for but was not the policy's doing."""
         return self.outcome is not None and self.outcome.is_masked
 
     @property
     def is_judged(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the rollout is finished and has an outcome."""
         return self.member >= 0 and self.outcome is not None
 
 
 @dataclass(kw_only=True)
 class PendingGroup:
-    """The rollouts of one task."""
+    """Rollouts of one task."""
 
     group_id: str
     group_index: int = -1
     group_size: int = 0
-    """0 until a rollout is finished."""
+    """Expected rollouts; 0 until one is finished."""
     task_id: str = ""
     machine: tuple[str, str, str] | None = None
-    """Backend, kernel and image of the first rollout's machine: all of a group have the same."""
+    """Backend, kernel and image of the first rollout's machine, which all members must share."""
     attempts: dict[str, Attempt] = field(default_factory=dict)
 
     def add_turn(self, event: TurnSampled) -> None:
-        """Note which versions drew a turn."""
+        """Record the versions that sampled a turn."""
         attempt = self._attempt(event.rollout_id)
         attempt.add_turn(event.turn_index, event.turn.summary.version_spans)
 
     def add_rollout(self, event: RolloutFinished, fault: str) -> None:
-        """Note a finished rollout; one with a fault cannot be trained, and counts as masked.
+        """Record a finished rollout; one with a fault cannot be trained and counts as masked.
 
-        So does one whose machine is unlike the others': its reward compares with none of theirs.
+        A rollout in a different machine than the others counts as masked, too: rewards earned in
+        unlike
+        machines cannot be compared.
+
         """
         self.group_index, self.group_size = event.group_index, event.group_size
         self.task_id = event.task_id
@@ -166,7 +167,7 @@ class PendingGroup:
         attempt.outcome = masked or attempt.outcome
 
     def leave_out(self, rollout_id: str, outcome: Outcome) -> None:
-        """Note that a rollout cannot be trained, if it is one of this group's."""
+        """Record that a rollout cannot be trained, if it belongs to this group."""
         if rollout_id in self.attempts:
             self.attempts[rollout_id].outcome = outcome
 
@@ -178,7 +179,7 @@ class PendingGroup:
         return machine == self.machine
 
     def add_verdict(self, event: Verdict) -> None:
-        """Note a verdict; the first one counts, and an outcome without a judge stands."""
+        """Record a verdict; the first one counts, and an outcome without a judge stands."""
         attempt = self._attempt(event.rollout_id)
         if attempt.outcome is None:
             attempt.outcome, attempt.reward = event.outcome, event.reward
@@ -197,39 +198,39 @@ class PendingGroup:
 
     @property
     def unmasked(self) -> list[Attempt]:
-        """Attempts that count for the baseline and are trained, in member order."""
+        """Attempts that count in the baseline and are trained, in member order."""
         return [attempt for attempt in self.members if not attempt.is_masked]
 
     @property
     def trainable_spans(self) -> list[VersionSpan]:
-        """The tokens that may be trained, rollout by rollout."""
+        """Spans of the tokens that may be trained, rollout by rollout."""
         return [span for attempt in self.unmasked for span in attempt.spans]
 
     @property
     def num_solved(self) -> int:
-        """Count the rollouts that solved the task."""
+        """Number of rollouts that solved the task."""
         return sum(attempt.outcome is Outcome.SOLVED for attempt in self.attempts.values())
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether its rollouts have one reward."""
+        """Whether all rollouts have the same reward."""
         return len({attempt.reward for attempt in self.unmasked}) == 1
 
     @property
     def has_equal_merits(self) -> bool:
-        """Whether all did equally well: at most their lengths differ."""
+        """Whether all rollouts have the same merit: they differ by length at most."""
         return len({attempt.merit for attempt in self.unmasked}) == 1
 
     @property
     def min_version(self) -> int | None:
-        """The oldest version that drew a token which may be trained; None if there is none."""
+        """Oldest version that sampled a trainable token; None if there is none."""
         return min((span.policy_version for span in self.trainable_spans), default=None)
 
     def trunk_credits(self, advantages: Mapping[str, float]) -> dict[str, TrunkCredit]:
-        """Return what the first tokens of each rollout earn that others branched off.
+        """Return the credit of each trunk: what the tokens before a branching point earn.
 
         Args:
-            advantages: Of the unmasked rollouts, by id.
+            advantages: Advantages of the unmasked rollouts, by id.
 
         """
         trunks = {each.rollout_id: each.trunk for each in self.unmasked if each.trunk}
@@ -244,7 +245,7 @@ class PendingGroup:
 
 
 def merge_spans(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
-    """Add up the tokens of each version, oldest first."""
+    """Return the tokens of each version summed up, oldest first."""
     return [
         VersionSpan(policy_version=version, num_tokens=num_tokens)
         for version, num_tokens in tokens_by_version(spans).items()
