@@ -175,7 +175,8 @@ def _outer(services: Services) -> Middleware:
         # A stream's headers are out already.
         if not response.prepared:
             response.headers.update(request.get(EXTRA_HEADERS, {}))
-            response.headers["x-request-id"] = name
+            # Not `name`: a replayed reply keeps the id of its first request.
+            response.headers["x-request-id"] = request[REQUEST_ID]
         # The route's pattern and not the path: scanners must not add a metric series per path.
         route = request.match_info.route.resource
         label = route.canonical if route else "unknown"

@@ -94,7 +94,7 @@ class ChoiceMode(StrEnum):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the offered tools the reply may or must call."""
+    """Constraint on the tools that the reply may or must call."""
 
     mode: ChoiceMode = ChoiceMode.AUTO
     name: str = ""
@@ -234,7 +234,7 @@ class Replied(Protocol):
 
 
 class Opening(NamedTuple):
-    """What a writer needs to know of a reply before its first token."""
+    """Facts about a reply that are known before its first token."""
 
     request_id: str
     created: float

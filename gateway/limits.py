@@ -84,7 +84,7 @@ class Bucket:
 
 
 class Account:
-    """What is left of the request limits of one key."""
+    """Remaining request allowance of one key."""
 
     def __init__(self, key: KeySpec, now: float) -> None:
         self.requests = Bucket(key.rpm_limit, now)
@@ -129,7 +129,7 @@ class Account:
 
 
 class FeedbackAccount:
-    """What is left of the feedback limits of one key and of each of its users."""
+    """Remaining feedback allowance of one key and of each of its users."""
 
     def __init__(self, key: KeySpec, now: float) -> None:
         self.pieces = Bucket(key.feedback_rpm_limit, now)

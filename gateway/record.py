@@ -19,7 +19,7 @@ from penstock.messages.rollout import Turn
 
 
 class Consent(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be done with one request and the feedback on it."""
+    """Permissions for the content of one request and the feedback on it."""
 
     storage: bool
     training: bool
@@ -51,7 +51,7 @@ def _agrees(metadata: dict[str, str], name: str) -> bool:
 
 
 class Requester(msgspec.Struct, frozen=True, kw_only=True):
-    """Who made a request, and what may be done with it."""
+    """The client behind a request: key, user and consent."""
 
     key: KeySpec
     user: str

@@ -72,7 +72,7 @@ def _password(encoded: str) -> str:
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who made a request."""
+    """Owner of a request."""
 
     tenant: str
     user: str
@@ -190,7 +190,7 @@ class GatewayMetrics:
 
 
 class Services:
-    """What every endpoint gets: the parts of one gateway."""
+    """The parts of one gateway, passed to every endpoint."""
 
     def __init__(  # noqa: PLR0913 - the same independent inputs as the actor's
         self,
