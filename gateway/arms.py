@@ -27,7 +27,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arms:
-    """The arms of the current experiment, as the log tells."""
+    """The arms of the current experiment, from the log."""
 
     def __init__(self, channel: str) -> None:
         """Start without an experiment.

@@ -126,7 +126,7 @@ class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that end the reply; they are cut off from it."""
     stop_token_ids: tuple[int, ...] = ()
     ignores_end: bool = False
-    """Whether sampling goes on after an end token."""
+    """Whether sampling continues past an end token."""
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):

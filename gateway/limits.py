@@ -249,7 +249,7 @@ class SharedLimits:
         """See `KeyLimits.enter`."""
         account = Account(key, self._ctx.now())
 
-        # Called again on every lost swap: it starts from the newer event and spends anew.
+        # Called again after every lost swap: it starts over from the newer event.
         def admitted(before: LimitsChanged | None) -> LimitsChanged:
             nonlocal account
             account = self._account(key, before)

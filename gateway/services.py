@@ -82,7 +82,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestIndex:
-    """Owners of recent requests and the last request of each session, as the log tells."""
+    """Owners of recent requests and the last request of each session, from the log."""
 
     def __init__(self, num_max: int = NUM_REQUESTS_KNOWN_MAX) -> None:
         self._num_max = num_max

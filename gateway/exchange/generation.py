@@ -160,7 +160,7 @@ class Generation:
         self._is_stopped = True
 
     async def abort(self, ctx: Context) -> None:
-        """Tell the generator to stop; if it cannot be reached, its further tokens are wasted."""
+        """Ask the generator to stop; if it cannot be reached, its further tokens are wasted."""
         if self.sampled.replica and not self._is_complete():
             service = f"abort.{self.sampled.replica}"
             message = AbortGeneration(request_id=self._attempt_id)

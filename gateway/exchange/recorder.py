@@ -96,7 +96,7 @@ class Recorder:
             num_drained += 1
         if num_drained:
             log.info("%d records moved from the disk spool to the log", num_drained)
-        # Other gateways share the folder: only a new count tells what is left.
+        # Other gateways share the folder, so this gateway's own count may be off.
         self._spool.count()
 
     async def _publish(self, record: Message) -> None:

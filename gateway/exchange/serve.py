@@ -193,7 +193,7 @@ async def _plan_unsummarized(
 def _thread(
     services: Services, request: web.Request, key: KeySpec, conversation: LiveRequest
 ) -> Thread:
-    """Return the thread of a request; tell the client the session's name if it gave none."""
+    """Return the thread of a request; send its session name if the client gave none."""
     named = session_of(request, conversation)
     thread = services.sessions.open(
         (key.tenant, services.pseudonyms.user(key, conversation.user)),
