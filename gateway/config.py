@@ -14,8 +14,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address and limits of one gateway."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. The live page, its state and the metrics need a key unless the client
-    is on this host and not behind a proxy. TLS is left to a proxy."""
+    """Address to listen on. On any address but loopback, and through a proxy, the live page, its
+    state and the metrics need an operator key. TLS is left to a proxy."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """TCP port; 0 picks a free one. Several gateways on one host share a port: the kernel spreads
     connections over them."""

@@ -86,6 +86,7 @@ async def post_feedback_batch(services: Services, request: web.Request) -> web.R
         raise invalid(f"expected 1 to {BATCH_ITEMS_MAX} items", "items")
     results: list[dict[str, Any]] = []
     for item in batch.items:
+        # One invalid item must not cost the client the others.
         try:
             results.append(await _store(bytes(item), key, services))
         except ApiError as error:

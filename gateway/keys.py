@@ -123,6 +123,7 @@ class KeyRing:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret:
             return None
+        # The table lookup compares hashes, whose timing reveals nothing about the secret.
         digest = hash_key(secret.strip())
         key = self._by_hash.get(digest)
         return key if key and hmac.compare_digest(key.key_hash, digest) else None
@@ -181,6 +182,7 @@ def _restricted(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
     if tenant is None:
         return key
     may_store = key.storage_consent and tenant.storage_consent
+    # What trains is stored, so that withheld storage withholds training as well.
     may_train = key.training_consent and tenant.training_consent and may_store
     return msgspec.structs.replace(key, storage_consent=may_store, training_consent=may_train)
 

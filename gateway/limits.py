@@ -138,7 +138,7 @@ class FeedbackAccount:
         """Buckets by user, least recently used first."""
 
     def admit(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
-        """Admit one piece of feedback on a request of a user, before it is stored.
+        """Admit one piece of feedback by a user, before it is stored.
 
         Raises:
             ApiError: 429 with the time to wait; nothing is spent.
@@ -187,7 +187,7 @@ class KeyLimits(Protocol):
         ...
 
     async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
-        """Admit one piece of feedback on a request of a user, before it is stored.
+        """Admit one piece of feedback by a user, before it is stored.
 
         Raises:
             ApiError: 429 with the time to wait.

@@ -258,7 +258,7 @@ class Services:
         return self.index.know(found) if found is not None else None
 
     def admit_viewer(self, request: web.Request) -> None:
-        """Admit viewers of the run: anyone on this host, others with an operator key.
+        """Admit viewers of the run: by operator key, or from this host if only it can connect.
 
         A browser asks for the key in its password dialog.
 

@@ -150,6 +150,7 @@ class Exchange:
             elapsed = self._services.ctx.monotonic() - self._started
             self._services.metrics.first_token_s.observe(elapsed)
         deltas = choice.push(ids)
+        # Stop texts span tokens in any way, so the engine cannot watch for them by token id.
         if choice.stop_text:
             await choice.generation.stop(self._services.ctx)
         return self._writer.deltas(choice, deltas) if self._conversation.is_streamed else ()
@@ -234,6 +235,7 @@ class Exchange:
         except ApiError:
             # No status is left to report it by: the request has ended or failed already.
             log.exception("request %s is not recorded", self._request[REQUEST_ID])
+        # Frees the generator at once when the client has gone; a complete reply ignores it.
         for choice in self.choices:
             await choice.generation.abort(self._services.ctx)
 

@@ -70,6 +70,7 @@ class Spool:
 
         """
         data = encode(record)
+        # By this gateway's count: others that share the folder may exceed it by what they add.
         if self._num_bytes + len(data) > self._bytes_max:
             raise QueueFullError(f"spool: expected at most {self._bytes_max} bytes of records")
         # Named by time: sorted names are the order in which records came.

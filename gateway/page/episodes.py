@@ -46,6 +46,7 @@ async def _reply(services: Services, service: str, message: Message) -> web.Resp
         parts = services.ctx.stream_request(service, message, idle_s=ANSWER_S, is_served=True)
         data = await _joined(parts)
     except RemoteCallError as error:
+        # The id may come from an old link: an unknown episode is no failure of the service.
         if error.kind == RemoteErrorKind.GONE:
             raise ApiError(404, "no_such_episode", error.text) from error
         raise ApiError(503, "no_episode", error.text) from error
@@ -60,6 +61,7 @@ async def _joined(parts: AsyncGenerator[Message, None]) -> bytes:
         assert isinstance(part, EpisodePart)
         data += part.data
         if len(data) > REPLY_BYTES_MAX:
+            # Closed at once: the monitor would go on sending until the generator is collected.
             await parts.aclose()
             text = (
                 f"the reply has more than {REPLY_BYTES_MAX >> 20} MiB: expected a narrower filter"

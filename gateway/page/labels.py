@@ -58,6 +58,7 @@ async def post_label(services: Services, request: web.Request) -> web.Response:
         raise ApiError(415, "unsupported_media_type", "expected Content-Type application/json")
     data = await read_whole(services, request)
     body = read_label(data)
+    # Charged like feedback, so that a script with an operator key cannot flood the log.
     await services.limits.admit_feedback(key, f"k-{key.key_id}", len(data))
     finished = await _finished(services, request)
     event = EpisodeLabeled(

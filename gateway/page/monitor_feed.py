@@ -76,6 +76,7 @@ async def monitor_events(
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
+    # After `prepare`: a client that is gone before its headers are out never counts.
     feed.num_viewers += 1
     try:
         await _send_changes(services, feed, response)
@@ -97,6 +98,7 @@ async def _send_changes(
         except PenstockError:
             # A comment: it keeps the connection open until the monitor is back.
             event = b": the monitor does not answer\n\n"
+        # A browser that stops reading must not hold its place among the viewers.
         async with asyncio.timeout(services.config.write_s_max):
             await response.write(event)
         await services.ctx.sleep(PERIOD_S)

@@ -394,6 +394,7 @@ def _writer(chat: ChatBody, opening: Opening) -> ChatReplyWriter:
 
 def _message(message: ChatBodyMessage, index: int) -> Said:
     place = f"messages[{index}]"
+    # OpenAI renamed the system role for its newer models; clients send either.
     role = Role.SYSTEM if message.role == "developer" else Role(message.role)
     calls = message.tool_calls or []
     if calls and role is not Role.ASSISTANT:

@@ -70,6 +70,7 @@ def read_generate(body: bytes) -> Asked:
             raise invalid("not supported; leave the field out", f"{_PLACE}.{name}")
     num_tokens_max = NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens
     wishes = params.wishes(num_tokens_max, ignores_end=params.ignore_eos)
+    # Errors must name the field where the body has it, inside `sampling_params`.
     names = {name: f"{_PLACE}.{name}" for name in SamplingWishes.__struct_fields__}
     names |= {"num_tokens_max": f"{_PLACE}.max_tokens", "stops": f"{_PLACE}.stop"}
     conversation = LiveRequest(

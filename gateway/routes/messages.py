@@ -376,5 +376,6 @@ def _choice(wanted: MessagesChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def _format(read: MessagesBody) -> ResponseFormat:
+    # `output_format` is the name that the beta of Anthropic's API used.
     wanted = read.output_config.format or read.output_format
     return ResponseFormat(is_json=True, json_schema=wanted.schema) if wanted else ResponseFormat()
