@@ -1,5 +1,6 @@
 """The gateway as an actor: HTTP on one side, messages on the other."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -31,9 +32,11 @@ from penstock.messages.signals.declaration import SignalSpec
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, StepCompleted
 
+log = logging.getLogger(__name__)
+
 
 class Gateway(Actor):
-    """Serves users from the replicas that serve `live`."""
+    """Serves users from the replicas that take `live` requests."""
 
     role = "gateway"
     follows: ClassVar[tuple[type[Event], ...]] = (
@@ -55,7 +58,7 @@ class Gateway(Actor):
     )
     tick_s = 1.0
 
-    def __init__(  # noqa: PLR0913 - what it serves, whom, and what it keeps
+    def __init__(  # noqa: PLR0913 - the policy, the users and the storage are independent inputs
         self,
         config: GatewayConfig,
         chat_format: ChatFormat,
@@ -67,21 +70,21 @@ class Gateway(Actor):
         summary: SummaryConfig | None = None,
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """Check the keys; nothing listens before `start`.
+        """Check the keys; the gateway does not listen before `start`.
 
         Args:
-            config: Address and bounds.
-            chat_format: The policy's.
-            keys: Who may ask.
-            secret: The service's master key, 32 bytes: makes pseudonyms, wraps users' keys.
-            spool: Folder of the records that wait for the log.
-            signals: Declared ones: all that may be sent.
-            summary: How sessions are summed up that outgrow the window.
-            on_listening: Called with the base URL, `http://host:port`, once it listens.
+            config: Address and limits.
+            chat_format: Chat format of the policy.
+            keys: Bearer keys that the run itself makes, in addition to `config.keys_file`.
+            secret: Master key of the service, 32 bytes; derives pseudonyms and wraps users' keys.
+            spool: Folder for records that wait until the log is reachable.
+            signals: Declared feedback signals; clients may send no others.
+            summary: How to summarize sessions that outgrow the context window.
+            on_listening: Callback that gets the base URL, `http://host:port`, once it listens.
 
         Raises:
-            ConfigError: A key is wrong; see `KeyRing`.
-            FileNotFoundError: There is no `config.keys_file`.
+            ConfigError: A key is invalid; see `KeyRing`.
+            FileNotFoundError: `config.keys_file` does not exist.
 
         """
         self._on_listening = on_listening
@@ -96,14 +99,14 @@ class Gateway(Actor):
         self._listener = Listener(config)
 
     def not_ready(self) -> str:
-        """Return that no generator serves users yet."""
+        """Return why chat requests cannot be answered; empty when they can."""
         return self._started().not_ready
 
     async def start(self, ctx: Context) -> Effects:
-        """Listen.
+        """Listen for HTTP requests.
 
         Raises:
-            OSError: The address is taken.
+            OSError: The address is in use.
 
         """
         self._services = Services(
@@ -118,97 +121,117 @@ class Gateway(Actor):
         )
         ctx.spawn("spool", self._services.recorder.drain())
         app = build_app(self._services, self._listener.note_busy)
-        self._on_listening(await self._listener.start(app))
+        url = await self._listener.start(app)
+        log.info("listening at %s for model %r", url, self._config.model)
+        self._on_listening(url)
         return ()
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
-        """Know whose request it was, also after a restart and over several gateways."""
+        """Note who made a request that is stored."""
+        # From the log and not only from own requests: feedback may come to another gateway, or to
+        # this one after a restart.
         self._started().index.add(event)
         return ()
 
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
-        """Know whose request it was."""
+        """Note which key made a request of which only counts are stored."""
         self._started().index.add_counted(event)
         return ()
 
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
-        """Keep no copy of a key that is about to go."""
+        """Drop the cached encryption key of a user who is about to be erased."""
+        # A gateway that still had the key could seal new records that erasure no longer reaches.
         self._started().vault.forget(owner_of(event.tenant, event.user))
         return ()
 
     async def on_user_erased(self, event: UserErased, ctx: Context) -> Effects:
-        """Make another key for who comes back."""
+        """Drop the cached encryption key, so that a user who returns gets a new one."""
+        # Requests between `ErasureRequested` and this event may have cached the key again.
         self._started().vault.forget(owner_of(event.tenant, event.user))
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Track a new piece of feedback."""
         self._started().fates.received(event, ctx.stored_at)
         return ()
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark feedback as retracted."""
         self._started().fates.retracted(event)
         return ()
 
     async def on_feedback_left_out(self, event: FeedbackLeftOut, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark feedback that the feedback join leaves out."""
         self._started().fates.left_out(event)
         return ()
 
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark feedback that became part of a training sample."""
         self._started().fates.joined(event)
         return ()
 
     async def on_feedback_quarantined(self, event: FeedbackQuarantined, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark feedback that is held in quarantine."""
         self._started().fates.quarantined(event)
         return ()
 
     async def on_quarantine_released(self, event: QuarantineReleased, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Release feedback from quarantine."""
         self._started().fates.released(event)
         return ()
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark the samples that a step trains or leaves out."""
         self._started().fates.batch(event)
         return ()
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
-        """Follow what becomes of feedback."""
+        """Mark the samples of a step as trained or skipped."""
         self._started().fates.step(event)
         return ()
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Know who serves what."""
-        self._started().replicas.add(event, ctx.monotonic())
+        """Update the table of replicas and the versions that they serve."""
+        services = self._started()
+        was_ready = services.policy_version >= 0
+        services.replicas.add(event, ctx.monotonic())
+        if not was_ready and services.policy_version >= 0:
+            log.info("ready: version %d is served", services.policy_version)
         return ()
 
     async def on_experiment_started(self, event: ExperimentStarted, ctx: Context) -> Effects:
-        """Divide the users into two arms."""
+        """Split the users into the two arms of an experiment."""
         self._started().arms.started(event)
+        log.info("experiment %d: %.3g of the users go to the candidate", event.number, event.share)
         return ()
 
     async def on_experiment_decided(self, event: ExperimentDecided, ctx: Context) -> Effects:
-        """Have all users served alike again."""
+        """Route all users to the base channel again."""
         self._started().arms.decided(event)
+        log.info("experiment %d is decided: all users go to one channel again", event.number)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Know the keys of now; show the open requests; ask no replica that is silent."""
+        """Reload changed keys, forget silent replicas, and publish the number of open requests."""
+        services = self._started()
         if self._keys.reload():
-            self._started().keys = self._keys.ring
-        self._started().replicas.expire(ctx.monotonic())
-        ctx.set_gauge("chats_open", self._started().num_chats)
+            services.keys = self._keys.ring
+        was_ready = services.policy_version >= 0
+        services.replicas.expire(ctx.monotonic())
+        if was_ready and services.policy_version < 0:
+            log.warning("not ready: no generator reports any longer")
+        ctx.set_gauge("chats_open", services.num_chats)
         return ()
 
     async def stop(self, ctx: Context) -> Effects:
-        """Refuse new requests and let the open ones end."""
-        self._started().is_draining = True
+        """Refuse new requests and let the open ones finish."""
+        services = self._started()
+        # Before the listener stops: requests on connections that stay open get 503 from now on,
+        # and load balancers see it in `/readyz`.
+        services.is_draining = True
+        log.info("draining %d open requests", services.num_chats)
         await self._listener.stop()
-        self._started().planner.close()
+        services.planner.close()
         return ()
 
     def _started(self) -> Services:

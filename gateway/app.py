@@ -1,6 +1,7 @@
-"""Routes, request ids, errors.
+"""The HTTP application: the table of routes, the middleware around them, and the small endpoints.
 
-`/healthz`, `/readyz`, `/metrics`, `/v1/models`.
+The small endpoints are `/healthz`, `/readyz`, `/metrics` and `/v1/models`. The middleware assigns
+request ids, serializes errors in the route's format, and counts responses.
 """
 
 import logging
@@ -33,17 +34,19 @@ from penstock.gateway.routes.responses import read_responses
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 
+log = logging.getLogger(__name__)
+
 
 async def healthz(services: Services, request: web.Request) -> web.Response:
-    """Return 200: the process serves."""
+    """Return 200 while the process serves HTTP."""
     return web.json_response({"status": "ok"})
 
 
 async def readyz(services: Services, request: web.Request) -> web.Response:
-    """Return whether chat requests can be answered.
+    """Return 200 when chat requests can be answered.
 
     Raises:
-        ApiError: 503 with what is missing.
+        ApiError: 503; the text says what is missing.
 
     """
     if text := services.not_ready:
@@ -53,18 +56,18 @@ async def readyz(services: Services, request: web.Request) -> web.Response:
 
 
 async def models(services: Services, request: web.Request) -> web.Response:
-    """List the one model, in OpenAI's form and in Anthropic's."""
+    """List the one model, with the fields of both OpenAI's and Anthropic's list."""
     services.authenticate(request)
-    found = _model(services)
-    ends = {"has_more": False, "first_id": found["id"], "last_id": found["id"]}
-    return web.json_response({"object": "list", "data": [found]} | ends)
+    entry = _model(services)
+    paging = {"has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
+    return web.json_response({"object": "list", "data": [entry]} | paging)
 
 
 async def model(services: Services, request: web.Request) -> web.Response:
     """Describe one model.
 
     Raises:
-        ApiError: 404, there is no such.
+        ApiError: 404, there is no model of that name.
 
     """
     services.authenticate(request)
@@ -90,9 +93,10 @@ def _model(services: Services) -> dict[str, Any]:
 
 
 async def metrics(services: Services, feed: MonitorFeed, request: web.Request) -> web.Response:
-    """Return the gateway's metrics and, where the monitor answers, the run's."""
+    """Return the metrics of the gateway and, if the monitor answers, of the whole run."""
     services.admit_viewer(request)
     text = services.metrics.render()
+    # Without the monitor, the gateway's own metrics are still worth a scrape.
     try:
         text += (await feed.snapshot()).exposition
     except PenstockError as error:
@@ -100,7 +104,6 @@ async def metrics(services: Services, feed: MonitorFeed, request: web.Request) -
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-log = logging.getLogger(__name__)
 ROUTES: dict[str, tuple[Read, str]] = {
     "/v1/chat/completions": (read_chat, "chatcmpl"),
     "/v1/responses": (read_responses, "resp"),
@@ -108,11 +111,17 @@ ROUTES: dict[str, tuple[Read, str]] = {
     "/v1/completions": (read_completions, "cmpl"),
     "/inference/v1/generate": (read_generate, "gen"),
 }
-"""Path -> how its body is read, and what its requests' ids begin with."""
+"""Path -> the function that reads its body, and the prefix of its request ids."""
 
 
 def build_app(services: Services, *middlewares: Middleware) -> web.Application:
-    """Return the application of one gateway."""
+    """Return the application of one gateway.
+
+    Args:
+        services: What the endpoints share.
+        middlewares: Run around the application's own, first one outermost.
+
+    """
     feed = MonitorFeed(services.ctx)
     app = web.Application(
         client_max_size=services.config.body_bytes_max, middlewares=[*middlewares, _outer(services)]
@@ -146,27 +155,44 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
 def _outer(services: Services) -> Middleware:
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Name the request, turn errors into the route's form, count."""
-        request[REQUEST_ID] = random_id(_prefix(request.path))
+        """Assign a request id, convert errors to responses, and count the response."""
+        name = request[REQUEST_ID] = random_id(_prefix(request.path))
         try:
             response = await handler(request)
         except ConnectionResetError:
+            # The client left: nobody reads this response, but metrics count its status.
+            log.debug("%s: the client closed the connection", name)
             response = web.Response(status=499)
         except (ApiError, PenstockError, web.HTTPException, web.RequestPayloadError) as error:
-            response = error_response(_as_api_error(error), request.path)
-        except Exception:  # The top of a request: its failure is this user's alone.
-            log.exception("%s failed", request[REQUEST_ID])
+            api_error = _as_api_error(error)
+            _log_refusal(name, request, api_error)
+            response = error_response(api_error, request.path)
+        except Exception:
+            # Whatever the handler did not expect fails this one request, not the gateway.
+            log.exception("%s %s: request %s failed", request.method, request.path, name)
             error = ApiError(500, "internal_error", "the gateway failed on this request")
             response = error_response(error, request.path)
+        # A stream's headers are out already.
         if not response.prepared:
             response.headers.update(request.get(EXTRA_HEADERS, {}))
+            # Not `name`: a replayed reply keeps the id of its first request.
             response.headers["x-request-id"] = request[REQUEST_ID]
+        # The route's pattern and not the path: scanners must not add a metric series per path.
         route = request.match_info.route.resource
-        name = route.canonical if route else "unknown"
-        services.metrics.requests.labels(name, str(response.status)).inc()
+        label = route.canonical if route else "unknown"
+        services.metrics.requests.labels(label, str(response.status)).inc()
         return response
 
     return outer
+
+
+def _log_refusal(name: str, request: web.Request, error: ApiError) -> None:
+    """Log the status and code of a refusal, never its message: that may quote the user."""
+    # Clients' own mistakes are their business; overload, limits and failures are the operator's.
+    level = logging.WARNING if error.status == 429 or error.status >= 500 else logging.DEBUG
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource else "unknown"
+    log.log(level, "request %s to %s refused: %d %s", name, route, error.status, error.code)
 
 
 def _prefix(path: str) -> str:
@@ -177,10 +203,9 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ApiError(413, "body_too_large", "the body is larger than this gateway takes")
+        return ApiError(413, "body_too_large", "the body is larger than this gateway accepts")
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
     if isinstance(error, web.RequestPayloadError):
-        text = "the body was cut short"
-        return ApiError(400, "invalid_body", text)
+        return ApiError(400, "invalid_body", "the body was cut short")
     return ApiError(503, "unavailable", str(error), retry_after_s=1.0)

@@ -1,7 +1,7 @@
-"""Which arm of an experiment serves a user: sticky, and with a probability that is on record.
+"""Assigns users to the arms of an experiment: sticky, with a probability that is recorded.
 
-An arm is a hash of the experiment's salt, the period and the user, so that any number of gateways
-agree without a table, and no one is moved by a restart.
+The arm is a hash of the experiment's salt, the period and the user. Any number of gateways
+therefore agree without a shared table, and a restart moves nobody.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from penstock.messages.gates import (
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers a session."""
+    """The channel that answers a session, and the variant that its records name."""
 
     channel: str
     variant: str = NO_VARIANT
@@ -27,13 +27,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arms:
-    """The arms of the experiment under way; follows the log."""
+    """The arms of the current experiment, from the log."""
 
     def __init__(self, channel: str) -> None:
         """Start without an experiment.
 
         Args:
-            channel: Who answers outside of experiments.
+            channel: Channel that answers outside of experiments.
 
         """
         self._base = Route(channel=channel)
@@ -41,7 +41,8 @@ class Arms:
         self._num_decided = 0
 
     def started(self, event: ExperimentStarted) -> None:
-        """Divide the users from now on."""
+        """Split the users from now on."""
+        # Start and decision may arrive in either order: a decided experiment must not restart.
         if event.number >= self._num_decided:
             self._experiment = event
 
@@ -52,13 +53,14 @@ class Arms:
             self._experiment = None
 
     def route(self, user: str, now: float) -> Route:
-        """Return who answers a session that begins at `now` (unix seconds)."""
+        """Return the route of a session that begins at `now` (Unix seconds)."""
         experiment = self._experiment
         if experiment is None:
             return self._base
+        # Clocks of gateways differ: a request may seem to come before the experiment began.
         period = max(0, int((now - experiment.at) // experiment.sticky_s))
-        drawn = _draw(f"{experiment.salt}.{period}.{user}")
-        arm = Arm.CANDIDATE if drawn < experiment.share else Arm.STABLE
+        draw = _draw(f"{experiment.salt}.{period}.{user}")
+        arm = Arm.CANDIDATE if draw < experiment.share else Arm.STABLE
         return Route(
             channel=arm.value,
             variant=str(Variant(experiment.number, period, arm)),
@@ -67,6 +69,6 @@ class Arms:
 
 
 def _draw(text: str) -> float:
-    """Return a number of [0, 1) that looks uniform over texts."""
+    """Return a number in [0, 1), uniform over texts."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2.0**64

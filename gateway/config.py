@@ -11,64 +11,66 @@ from penstock.messages.task import TEMPERATURE_MIN
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Address and bounds of one gateway."""
+    """Address and limits of one gateway."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback, or through a proxy, the live page, its state and the
-    metrics need a key, too; TLS is a proxy's work."""
+    """Address to listen on. On any address but loopback, and through a proxy, the live page, its
+    state and the metrics need an operator key. TLS is left to a proxy."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
-    """0 takes a free one. Several gateways of one host share it: the kernel spreads connections."""
+    """TCP port; 0 picks a free one. Several gateways on one host share a port: the kernel spreads
+    connections over them."""
     model: str = "policy"
-    """The one model name that requests may give."""
+    """Model name that requests must use."""
     channel: str = NEWEST
-    """Which replicas answer: those that follow `newest`, `stable` or `candidate`, or those that
-    serve one version, `version:7`."""
+    """Replicas that answer: those that follow `newest`, `stable` or `candidate`, or those pinned to
+    one version, as in `version:7`."""
     context_tokens_max: PositiveInt = 1024
-    """Prompt and reply together."""
+    """Context window in tokens: prompt plus reply."""
     reply_tokens_max: PositiveInt = 256
-    """Bound of one reply, and its length where the request names none."""
+    """Maximum length of a reply in tokens; the default if a request sets no limit."""
     explore_temperature: Annotated[float, msgspec.Meta(ge=TEMPERATURE_MIN, le=2)] = 1.0
-    """Of requests at temperature 0 whose key `explores`."""
+    """Temperature that replaces 0 in requests of keys with `explores`."""
     keys_file: str = ""
-    """TOML file of further bearer keys (see `keys.py`), besides those that the run makes. A change
-    counts within seconds; a file that is wrong changes nothing."""
+    """TOML file of bearer keys (see `keys.py`), in addition to those that the run makes. Changes
+    take effect within seconds; an invalid file is ignored."""
     is_one_of_several: bool = False
-    """Whether limits of keys are shared with other gateways of the run; by default, if
-    `[processes]` has several. It costs each request two round trips to the event server."""
+    """Whether the limits of keys are shared with other gateways of the run; defaults to true if
+    `[processes]` has several. Sharing costs each request two round trips to the event server."""
     body_bytes_max: PositiveInt = 2 << 20
+    """Maximum size of a request body in bytes, before and after decompression."""
     num_requests_max: PositiveInt = 64
-    """Chat requests in progress over all keys; one more is answered 503."""
+    """Maximum chat requests in progress over all keys; further ones get 503."""
     num_viewers_max: PositiveInt = 16
-    """Open live pages."""
+    """Maximum open live pages."""
     request_s_max: PositiveFloat = 120.0
-    """Longest chat request, retries included."""
+    """Maximum duration of a chat request in seconds, retries included."""
     idle_s_max: PositiveFloat = 30.0
-    """Longest silence of a generator before another is tried."""
+    """Seconds of silence from a generator before another one is tried."""
     num_connections_max: PositiveInt = 512
-    """Open connections; one more closes the oldest that has no request in progress."""
+    """Maximum open connections; a further one closes the oldest without a request in progress."""
     header_s_max: PositiveFloat = 30.0
-    """Longest that a client may take to send a request's header, and that a connection may stand
-    idle: a proxy in front keeps its own idle connections for less."""
+    """Maximum seconds for a client to send a request header, and for a connection to stay idle. A
+    proxy in front should drop its idle connections sooner."""
     body_s_max: PositiveFloat = 30.0
-    """Longest that a client may take to send a body."""
+    """Maximum seconds for a client to send a body."""
     write_s_max: PositiveFloat = 30.0
-    """Longest that a client may take to read one chunk."""
+    """Maximum seconds for a client to read one chunk."""
     record_s_max: PositiveFloat = 10.0
-    """Longest wait for the log before a reply's record waits on disk instead."""
+    """Maximum seconds to wait for the log before the record of a reply goes to the disk spool."""
     spool_bytes_max: PositiveInt = 256 << 20
-    """Records that wait on disk for the log; beyond it requests are answered 503."""
+    """Maximum size of the disk spool in bytes; when it is full, requests get 503."""
     num_attempts_max: PositiveInt = 8
-    """Generators tried for one request."""
+    """Maximum attempts to generate one reply."""
     retry_s: PositiveFloat = 0.25
-    """Pause before the second attempt; doubles, up to 4 s."""
+    """Seconds to wait before the second attempt; doubles each time, up to 4 s."""
     drain_s_max: NonNegativeFloat = 10.0
-    """Time that open requests have to end after a stop."""
+    """Seconds that open requests have to finish after a stop."""
 
     def __post_init__(self) -> None:
         """Check the channel.
 
         Raises:
-            ConfigError: No such channel.
+            ConfigError: The channel is unknown.
 
         """
         pinned_version(self.channel)

@@ -1,7 +1,7 @@
-"""What a client asks for, in one form whatever the protocol: every route translates to and from it.
+"""Requests and replies in one form for all protocols; every route translates to and from it.
 
-A route reads its body into an `Asked`; the exchange samples, and the route's `ReplyWriter` says
-the reply in its own words.
+A route parses its body into an `Asked`. The exchange samples, and the route's `ReplyWriter`
+serializes the reply in the route's wire format.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
-    """A JSON schema."""
+    """JSON schema of the arguments."""
     is_strict: bool = False
     """Whether calls must follow the schema."""
 
@@ -41,7 +41,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The function as episodes of training describe theirs."""
+        """The function in the form in which training episodes describe their tools."""
         return {
             "name": self.name,
             "description": self.description,
@@ -49,25 +49,25 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def typed(self, call: ToolCall) -> dict[str, Any]:
-        """Return a call's arguments in the types that the schema asks for."""
+        """Return the arguments of a call, converted to the types that the schema declares."""
         return typed_arguments(call, self.properties)
 
     def arguments_json(self, call: ToolCall) -> str:
-        """Return a call's typed arguments as JSON."""
+        """Return the converted arguments of a call as JSON text."""
         return msgspec.json.encode(self.typed(call)).decode()
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the client says an earlier turn made."""
+    """A tool call of an earlier turn, as the client reports it."""
 
     call_id: str = ""
-    """Empty where the client names none: its results are then matched by their order."""
+    """Id of the call; empty if the client gives none, and results are then matched by order."""
     name: str
     arguments: dict[str, Any]
 
     @property
     def made(self) -> ToolCall:
-        """The call as the policy makes it: every argument a text."""
+        """The call as the policy samples it: every argument as text."""
         texts = {name: argument_text(value) for name, value in self.arguments.items()}
         return ToolCall(name=self.name, arguments=texts)
 
@@ -78,11 +78,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     text: str = ""
     calls: tuple[Call, ...] = ()
-    """Of an assistant."""
+    """Tool calls; only assistant messages have any."""
     call_id: str = ""
-    """Of a tool's result: the call that it answers."""
+    """Id of the call that a tool result answers; empty in other messages."""
     place: str = "messages"
-    """Where the body has it, for errors."""
+    """Path of the message in the request body, for errors."""
 
 
 class ChoiceMode(StrEnum):
@@ -94,23 +94,23 @@ class ChoiceMode(StrEnum):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the offered tools the reply may or must call."""
+    """Constraint on the tools that the reply may or must call."""
 
     mode: ChoiceMode = ChoiceMode.AUTO
     name: str = ""
-    """Required, and of this name; empty for any."""
+    """Tool that must be called; empty for any."""
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of a reply's text."""
+    """Format of the text of a reply."""
 
     is_json: bool = False
     json_schema: dict[str, Any] | None = None
-    """Of the JSON; None for any."""
+    """Schema that the JSON must follow; None for any JSON."""
 
 
 class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
-    """How the client wants tokens drawn; None and empty leave it to the service."""
+    """Sampling parameters that the client sets; None or empty selects the service's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -123,21 +123,21 @@ class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     num_tokens_max: int | None = None
     stops: tuple[str, ...] = ()
-    """Texts that end the reply and are not part of it."""
+    """Texts that end the reply; they are cut off from it."""
     stop_token_ids: tuple[int, ...] = ()
     ignores_end: bool = False
-    """Whether an end token does not end the reply."""
+    """Whether sampling continues past an end token."""
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a user, whatever route it came by."""
+    """One request of a user, independent of its route."""
 
     model: str
     messages: tuple[Said, ...] = ()
     prompt: str | tuple[int, ...] | None = None
-    """What to continue instead of answering messages: a text, or token ids as they are."""
+    """Text or token ids to continue; None where the request has messages instead."""
     prompt_place: str = "prompt"
-    """Where the body has it, for errors."""
+    """Path of the prompt in the request body, for errors."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     allows_parallel_calls: bool = True
@@ -145,15 +145,15 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingWishes = SamplingWishes()
     num_choices: int = 1
     num_top_logprobs: int = 0
-    """Alternatives reported beside each sampled token."""
+    """Number of alternatives to report for each sampled token."""
     is_streamed: bool = False
     user: str = ""
-    """The end user as the client names them: never stored, see `messages/feedback.py`."""
+    """End user, as the client names them; only a pseudonym is ever stored."""
     store: bool = True
-    """Whether the client lets the reply's content be stored."""
+    """Whether the client allows its content to be stored."""
     metadata: dict[str, str] = {}
     session_id: str = ""
-    """Of the body; a header comes first."""
+    """Session id from the body; a header takes precedence."""
 
     @property
     def offered(self) -> Mapping[str, Tool]:
@@ -164,13 +164,13 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More content."""
+    """New text of a reply."""
 
     text: str
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """One whole call."""
+    """One complete tool call; calls are never sent in part."""
 
     index: int
     call: ToolCall
@@ -184,32 +184,32 @@ class Finish(StrEnum):
 
     STOP = "stop"
     STOP_TEXT = "stop_text"
-    """One of the client's stop texts."""
+    """One of the client's stop texts appeared."""
     LENGTH = "length"
     CALLS = "calls"
 
 
 class Replied(Protocol):
-    """One reply, as far as it has come."""
+    """One reply, complete or still in progress."""
 
     index: int
-    """Among the request's choices."""
+    """Position among the choices of the request."""
     request_id: str
-    """Feedback on this reply names it."""
+    """Id by which feedback refers to this reply."""
 
     @property
     def text(self) -> str:
-        """The content."""
+        """Text of the reply so far."""
         ...
 
     @property
     def calls(self) -> Sequence[ToolCall]:
-        """The calls."""
+        """Tool calls so far."""
         ...
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All that was sampled."""
+        """Ids of all tokens sampled so far."""
         ...
 
     @property
@@ -219,66 +219,67 @@ class Replied(Protocol):
 
     @property
     def top_logprobs(self) -> Sequence[Sequence[tuple[int, float]]]:
-        """Ids and logprobs of the likeliest tokens at each position, where they were asked for."""
+        """Ids and logprobs of the most likely tokens at each position; empty unless requested."""
         ...
 
     @property
     def finish(self) -> Finish:
-        """Why it ended."""
+        """Why the reply ended."""
         ...
 
     @property
     def stop_text(self) -> str:
-        """The stop text that ended it, if one did."""
+        """The stop text that ended the reply; empty if none did."""
         ...
 
 
 class Opening(NamedTuple):
-    """What is known of a reply before its first token."""
+    """Facts about a reply that are known before its first token."""
 
     request_id: str
     created: float
-    """Unix seconds."""
+    """Time of the request in Unix seconds."""
     conversation: LiveRequest
     context_ids: Sequence[int]
     tokenizer: Tokenizer
 
 
 class ReplyWriter(Protocol):
-    """Says replies in a protocol's words; what it yields are whole server-sent events."""
+    """Serializes replies in the route's wire format; each yielded item is one server-sent event."""
 
     def whole(self, replies: Sequence[Replied]) -> bytes:
-        """Return the body of a reply that is not streamed."""
+        """Return the body of a response that is not streamed."""
         ...
 
     def begin(self) -> Iterable[bytes]:
-        """Yield the first events."""
+        """Yield the first events of a stream."""
         ...
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterable[bytes]:
-        """Yield what is new of one reply."""
+        """Yield the events for new text and calls of one reply."""
         ...
 
     def end(self, replies: Sequence[Replied]) -> Iterable[bytes]:
-        """Yield the last events."""
+        """Yield the last events of a stream that is complete."""
         ...
 
     def fail(self, error: ApiError) -> Iterable[bytes]:
-        """Yield the last events of a stream that breaks off."""
+        """Yield the last events of a stream that fails."""
         ...
 
 
 class Asked(NamedTuple):
-    """A body that was read."""
+    """A parsed request body."""
 
     conversation: LiveRequest
     writer: Callable[[Opening], ReplyWriter]
+    """Makes the writer of this request's replies."""
     ignored: Sequence[str] = ()
-    """Fields of the body that have no effect here."""
+    """Names of body fields that have no effect."""
 
 
 def call_id(request_id: str, index: int) -> str:
-    """Return the id under which clients answer a call."""
+    """Return the id of a tool call; the client's result refers to it."""
     return f"call_{request_id}_{index}"
 
 

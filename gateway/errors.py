@@ -1,7 +1,7 @@
-"""Errors in the form of the route that was asked.
+"""Errors of the HTTP API, serialized in the format of the route.
 
-OpenAI's is `{"error": {"message", "type", "param", "code"}}`, Anthropic's `{"type": "error",
-"error": {"type", "message"}}`.
+OpenAI's format is `{"error": {"message", "type", "param", "code"}}`, Anthropic's is
+`{"type": "error", "error": {"type", "message"}}`.
 """
 
 import msgspec
@@ -22,14 +22,14 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(PenstockError, ValueError):
-    """A request that is answered by an error.
+    """An error that the client sees.
 
     Args:
         status: HTTP status.
-        code: OpenAI's machine-readable code, e.g. `rate_limit_exceeded`.
+        code: Machine-readable code, OpenAI's where it has one, e.g. `rate_limit_exceeded`.
         message: What is wrong and what was expected.
-        param: The field at fault, if there is one.
-        retry_after_s: When to try again; sent as `Retry-After`.
+        param: Path of the invalid field; None if no single field is at fault.
+        retry_after_s: Seconds until a retry may succeed; sent as `Retry-After`.
 
     """
 
@@ -54,14 +54,16 @@ class ApiError(PenstockError, ValueError):
 
 
 def invalid(message: str, param: str | None) -> ApiError:
-    """Return the error of a field that is wrong."""
+    """Return a 400 error for an invalid field."""
     return ApiError(400, "invalid_value", message, param)
 
 
 def error_body(error: ApiError, path: str = "") -> bytes:
-    """Return the JSON of an error in the form of a path's clients."""
+    """Return an error as JSON in the format of the route at `path`."""
     if path.startswith(ANTHROPIC_PATH):
+        # The format has no field for the parameter.
         text = f"{error.param}: {error.message}" if error.param else error.message
+        # Anthropic has no code either: clients recognize this error by its first words.
         if error.code == "context_length_exceeded":
             text = f"prompt is too long: {error.message}"
         fields = {"type": _anthropic_type(error.status), "message": text}
@@ -70,7 +72,7 @@ def error_body(error: ApiError, path: str = "") -> bytes:
 
 
 def openai_error(error: ApiError) -> dict[str, str | None]:
-    """Return an error's fields in OpenAI's form."""
+    """Return the fields of an error in OpenAI's format."""
     return {
         "message": error.message,
         "type": _openai_type(error.status),
@@ -80,9 +82,10 @@ def openai_error(error: ApiError) -> dict[str, str | None]:
 
 
 def error_response(error: ApiError, path: str) -> web.Response:
-    """Return the HTTP response of an error, in the form of the path's clients."""
+    """Return an error as an HTTP response in the format of the route at `path`."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
+        # Whole seconds, rounded up: a client that comes back early is refused again.
         headers["Retry-After"] = str(max(1, round(error.retry_after_s + 0.5)))
     return web.Response(
         status=error.status,

@@ -1,12 +1,14 @@
-"""`POST /v1/sessions`: finished sessions that another harness or model sampled, and their outcome.
+"""`POST /v1/sessions`: imports finished sessions of another harness or model, with their outcome.
 
 ```
- messages, tools, outcome ─▶ has the service this session? ─ yes ─▶ the outcome counts on that
-                                   └ no ─▶ one record, tokens by the chat format ─▶ the outcome
+ messages, tools, outcome ─▶ is the session known? ─ yes ─▶ store the outcome for it
+                                   └ no ─▶ store one record, tokenized by the chat format, ─▶ same
 ```
-Nobody knows how probable the tokens of such a session were where it was sampled, so no policy
-gradient can train it (`not_reproducible`); its outcome is a label, which KTO can.
+The behavior logprobs of an imported session are unknown, so policy gradients cannot train on it
+(`not_reproducible`). Its outcome is a label, which KTO can use.
 """
+
+import logging
 
 import msgspec
 import numpy as np
@@ -28,34 +30,39 @@ from penstock.messages.feedback import FeedbackReceived
 from penstock.messages.gates import ReplyFacts
 from penstock.messages.rollout import EXTERNAL_VERSION, StopReason, Turn, VersionSpan
 
+log = logging.getLogger(__name__)
+
 NUM_SIGNALS_MAX = 32
+"""Maximum pieces of feedback in one imported session."""
 
 
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/sessions`; messages and tools as in chat completions."""
 
     session_id: str
-    """Names it in its tenant; the same again changes nothing."""
+    """Name of the session, unique in its tenant; a repeated import changes nothing."""
     messages: list[ChatBodyMessage]
-    """All of them, the last the assistant's."""
+    """All messages of the session; the last one is an assistant message."""
     tools: list[ChatTool] = []
     outcome: list[FeedbackBody] = []
-    """What came of it: feedback without request and session."""
+    """Feedback on the session, without request_id and session_id."""
     user: str = ""
     store: bool = True
     metadata: dict[str, str] = {}
 
 
 async def post_session(services: Services, request: web.Request) -> web.Response:
-    """Take a finished session."""
+    """Import a finished session and its outcome."""
     async with admit(services, request) as admitted:
         body = decode_body(await read_whole(services, request), SessionBody)
         client = _client(services, admitted, body)
         if not body.session_id:
-            raise invalid("expected a name that is the session's alone", "session_id")
+            raise invalid("expected a name that no other session of the tenant has", "session_id")
         session_id = services.pseudonyms.session(admitted.key, body.session_id)
         known = services.index.last_of(admitted.key.tenant, session_id)
+        # Derived from the session: a retry that reaches another gateway writes the same record.
         request_id = known or f"ses-{session_id}"
+        # Checked before the session is stored: a wrong outcome must not leave half an import.
         outcome = await _outcome(services, client, body, request_id)
         with hold_places(services, 1):
             num_tokens = 0
@@ -67,18 +74,25 @@ async def post_session(services: Services, request: web.Request) -> web.Response
                 )
                 await _record(services, client, tokens, request_id, session_id)
                 num_tokens = tokens.num_tokens
-            given = [
-                await give(services, client.key, each, event, len(msgspec.json.encode(each)))
-                for each, event in outcome
+            stored = [
+                await give(services, client.key, item, event, len(msgspec.json.encode(item)))
+                for item, event in outcome
             ]
+    log.info(
+        "imported session %s: %d tokens, %d pieces of feedback, %s",
+        request_id,
+        num_tokens,
+        len(stored),
+        "new" if known is None else "known already",
+    )
     fields = {"request_id": request_id, "duplicate": known is not None, "num_tokens": num_tokens}
-    return web.json_response(fields | {"session_id": body.session_id, "outcome": given})
+    return web.json_response(fields | {"session_id": body.session_id, "outcome": stored})
 
 
 def _client(services: Services, admitted: Admitted, body: SessionBody) -> Requester:
     consent = consent_of(admitted.key, body.store, body.metadata)
     if not consent.storage:
-        text = "a session is taken to be stored: expected a key, and a request, that allow it"
+        text = "importing a session stores it: expected a key and a request with storage consent"
         raise ApiError(403, "no_consent", text, "store")
     user = services.pseudonyms.user(admitted.key, body.user)
     return Requester(key=admitted.key, user=user, consent=consent)
@@ -95,28 +109,26 @@ def _conversation(body: SessionBody) -> LiveRequest:
 async def _outcome(
     services: Services, client: Requester, body: SessionBody, request_id: str
 ) -> list[tuple[FeedbackBody, FeedbackReceived]]:
-    """Return the session's feedback, checked before anything is stored.
-
-    An id that is not given follows from session and signal, so that what is sent again is known.
-    """
+    """Return the feedback on a session as checked events, each with its body."""
     if len(body.outcome) > NUM_SIGNALS_MAX:
         raise invalid(f"expected at most {NUM_SIGNALS_MAX} signals", "outcome")
     found: list[tuple[FeedbackBody, FeedbackReceived]] = []
-    for index, each in enumerate(body.outcome):
-        if each.request_id or each.session_id:
-            text = "expected neither request_id nor session_id: it is of this session"
+    for index, item in enumerate(body.outcome):
+        if item.request_id or item.session_id:
+            text = "expected neither request_id nor session_id: the feedback is on this session"
             raise invalid(text, f"outcome[{index}]")
-        name = each.name or each.key or each.metric_name
-        given = msgspec.structs.replace(
-            each,
+        name = item.name or item.key or item.metric_name
+        filled = msgspec.structs.replace(
+            item,
             request_id=request_id,
-            feedback_id=each.feedback_id or f"{request_id}-{name}",
-            user=each.user or body.user,
+            # Derived from session and signal: a retry gets the same id and is a duplicate.
+            feedback_id=item.feedback_id or f"{request_id}-{name}",
+            user=item.user or body.user,
         )
-        if any(given.feedback_id == other.feedback_id for other, _ in found):
-            text = f"a second {name!r}: expected a feedback_id of its own"
+        if any(filled.feedback_id == other.feedback_id for other, _ in found):
+            text = f"the signal {name!r} is given twice: expected a distinct feedback_id"
             raise invalid(text, f"outcome[{index}].feedback_id")
-        found.append((given, await check_feedback(services, client.key, given)))
+        found.append((filled, await check_feedback(services, client.key, filled)))
     return found
 
 
@@ -142,6 +154,7 @@ async def _record(
             turn=Turn(
                 context_ids=to_array(np.asarray(tokens.context_ids, np.int32)),
                 token_ids=to_array(np.asarray(tokens.reply_ids, np.int32)),
+                # Unknown, and never used: the record is marked external.
                 behavior_logprobs=to_array(np.zeros(num_reply, np.float32)),
                 version_spans=[VersionSpan(policy_version=EXTERNAL_VERSION, num_tokens=num_reply)],
                 stop_reason=StopReason.STOP,

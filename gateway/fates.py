@@ -1,10 +1,10 @@
-"""What became of each piece of feedback: a fold of the log, the same in every gateway. Pure.
+"""Tracks what became of each piece of feedback: a pure fold of the log, equal in every gateway.
 
 ```
  waiting ─LiveSampleJoined─▶ joined ─BatchManifest─▶ training ─StepCompleted─▶ trained
-    │  └─ Label, PreferencePair ──────────┘ (as a judgment or correction, beside its sample)
-    │                          │                └─▶ stale, capped ...: its outcome
-    │                          └─ a later revision does without it ─▶ superseded
+    │  └─ Label, PreferencePair ──────────┘ (a judgment or correction; trained next to the sample)
+    │                          │                └─▶ stale, capped ...: the sample's outcome
+    │                          └─ a later revision no longer counts it ─▶ superseded
     ├─ FeedbackQuarantined ─▶ quarantined ─ QuarantineReleased ─▶ waiting
     ├─ FeedbackLeftOut ─▶ refused, capped
     └─ FeedbackRetracted ─▶ retracted
@@ -29,75 +29,77 @@ from penstock.messages.signals.quarantine import FeedbackQuarantined, Quarantine
 from penstock.messages.training import BatchManifest, StepCompleted
 
 NUM_TIMES_MAX = 8
-"""Times that are known of a piece of feedback with its amendments."""
+"""Maximum times kept of a piece of feedback and its amendments."""
 NUM_KNOWN_MAX = 100_000
-"""Pieces of feedback, and samples, whose fate is known; the oldest is forgotten."""
+"""Maximum pieces of feedback, and samples, to track; the oldest is forgotten."""
 
 
 @dataclass(kw_only=True)
 class _Sample:
     counting: set[str] = field(default_factory=set[str])
-    """Feedback that its newest revision counts."""
+    """Keys of the feedback that the newest revision counts."""
     listed: dict[str, int] = field(default_factory=dict[str, int])
-    """Feedback -> the first revision that counts it."""
+    """Feedback key -> the first revision that counts it."""
     revision: int = -1
     ends: dict[int, tuple[Outcome, int]] = field(default_factory=dict[int, tuple[Outcome, int]])
     """Revision -> outcome, and the step of its manifest."""
 
 
 @dataclass(kw_only=True)
-class _Given:
+class _FeedbackState:
     is_retracted: bool = False
     reason: LeftOutReason | None = None
     samples: dict[str, None] = field(default_factory=dict[str, None])
     user: tuple[str, str] | None = None
-    """Tenant and user who may have given it in a burst; a trusted key never does."""
+    """Tenant and user whose bursts may hold it; None for trusted keys, which are never held."""
     times: list[float] = field(default_factory=list[float])
-    """When it and its amendments came: the first, and the newest."""
+    """Times of the feedback and its amendments: the first, then the newest."""
     preferred: set[int] = field(default_factory=set[int])
     """Steps that train it as a judgment or a correction."""
 
 
 class FeedbackFates:
-    """Feedback and samples by id, and the steps that were taken."""
+    """State of feedback and samples by id, and of the optimizer steps that train them."""
 
     def __init__(self, num_max: int = NUM_KNOWN_MAX) -> None:
         self._num_max = num_max
-        self._given: OrderedDict[str, _Given] = OrderedDict()
+        self._feedback: OrderedDict[str, _FeedbackState] = OrderedDict()
         self._samples: OrderedDict[str, _Sample] = OrderedDict()
         self._skipped: OrderedDict[int, None] = OrderedDict()
         self._bursts: OrderedDict[str, FeedbackQuarantined] = OrderedDict()
         self._by_user: dict[tuple[str, str], dict[str, None]] = {}
         self._released: OrderedDict[str, None] = OrderedDict()
         self._roots: OrderedDict[str, str] = OrderedDict()
-        """Amendment -> the first that it amends."""
+        """Key of an amendment -> key of the original feedback."""
         self._step = 0
 
     def received(self, event: FeedbackReceived, at: float) -> None:
-        """Note a piece of feedback; its amendments are part of it.
+        """Add a piece of feedback, or an amendment, which shares the fate of its original.
 
         Args:
             event: The feedback.
-            at: When the log took it, unix seconds.
+            at: When the log stored it, in Unix seconds.
 
         """
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
-        given = self._of(root)
+        state = self._state(root)
         if event.amends:
             self._roots[event.key()] = root
-            _bound(self._roots, self._num_max)
+            _trim(self._roots, self._num_max)
         if event.is_trusted:
             return
-        given.user = (event.tenant, event.user)
-        given.times.append(at)
-        if len(given.times) > NUM_TIMES_MAX:
-            del given.times[1]
+        state.user = (event.tenant, event.user)
+        state.times.append(at)
+        # The first time stays whatever the number of amendments: it may lie in a burst.
+        if len(state.times) > NUM_TIMES_MAX:
+            del state.times[1]
 
     def quarantined(self, event: FeedbackQuarantined) -> None:
-        """Note a burst: what its user gives from its beginning to its end is held."""
+        """Add a burst: all feedback of its user from its start to its end is held."""
         self._bursts[event.key()] = event
         self._by_user.setdefault((event.tenant, event.user), {})[event.key()] = None
         if len(self._bursts) > self._num_max:
+            # `_by_user` is an index of `_bursts`: an entry left behind would be a leak.
             name, oldest = self._bursts.popitem(last=False)
             user = (oldest.tenant, oldest.user)
             del self._by_user[user][name]
@@ -105,66 +107,68 @@ class FeedbackFates:
                 del self._by_user[user]
 
     def released(self, event: QuarantineReleased) -> None:
-        """Note that a burst counts after all."""
+        """Let the feedback of a burst count after all."""
         self._released[event.quarantine] = None
-        _bound(self._released, self._num_max)
+        _trim(self._released, self._num_max)
 
     def retracted(self, event: FeedbackRetracted) -> None:
-        """Note that it was taken back."""
-        self._of(event.key()).is_retracted = True
+        """Mark a piece of feedback as retracted by its user."""
+        self._state(event.key()).is_retracted = True
 
     def left_out(self, event: FeedbackLeftOut) -> None:
-        """Note that the join leaves it out."""
-        self._of(event.key()).reason = event.reason
+        """Mark a piece of feedback that the feedback join leaves out."""
+        self._state(event.key()).reason = event.reason
 
     def joined(self, event: LiveSampleJoined) -> None:
-        """Note which feedback a revision counts."""
+        """Record which feedback a revision of a sample counts."""
         sample = self._sample(event.sample_id)
         for key in event.feedback_ids:
-            self._of(key).samples[event.sample_id] = None
+            self._state(key).samples[event.sample_id] = None
+            # Revisions may be read out of order: an older one must not become the newest.
             first = sample.listed.setdefault(key, event.revision)
             sample.listed[key] = min(first, event.revision)
         if event.revision > sample.revision:
             sample.revision, sample.counting = event.revision, set(event.feedback_ids)
 
     def batch(self, event: BatchManifest) -> None:
-        """Note what a step takes, and what it leaves out."""
+        """Record what a step trains, and what it leaves out."""
         for entry in event.live:
             ends = self._sample(entry.rollout_id).ends
             ends[entry.revision] = (entry.outcome, event.step)
         for preference in event.preferences:
             if preference.fate is PreferenceFate.TRAINED:
                 root = self._roots.get(preference.feedback, preference.feedback)
-                self._of(root).preferred.add(event.step)
+                self._state(root).preferred.add(event.step)
 
     def step(self, event: StepCompleted) -> None:
-        """Note that a step was taken, or skipped."""
+        """Record that a step completed or was skipped."""
         self._step = max(self._step, event.step)
         if event.skipped:
             self._skipped[event.step] = None
-            _bound(self._skipped, self._num_max)
+            _trim(self._skipped, self._num_max)
 
     def fate(self, key: str) -> dict[str, Any]:
         """Return what became of a piece of feedback, by its log key.
 
-        `status` is one word, `versions` are those that trained it, `reason` says why it is not
-        trained, where it is not.
+        `status` is one word, `versions` lists the policy versions that trained it, and `reason`
+        says why it was not trained (empty if it was, or still may be).
         """
-        given = self._given.get(key)
-        if given is None:
+        state = self._feedback.get(key)
+        if state is None:
             return {"status": "unknown", "versions": [], "samples": [], "reason": "long ago"}
         samples = [
-            self._of_sample(name, self._samples[name], key)
-            for name in given.samples
+            self._sample_fate(name, self._samples[name], key)
+            for name in state.samples
             if name in self._samples
         ]
-        preferred = {step for step in given.preferred if step not in self._skipped}
+        preferred = {step for step in state.preferred if step not in self._skipped}
         versions = {version for sample in samples for version in sample["versions"]}
         versions |= {step for step in preferred if step <= self._step}
-        status, reason = self._status(given, samples)
-        if versions and not given.is_retracted and given.reason is None:
+        status, reason = self._status(state, samples)
+        # A judgment or correction trains without a sample: then its steps decide the status.
+        if versions and not state.is_retracted and state.reason is None:
             status, reason = "trained", ""
-        elif preferred and not given.is_retracted and given.reason is None:
+        elif preferred and not state.is_retracted and state.reason is None:
             status, reason = "training", ""
         return {
             "status": status,
@@ -173,31 +177,33 @@ class FeedbackFates:
             "reason": reason,
         }
 
-    def _status(self, given: _Given, samples: list[dict[str, Any]]) -> tuple[str, str]:
-        if given.is_retracted:
+    def _status(self, state: _FeedbackState, samples: list[dict[str, Any]]) -> tuple[str, str]:
+        if state.is_retracted:
             return "retracted", ""
-        if given.reason is not None:
-            status = "capped" if given.reason is LeftOutReason.CAPPED else "refused"
-            return status, str(given.reason)
+        if state.reason is not None:
+            status = "capped" if state.reason is LeftOutReason.CAPPED else "refused"
+            return status, str(state.reason)
+        # Feedback on a session counts in several samples: the furthest one decides.
         found = [sample["status"] for sample in samples]
         for status in ("trained", "training", "joined"):
             if status in found:
                 return status, ""
-        if (burst := self._held_in(given)) is not None:
+        if (burst := self._holding_burst(state)) is not None:
             return "quarantined", burst
         return (found[-1], found[-1]) if found else ("waiting", "")
 
-    def _held_in(self, given: _Given) -> str | None:
-        """Return the name of the burst that a piece of feedback is held in."""
-        for name in self._by_user.get(given.user, {}) if given.user else ():
+    def _holding_burst(self, state: _FeedbackState) -> str | None:
+        """Return the name of the burst that holds a piece of feedback, or None."""
+        for name in self._by_user.get(state.user, {}) if state.user else ():
             burst = self._bursts[name]
             if name not in self._released and any(
-                burst.began_at <= at < burst.ends_at for at in given.times
+                burst.began_at <= at < burst.ends_at for at in state.times
             ):
                 return name
         return None
 
-    def _of_sample(self, name: str, sample: _Sample, key: str) -> dict[str, Any]:
+    def _sample_fate(self, name: str, sample: _Sample, key: str) -> dict[str, Any]:
+        # Steps that trained an earlier revision of the sample trained without this feedback.
         first = sample.listed[key]
         ends = {n: end for n, end in sorted(sample.ends.items()) if n >= first}
         trained = [step for outcome, step in ends.values() if outcome.is_trained]
@@ -220,22 +226,23 @@ class FeedbackFates:
         outcome, step = ends[max(ends)]
         if outcome.is_trained:
             return "skipped" if step in self._skipped else "training"
+        # A revision that adds nothing to one already trained is filtered: no loss to the user.
         is_settled = any(
             earlier.is_trained and at not in self._skipped for earlier, at in sample.ends.values()
         )
         return "unchanged" if outcome is Outcome.FILTERED and is_settled else str(outcome)
 
-    def _of(self, key: str) -> _Given:
-        given = self._given.setdefault(key, _Given())
-        _bound(self._given, self._num_max)
-        return given
+    def _state(self, key: str) -> _FeedbackState:
+        state = self._feedback.setdefault(key, _FeedbackState())
+        _trim(self._feedback, self._num_max)
+        return state
 
     def _sample(self, name: str) -> _Sample:
         sample = self._samples.setdefault(name, _Sample())
-        _bound(self._samples, self._num_max)
+        _trim(self._samples, self._num_max)
         return sample
 
 
-def _bound(table: OrderedDict[Any, Any], num_max: int) -> None:
+def _trim(table: OrderedDict[Any, Any], num_max: int) -> None:
     while len(table) > num_max:
         table.popitem(last=False)

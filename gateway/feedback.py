@@ -1,8 +1,6 @@
-"""`/v1/feedback`: users' signals on requests, changed, taken back, and what became of them.
+"""`/v1/feedback`: lets users send, amend, retract and look up signals on requests."""
 
-Bodies of `/v1/feedback`.
-"""
-
+import logging
 from typing import Any
 
 import msgspec
@@ -22,9 +20,14 @@ from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.signals.declaration import SignalSpec
 from penstock.messages.streams import check_token
 
+log = logging.getLogger(__name__)
+
 
 class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/feedback`; `key`/`metric_name` and `score` are other names."""
+    """Body of `POST /v1/feedback`.
+
+    `key` and `metric_name` are aliases of `name`, and `score` of `value`, as other tools name them.
+    """
 
     name: str = ""
     key: str = ""
@@ -34,9 +37,9 @@ class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     feedback_id: str = ""
     request_id: str = ""
     session_id: str = ""
-    """Instead of a request: the last one of the session."""
+    """Session whose last request is meant, instead of `request_id`."""
     user: str = ""
-    """The end user who gives it, as the requests name users; default: who made the request."""
+    """End user who gives the feedback, named as in requests; default: who made the request."""
     weight: float = 1.0
     comment: str = ""
     correction: str = ""
@@ -49,11 +52,11 @@ class FeedbackBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Body of `POST /v1/feedback/batch`."""
 
     items: list[msgspec.Raw]
-    """Bodies of `POST /v1/feedback`."""
+    """Bodies of `POST /v1/feedback`, parsed one by one."""
 
 
 class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/feedback/{feedback_id}`: only what changes."""
+    """Body of `PATCH /v1/feedback/{feedback_id}`: only the fields that change."""
 
     value: float | bool | None = None
     weight: float | None = None
@@ -62,26 +65,30 @@ class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 TEXT_CHARS_MAX = 16_384
+"""Maximum length of a comment or a correction."""
 ID_CHARS_MAX = 128
+"""Maximum length of ids and other short fields."""
 BATCH_ITEMS_MAX = 256
+"""Maximum pieces of feedback in one batch."""
 
 
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
-    """Take one piece of feedback; the same feedback_id again changes nothing."""
+    """Store one piece of feedback; a repeated feedback_id changes nothing."""
     key = services.authenticate(request)
-    return web.json_response(await _take(await read_whole(services, request), key, services))
+    return web.json_response(await _store(await read_whole(services, request), key, services))
 
 
 async def post_feedback_batch(services: Services, request: web.Request) -> web.Response:
-    """Take several pieces, each by itself: one that is refused has its error in the results."""
+    """Store several pieces of feedback; each result has its own status, so some may be refused."""
     key = services.authenticate(request)
     batch = decode_body(await read_whole(services, request), FeedbackBatch)
     if not 1 <= len(batch.items) <= BATCH_ITEMS_MAX:
         raise invalid(f"expected 1 to {BATCH_ITEMS_MAX} items", "items")
     results: list[dict[str, Any]] = []
     for item in batch.items:
+        # One invalid item must not cost the client the others.
         try:
-            results.append(await _take(bytes(item), key, services))
+            results.append(await _store(bytes(item), key, services))
         except ApiError as error:
             results.append({"status": error.status, "error": openai_error(error)})
     return web.json_response({"results": results})
@@ -93,13 +100,14 @@ async def get_feedback(services: Services, request: web.Request) -> web.Response
     event = await _find(services, request, key)
     fate = services.fates.fate(event.key())
     spec = services.signals.get(event.name)
+    # Texts are not joined to samples as numbers are: they would seem to wait forever.
     if fate["status"] == "waiting" and spec is not None and spec.kind.is_text:
         fate["status"] = "recorded"
     fields = {name: getattr(event, name) for name in ("feedback_id", "request_id", "name", "value")}
     return web.json_response(fields | fate)
 
 
-async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
+async def _store(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
     body = decode_body(data, FeedbackBody)
     return await give(services, key, body, await check_feedback(services, key, body), len(data))
 
@@ -107,10 +115,20 @@ async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]
 async def give(
     services: Services, key: KeySpec, body: FeedbackBody, event: FeedbackReceived, num_bytes: int
 ) -> dict[str, Any]:
-    """Store feedback that `check_feedback` accepted; return its part of the reply.
+    """Store feedback that `check_feedback` accepted.
+
+    Args:
+        services: What the endpoints share.
+        key: Key of the request.
+        body: Body of the feedback.
+        event: Event that `check_feedback` made of the body.
+        num_bytes: Size to charge to the key.
+
+    Returns:
+        The fields of the response.
 
     Raises:
-        ApiError: 429, the key has given too much.
+        ApiError: 429, a limit of the key or of its user is reached.
 
     """
     content = FeedbackContent(
@@ -120,11 +138,12 @@ async def give(
     event = await _with_content(event, content, key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
+    log.debug("feedback %s (%s) on request %s", event.feedback_id, event.name, event.request_id)
     return _reply(event, is_duplicate=receipts[0].is_duplicate)
 
 
 async def patch_feedback(services: Services, request: web.Request) -> web.Response:
-    """Amend feedback: the newest amendment counts."""
+    """Amend feedback; the newest amendment counts."""
     key = services.authenticate(request)
     data = await read_whole(services, request)
     body = decode_body(data, AmendmentBody)
@@ -136,6 +155,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
         event,
         value=event.value if body.value is None else float(body.value),
         weight=event.weight if body.weight is None else body.weight,
+        # An event of its own: the log keeps one event per key, and the original stays on it.
         feedback_id=f"{event.feedback_id}.{random_id('amend')}",
         amends=event.feedback_id,
     )
@@ -152,9 +172,9 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
 
 
 async def delete_feedback(services: Services, request: web.Request) -> web.Response:
-    """Retract feedback, with all its amendments; retracting again changes nothing.
+    """Retract feedback with all its amendments; retracting again changes nothing.
 
-    `versions` have been trained with it already, and keep that; see `get_feedback`.
+    `versions` in the response lists the versions that it already trained; they stay as they are.
     """
     key = services.authenticate(request)
     event = await _find_changeable(services, request, key)
@@ -176,7 +196,7 @@ async def _find(services: Services, request: web.Request, key: KeySpec) -> Feedb
     feedback_id = _token(request.match_info["feedback_id"], "feedback_id")
     event = await services.ctx.last(FeedbackReceived, feedback_key(key.tenant, feedback_id))
     if event is None:
-        text = f"this key's tenant gave no feedback {feedback_id!r}"
+        text = f"the tenant of this key has no feedback {feedback_id!r}"
         raise ApiError(404, "not_found", text, "feedback_id")
     return event
 
@@ -184,26 +204,31 @@ async def _find(services: Services, request: web.Request, key: KeySpec) -> Feedb
 async def _find_changeable(
     services: Services, request: web.Request, key: KeySpec
 ) -> FeedbackReceived:
-    """Return feedback that this key may change: a trusted key's, only if it is trusted, too."""
+    """Return feedback that this key may change.
+
+    Raises:
+        ApiError: 403, a trusted key sent it and this key is not trusted; 404, it is unknown.
+
+    """
     event = await _find(services, request, key)
     if event.is_trusted and not key.is_trusted:
-        text = "a trusted key gave this feedback: only a trusted key may change it"
+        text = "a trusted key sent this feedback: only a trusted key may change it"
         raise ApiError(403, "not_trusted", text, "feedback_id")
     return event
 
 
 async def check_feedback(services: Services, key: KeySpec, body: FeedbackBody) -> FeedbackReceived:
-    """Return the event of a body, without what its user wrote.
+    """Return the event for a body, without the texts that the user wrote.
 
     Raises:
-        ApiError: 400 that names the field; 403, the key may not give it.
+        ApiError: 400 that names the field; 403, the key may not send this feedback.
 
     """
     spec = _declared(_token(body.name or body.key or body.metric_name, "name"), key, services)
     value = body.value if body.value is not None else body.score
     if spec.kind.is_text:
         if not getattr(body, spec.kind):
-            raise invalid(f"expected a text with the signal {spec.name!r}", str(spec.kind))
+            raise invalid(f"the signal {spec.name!r} needs a text", str(spec.kind))
         value = 0.0
     if value is None:
         raise invalid("expected a number or a boolean", "value")
@@ -242,7 +267,7 @@ def _declared(name: str, key: KeySpec, services: Services) -> SignalSpec:
 
 
 async def _content(event: FeedbackReceived, services: Services) -> FeedbackContent:
-    """Return what the user wrote with a piece of feedback; nothing where it was erased."""
+    """Return the texts of a piece of feedback; none if its user was erased."""
     if event.content is None:
         return FeedbackContent()
     try:
@@ -255,10 +280,11 @@ async def _content(event: FeedbackReceived, services: Services) -> FeedbackConte
 async def _with_content(
     event: FeedbackReceived, content: FeedbackContent, key: KeySpec, services: Services
 ) -> FeedbackReceived:
-    """Return feedback with what the user wrote, sealed; without it where it may not be stored."""
+    """Return feedback with its texts encrypted, or without them if they may not be stored."""
     owner = await services.owner_of(event.request_id)
     is_counted = owner is not None and not owner.is_stored
-    if is_counted:  # Of such a request no user is on record.
+    if is_counted:
+        # The request is stored as counts, without its user: feedback must not reveal them either.
         event = msgspec.structs.replace(event, user=services.pseudonyms.user(key, ""))
     if is_counted or not key.storage_consent:
         return msgspec.structs.replace(event, content=None, source="", occurred_at="")
@@ -275,18 +301,18 @@ def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
     session_id = services.pseudonyms.session(key, body.session_id)
     request_id = services.index.last_of(key.tenant, session_id)
     if request_id is None:
-        text = f"this key's tenant made no request in session {body.session_id!r}"
+        text = f"the tenant of this key made no request in session {body.session_id!r}"
         raise ApiError(404, "not_found", text, "session_id")
     return request_id
 
 
 async def _user(name: str, request_id: str, key: KeySpec, services: Services) -> str:
-    """Return who gives feedback: the user named, else the request's own, else the key.
+    """Return who gives feedback: the named user, else the user of the request, else the key.
 
-    Of a request that is not on the log yet the join decides, by tenant.
+    A request that is not on the log yet has no known owner; the feedback join checks its tenant.
 
     Raises:
-        ApiError: 403, the request is another tenant's.
+        ApiError: 403, the request belongs to another tenant.
 
     """
     owner = await services.owner_of(request_id)
@@ -299,7 +325,7 @@ async def _user(name: str, request_id: str, key: KeySpec, services: Services) ->
 
 
 async def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
-    """Charge the key for what is about to be stored."""
+    """Charge the limits of the key and its user before anything is stored."""
     await services.limits.admit_feedback(key, event.user, num_bytes)
 
 

@@ -1,23 +1,22 @@
-"""Bearer keys: only their SHA-256 is kept, and events name a key by its id.
+"""Bearer keys and the keys file. Only hashes of keys are kept; events name a key by its id.
 
-A keys file, TOML:
+A keys file is TOML:
 ```
-[[tenants]]                  # optional; what it withholds, none of its keys has
+[[tenants]]                  # optional; a consent withheld here is withheld from all its keys
 tenant = "acme"
 training_consent = false
 
 [[keys]]
 key_id = "acme-ide"
 key_hash = "<SHA-256 of the key, in hex>"
-tenant = "acme"              # default: the key's own id
+tenant = "acme"              # default: the id of the key
 storage_consent = true       # without it only counts are stored
 training_consent = true
 operator = true              # may see the live page, which shows all tenants
 ```
 
-The keys file, read again when it changes: no restart, and no key that stays by mistake.
-
-A file that is wrong, or gone, changes nothing: the keys before it stay, and the log says why.
+The gateway reloads the file when it changes, so keys are added and revoked without a restart. If
+the file is invalid or missing, the current keys stay valid and the log says why.
 """
 
 import contextlib
@@ -36,70 +35,73 @@ from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.settings import PositiveInt
 
+log = logging.getLogger(__name__)
+
 _NAME = msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")
 
 
 class TenantSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One customer: keys that share ids of feedback, and may judge each other's requests."""
+    """One customer; its keys share feedback ids and may give feedback on each other's requests."""
 
     tenant: Annotated[str, _NAME]
     storage_consent: bool = True
-    """False: none of its keys has it."""
+    """Whether its keys may have storage consent."""
     training_consent: bool = True
-    """False: none of its keys has it."""
+    """Whether its keys may have training consent."""
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bearer key and what its holder may do."""
+    """One bearer key and the permissions of its holder."""
 
     key_id: Annotated[str, _NAME]
     """Name of the key in events and metrics."""
     key_hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     """SHA-256 of the key, in lower-case hex."""
     tenant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")] = ""
-    """Whose key it is; default: the key is a tenant of its own, named like it."""
+    """Tenant that owns the key; default: a tenant of the same name as the key."""
     storage_consent: bool = False
-    """Whether prompts, replies and comments of this key may be stored; else only counts are."""
+    """Whether prompts, replies and comments of this key may be stored; if not, only counts are."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""
     explores: bool = False
-    """Whether requests at temperature 0, which nothing can be learned from, are sampled at
-    `gateway.explore_temperature` instead; their replies say so."""
+    """Whether requests at temperature 0 are sampled at `gateway.explore_temperature` instead,
+    because greedy replies cannot be trained; a reply header says so."""
     summarizes: bool = False
-    """Whether sessions of this key that outgrow the window go on from summaries; their replies say
-    so. A request may ask for it by its header `X-Penstock-Summaries: auto`, too."""
+    """Whether sessions of this key that outgrow the context window continue from summaries; a reply
+    header says so. Single requests opt in by the header `X-Penstock-Summaries: auto`."""
     rpm_limit: PositiveInt = 600
     """Requests per minute."""
     tpm_limit: PositiveInt = 600_000
     """Prompt and reply tokens per minute."""
     max_parallel_requests: PositiveInt = 16
+    """Maximum requests in progress at once."""
     feedback_rpm_limit: PositiveInt = 1200
     """Pieces of feedback per minute."""
     user_feedback_rpm_limit: PositiveInt = 120
-    """Pieces of feedback per minute on the requests of one of its users."""
+    """Pieces of feedback per minute by one of its users."""
     feedback_kib_limit: PositiveInt = 256
-    """Feedback per minute in KiB, comments and corrections included."""
+    """Feedback per minute in KiB, including comments and corrections."""
     operator: bool = False
-    """May see the page, the state and the metrics of the run: what all tenants do."""
+    """Whether the holder may see the live page, state and metrics, which show all tenants."""
     is_trusted: bool = False
-    """May give feedback on requests of other tenants."""
+    """Whether the holder may give feedback on requests of other tenants."""
 
     def __post_init__(self) -> None:
-        """Fill in the tenant, and check fields against each other.
+        """Fill in the tenant and check the fields against each other.
 
         Raises:
-            ConfigError: Training without storage.
+            ConfigError: Training consent without storage consent.
 
         """
         if not self.tenant:
             msgspec.structs.force_setattr(self, "tenant", self.key_id)
         if self.training_consent and not self.storage_consent:
-            text = "expected storage_consent = true with it: what is trained is stored"
+            text = "expected storage_consent = true as well: training data is stored"
             raise ConfigError(f"keys.{self.key_id}.training_consent: {text}")
 
 
 class KeyRing:
-    """Finds the key of an `Authorization` header."""
+    """Looks up keys by `Authorization` header."""
 
     def __init__(self, keys: Iterable[KeySpec]) -> None:
         """Index the keys.
@@ -112,36 +114,38 @@ class KeyRing:
         ids: set[str] = set()
         for key in keys:
             if key.key_id in ids or key.key_hash in self._by_hash:
-                raise ConfigError(f"keys.{key.key_id}: id or hash is given twice")
+                raise ConfigError(f"keys.{key.key_id}: another key has the same key_id or key_hash")
             ids.add(key.key_id)
             self._by_hash[key.key_hash] = key
 
     def find(self, authorization: str) -> KeySpec | None:
-        """Return the key of a header `Bearer <key>`, or None."""
+        """Return the key of a header `Bearer <key>`; None if it is unknown or malformed."""
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret:
             return None
+        # The table lookup compares hashes, whose timing reveals nothing about the secret.
         digest = hash_key(secret.strip())
         key = self._by_hash.get(digest)
         return key if key and hmac.compare_digest(key.key_hash, digest) else None
 
 
 def hash_key(secret: str) -> str:
-    """Return the SHA-256 of a key in hex."""
+    """Return the SHA-256 of a key in lower-case hex."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec:
-    """Return the operator's key kept at `path` (mode 0600), made first if the file is absent.
+    """Return the operator key stored at `path`; create the file with mode 0600 if needed.
 
     Args:
-        path: The file; of several processes that make it at once, one does.
-        key_id: Names the key.
-        has_consent: To storage and to training.
+        path: File with the key in plain text.
+        key_id: Id of the key in events and metrics.
+        has_consent: Whether the key has storage and training consent.
 
     """
     if not path.exists():
         secret = f"psk-{secrets.token_urlsafe(32)}\n".encode()
+        # Several gateways may start at once: one of them creates the file, all read its key.
         with contextlib.suppress(FileExistsError):
             write_atomic(path, secret, is_exclusive=True)
     return KeySpec(
@@ -154,12 +158,12 @@ def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec
 
 
 def load_keys(path: Path) -> list[KeySpec]:
-    """Read a keys file; keys come without the consents that their tenants withhold.
+    """Return the keys of a keys file, less the consents that their tenants withhold.
 
     Raises:
-        ConfigError: Not TOML, a field is unknown, missing or wrong, or a tenant is given twice; the
-            text gives its path.
-        FileNotFoundError: No such file.
+        ConfigError: The file is not TOML, a field is unknown, missing or invalid, or a tenant is
+            listed twice; the text names the file and the field.
+        FileNotFoundError: The file does not exist.
 
     """
     try:
@@ -169,15 +173,16 @@ def load_keys(path: Path) -> list[KeySpec]:
         raise ConfigError(f"{path}: {error}") from error
     tenants = {tenant.tenant: tenant for tenant in found.tenants}
     if len(tenants) < len(found.tenants):
-        raise ConfigError(f"{path}: tenants: one is given twice")
-    return [_withheld(key, tenants.get(key.tenant)) for key in found.keys]
+        raise ConfigError(f"{path}: tenants: expected distinct names, found one twice")
+    return [_restricted(key, tenants.get(key.tenant)) for key in found.keys]
 
 
-def _withheld(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
+def _restricted(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
     """Return a key without the consents that its tenant withholds."""
     if tenant is None:
         return key
     may_store = key.storage_consent and tenant.storage_consent
+    # What trains is stored, so that withheld storage withholds training as well.
     may_train = key.training_consent and tenant.training_consent and may_store
     return msgspec.structs.replace(key, storage_consent=may_store, training_consent=may_train)
 
@@ -187,24 +192,23 @@ class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tenants: list[TenantSpec] = []
 
 
-log = logging.getLogger(__name__)
-
-Stamp = tuple[int, int, int] | None
+FileStamp = tuple[int, int, int] | None
+"""Modification time in ns, size in bytes and inode of a file; None if it does not exist."""
 
 
 class KeysFile:
-    """The keys that a gateway makes itself, and those of a file."""
+    """The keys of the run together with those of a keys file, which is reloaded on change."""
 
     def __init__(self, own: Sequence[KeySpec], path: str) -> None:
         """Read the file.
 
         Args:
-            own: Keys that no file has.
-            path: TOML file of further keys; "" for none.
+            own: Keys of the run, valid whatever the file says.
+            path: Keys file; "" for none.
 
         Raises:
-            ConfigError: A key is wrong; see `KeyRing`.
-            FileNotFoundError: No such file.
+            ConfigError: A key is invalid; see `KeyRing` and `load_keys`.
+            FileNotFoundError: The file does not exist.
 
         """
         self._own = own
@@ -213,21 +217,22 @@ class KeysFile:
         self.ring = self._read()
 
     def reload(self) -> bool:
-        """Read the file again if it changed; return whether there are new keys."""
+        """Reload the file if it changed; return whether the keys may have changed."""
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
-        self._stamp = stamp  # Before reading: what changes meanwhile is read the next time.
+        # Before reading: a change during the read has another stamp, and is read the next time.
+        self._stamp = stamp
         try:
             self.ring = self._read()
         except (ConfigError, OSError) as error:
+            # No traceback: the text names the field. Dropping all keys would lock everybody out.
             log.error("gateway.keys_file: %s; the keys stay as they were", error)  # noqa: TRY400
             return False
-        log.info("gateway.keys_file: %s read again", self._path)
+        log.info("gateway.keys_file: reloaded %s", self._path)
         return True
 
-    def _read_stamp(self) -> Stamp:
-        """Return what changes when the file does; None while there is none."""
+    def _read_stamp(self) -> FileStamp:
         if self._path is None:
             return None
         try:
@@ -237,5 +242,5 @@ class KeysFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> KeyRing:
-        further = [] if self._path is None else load_keys(self._path)
-        return KeyRing([*self._own, *further])
+        from_file = [] if self._path is None else load_keys(self._path)
+        return KeyRing([*self._own, *from_file])

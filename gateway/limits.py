@@ -1,21 +1,21 @@
-"""Rate limits of a key: token buckets, and a bound on parallel requests. Pure; time is given.
+"""Rate limits per key: token buckets and a bound on parallel requests, for one gateway or several.
 
 Neither `limits` nor `aiolimiter` has a bucket that refuses with the time until a request fits and
 that can be overdrawn (docs/decisions/libraries.md).
 
-Limits that several gateways hold together, by compare-and-swap of `LimitsChanged` events.
+Several gateways share limits by compare-and-swap of `LimitsChanged` events:
 
 ```
- enter ──▶ what the newest event leaves ──▶ 429, and nothing is stored
-               ▲            └──▶ the event after it ──swap──▶ admitted
-               └── another gateway was quicker ◀──┘
+ enter ──▶ check against the newest event ──▶ 429; nothing is stored
+               ▲            └──▶ make the next event ──swap──▶ admitted
+               └── another gateway was faster ◀──────────┘
 ```
-A change takes one round trip to the event server, or three where another gateway was quicker. A
-gateway that is killed leaves its requests open: the others count them until they must be over.
+A change takes one round trip to the event server, or three when another gateway was faster. A
+gateway that is killed leaves its requests open; the others count them for `request_s_max`.
 """
 
 import asyncio
-import contextlib
+import logging
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
@@ -27,15 +27,18 @@ from penstock.gateway.keys import KeySpec
 from penstock.messages.errors import PenstockError
 from penstock.messages.requests.gateways import LimitsChanged, RequestsOpen
 
+log = logging.getLogger(__name__)
+
 MINUTE_S = 60.0
 NUM_USERS_MAX = 10_000
-"""Of one key."""
+"""Maximum users per key with a bucket of their own."""
 
 
 class Bucket:
-    """A token bucket that holds one minute's allowance and refills evenly.
+    """A token bucket that holds the allowance of one minute and refills evenly.
 
-    It may go below zero: what a reply cost is known only afterwards, and is owed.
+    The level may go below zero, because the cost of a reply is known only after it: it is charged
+    in full, and later requests wait until the bucket has refilled.
     """
 
     def __init__(self, limit: int, now: float) -> None:
@@ -44,42 +47,44 @@ class Bucket:
         self._at = now
 
     def remaining(self, now: float) -> int:
-        """Return how much may be spent now."""
+        """Return how much may be spent now; never negative."""
         self._refill(now)
         return max(0, math.floor(self._level))
 
     def reset_s(self, now: float) -> float:
-        """Return after how long the bucket is full again."""
+        """Return the seconds until the bucket is full again."""
         self._refill(now)
         return (self.limit - self._level) * MINUTE_S / self.limit
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return after how long `amount` may be spent; 0 for now."""
+        """Return the seconds until `amount` may be spent; 0 if it may be spent now."""
         self._refill(now)
+        # More than the bucket holds would never fit: a full bucket admits it.
         return max(0.0, (min(amount, self.limit) - self._level) * MINUTE_S / self.limit)
 
     def level(self, now: float) -> float:
-        """Return how much is in it; below zero, it is owed."""
+        """Return the level; negative if overdrawn."""
         self._refill(now)
         return self._level
 
     def fill_to(self, level: float, at: float) -> None:
-        """Take over what it held at a time."""
+        """Set the level that the bucket had at time `at`."""
         self._level, self._at = level, at
 
     def spend(self, amount: float, now: float) -> None:
-        """Take `amount` out."""
+        """Take `amount` out of the bucket."""
         self._refill(now)
         self._level -= amount
 
     def _refill(self, now: float) -> None:
+        # Shared limits use wall clocks of several hosts: time may seem to go backward.
         gained = max(0.0, now - self._at) * self.limit / MINUTE_S
         self._level = min(float(self.limit), self._level + gained)
         self._at = max(self._at, now)
 
 
 class Account:
-    """What one key has left."""
+    """Remaining request allowance of one key."""
 
     def __init__(self, key: KeySpec, now: float) -> None:
         self.requests = Bucket(key.rpm_limit, now)
@@ -90,13 +95,16 @@ class Account:
         """Admit one request; `leave` must follow.
 
         Raises:
-            ApiError: 429, with when to come back; nothing is spent.
+            ApiError: 429 with the time to wait; nothing is spent.
 
         """
+        # The keys file may have changed the limits since the last request.
         self.requests.limit, self.tokens.limit = key.rpm_limit, key.tpm_limit
         if self.num_parallel >= key.max_parallel_requests:
             text = f"{key.max_parallel_requests} requests of this key are in progress already"
+            # When a request will end is unknown: 1 s is a guess.
             raise _too_many("too_many_parallel_requests", text, 1.0)
+        # Both are checked before either is spent: a refusal must cost nothing.
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = bucket.wait_s(1.0, now)
             if wait_s > 0:
@@ -121,27 +129,27 @@ class Account:
 
 
 class FeedbackAccount:
-    """What one key, and each of its users, has left of feedback."""
+    """Remaining feedback allowance of one key and of each of its users."""
 
     def __init__(self, key: KeySpec, now: float) -> None:
         self.pieces = Bucket(key.feedback_rpm_limit, now)
         self.kib = Bucket(key.feedback_kib_limit, now)
         self.users: OrderedDict[str, Bucket] = OrderedDict()
-        """The one used longest ago goes first."""
+        """Buckets by user, least recently used first."""
 
     def admit(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
-        """Admit one piece of feedback on a request of a user, before it is stored.
+        """Admit one piece of feedback by a user, before it is stored.
 
         Raises:
-            ApiError: 429, with when to come back; nothing is spent.
+            ApiError: 429 with the time to wait; nothing is spent.
 
         """
         self.pieces.limit, self.kib.limit = key.feedback_rpm_limit, key.feedback_kib_limit
-        of_user, num_kib = self._user(key, user, now), num_bytes / 1024
+        per_user, num_kib = self._user(key, user, now), num_bytes / 1024
         for bucket, amount, what in (
             (self.pieces, 1.0, f"{key.feedback_rpm_limit} pieces of feedback"),
             (self.kib, num_kib, f"{key.feedback_kib_limit} KiB of feedback"),
-            (of_user, 1.0, f"{key.user_feedback_rpm_limit} pieces of feedback of one user"),
+            (per_user, 1.0, f"{key.user_feedback_rpm_limit} pieces of feedback by one user"),
         ):
             wait_s = bucket.wait_s(amount, now)
             if wait_s > 0:
@@ -149,26 +157,27 @@ class FeedbackAccount:
                 raise _too_many("feedback_limit_exceeded", text, wait_s)
         self.pieces.spend(1.0, now)
         self.kib.spend(num_kib, now)
-        of_user.spend(1.0, now)
+        per_user.spend(1.0, now)
 
     def _user(self, key: KeySpec, user: str, now: float) -> Bucket:
-        """Return a user's own bucket. A forgotten one is full again: its key's still bounds it."""
+        """Return the bucket of one user."""
         bucket = self.users.setdefault(user, Bucket(key.user_feedback_rpm_limit, now))
         bucket.limit = key.user_feedback_rpm_limit
         self.users.move_to_end(user)
+        # A dropped bucket comes back full: a key may invent users, but its own limit holds.
         if len(self.users) > NUM_USERS_MAX:
             self.users.popitem(last=False)
         return bucket
 
 
 class KeyLimits(Protocol):
-    """The limits of all keys, of this gateway or of several."""
+    """Limits of all keys, enforced by one gateway or shared by several."""
 
     async def enter(self, key: KeySpec) -> Mapping[str, str]:
         """Admit one request and return the `x-ratelimit-*` headers; `leave` must follow.
 
         Raises:
-            ApiError: 429, with when to come back.
+            ApiError: 429 with the time to wait.
 
         """
         ...
@@ -178,20 +187,20 @@ class KeyLimits(Protocol):
         ...
 
     async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
-        """Admit one piece of feedback on a request of a user, before it is stored.
+        """Admit one piece of feedback by a user, before it is stored.
 
         Raises:
-            ApiError: 429, with when to come back.
+            ApiError: 429 with the time to wait.
 
         """
         ...
 
 
 class OwnLimits:
-    """Limits of a gateway that is the only one."""
+    """Limits of a single gateway, in memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Args: `clock` gives seconds that never go back."""
+        """Start with full limits; `clock` is monotonic, in seconds."""
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._feedback: dict[str, FeedbackAccount] = {}
@@ -220,26 +229,27 @@ def _too_many(code: str, text: str, wait_s: float) -> ApiError:
 
 
 class SharedLimits:
-    """The limits of all keys over all gateways."""
+    """Limits that all gateways of a run enforce together."""
 
     def __init__(self, ctx: Context, request_s_max: float) -> None:
-        """Start with what the others have stored.
+        """Start from what the other gateways have stored.
 
         Args:
-            ctx: Of the gateway.
-            request_s_max: Longest request, in seconds.
+            ctx: Context of the gateway.
+            request_s_max: Maximum duration of a request in seconds.
 
         """
         self._ctx = ctx
         self._request_s_max = request_s_max
         self._num_own: defaultdict[str, int] = defaultdict(int)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By key: two requests of one key must not be each other's competitors."""
+        """Locks by key id: requests of one key at this gateway must not race in the swap."""
 
     async def enter(self, key: KeySpec) -> Mapping[str, str]:
         """See `KeyLimits.enter`."""
         account = Account(key, self._ctx.now())
 
+        # Called again after every lost swap: it starts over from the newer event.
         def admitted(before: LimitsChanged | None) -> LimitsChanged:
             nonlocal account
             account = self._account(key, before)
@@ -261,8 +271,13 @@ class SharedLimits:
 
         async with self._locks[key.key_id]:
             self._num_own[key.key_id] -= 1
-            with contextlib.suppress(PenstockError):  # The user has the reply all the same.
+            # The user has the reply already: failing the request now would help nobody. The next
+            # change for this key stores the right number of open requests.
+            try:
                 await self._ctx.change(LimitsChanged, key.key_id, left)
+            except PenstockError as error:
+                text = "key %s: %d tokens are not charged, the shared limits are not available: %s"
+                log.warning(text, key.key_id, num_tokens, error)
 
     async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
         """See `KeyLimits.admit_feedback`."""
@@ -284,16 +299,19 @@ class SharedLimits:
         if before is not None:
             _fill(account.requests, before, "requests")
             _fill(account.tokens, before, "tokens")
-        elsewhere = sum(one.num for one in self._elsewhere(before).values())
+        elsewhere = sum(requests.num for requests in self._elsewhere(before).values())
         account.num_parallel = self._num_own[key.key_id] + elsewhere
         return account
 
     def _elsewhere(self, before: LimitsChanged | None) -> dict[str, RequestsOpen]:
-        """Return what is in progress at others, but for requests that must be over."""
+        """Return the requests in progress at other gateways, by gateway."""
+        # A killed gateway never ends its requests: after the longest request they are over.
         since = self._ctx.now() - self._request_s_max
         found = before.open if before is not None else {}
         return {
-            name: one for name, one in found.items() if name != self._ctx.actor and one.at >= since
+            name: requests
+            for name, requests in found.items()
+            if name != self._ctx.actor and requests.at >= since
         }
 
     def _changed(
@@ -328,6 +346,6 @@ def _fill(bucket: Bucket, before: LimitsChanged, name: str) -> None:
 
 
 def _levels(buckets: Mapping[str, Bucket], now: float) -> dict[str, float]:
-    """Return the levels of buckets that are not full: within a minute all are."""
+    """Return the levels of all buckets that are not full, which bounds the size of the event."""
     levels = {name: bucket.level(now) for name, bucket in buckets.items()}
     return {name: level for name, level in levels.items() if level < buckets[name].limit}

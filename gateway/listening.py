@@ -1,19 +1,22 @@
-"""The gateway's socket: so many connections, each of which must say what it wants in time.
+"""The listening socket: a bound on connections, and a time limit on request headers.
 
-aiohttp closes a connection whose header is not whole after its keep-alive time. Where all places
-are taken, the oldest connection that has no request in progress goes, so that connections held
-open shut nobody out.
+aiohttp closes a connection whose header is incomplete after the keep-alive time. When all
+connections are taken, a new one replaces the oldest connection without a request in progress, so
+that clients that only hold connections open cannot lock others out.
 """
 
 import asyncio
+import logging
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from penstock.gateway.config import GatewayConfig
 
+log = logging.getLogger(__name__)
+
 _LINGERING_S = 2.0
-"""Longest wait for the rest of a body that nobody reads, after its answer."""
+"""Seconds to wait for the rest of an unread body after the response is sent."""
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
@@ -24,7 +27,7 @@ class Listener:
     """Serves one application on one address."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Nothing listens before `start`."""
+        """Prepare; nothing listens before `start`."""
         self._config = config
         self._busy: set[asyncio.BaseProtocol] = set()
         self._runner: web.AppRunner | None = None
@@ -32,7 +35,7 @@ class Listener:
 
     @web.middleware
     async def note_busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keep a connection while its request is in progress."""
+        """Protect a connection from being closed while its request is in progress."""
         connection = request.protocol
         self._busy.add(connection)
         try:
@@ -41,10 +44,10 @@ class Listener:
             self._busy.discard(connection)
 
     async def start(self, app: web.Application) -> str:
-        """Listen; return the base URL.
+        """Listen and return the base URL.
 
         Raises:
-            OSError: The address is taken.
+            OSError: The address is in use.
 
         """
         config = self._config
@@ -54,11 +57,12 @@ class Listener:
             shutdown_timeout=config.drain_s_max,
             keepalive_timeout=config.header_s_max,
             lingering_time=_LINGERING_S,
-            auto_decompress=False,
+            auto_decompress=False,  # See `request_body.py`.
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        reuses = config.is_one_of_several and config.port > 0  # The kernel spreads connections.
+        # Several gateways share one port, and the kernel spreads connections over them.
+        reuses = config.is_one_of_several and config.port > 0
         self._server = await loop.create_server(
             self._connection, config.host, config.port, reuse_port=reuses
         )
@@ -66,30 +70,35 @@ class Listener:
         return f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        """Accept nothing more, and let open requests end."""
+        """Accept no more connections and let open requests finish."""
         assert self._server is not None, "it has not started"
         assert self._runner is not None, "it has not started"
         self._server.close()
+        # aiohttp itself waits `drain_s_max`; 5 s more are for closing what is left then.
         async with asyncio.timeout(self._config.drain_s_max + 5.0):
             await self._runner.cleanup()
 
     def _connection(self) -> asyncio.Protocol:
-        """Return what serves a new connection."""
+        """Return the protocol that serves a new connection."""
         assert self._runner is not None, "it has not started"
         server = self._runner.server
         if server is None:
+            # The runner is shutting down, but the connection was in the backlog already.
             return _Refusal()
         connections = server.connections
         if len(connections) >= self._config.num_connections_max:
-            idle = next((one for one in connections if one not in self._busy), None)
+            # aiohttp lists connections in the order in which they came.
+            idle = next((held for held in connections if held not in self._busy), None)
             if idle is None:
+                log.warning("connection refused: all %d are busy", len(connections))
                 return _Refusal()
+            log.debug("%d connections are open: the oldest idle one is closed", len(connections))
             idle.force_close()
         return server()
 
 
 class _Refusal(asyncio.Protocol):
-    """Says that there is no place."""
+    """Answers 503 and closes the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,4 +1,4 @@
-"""What the log gets of an answered request: its turn, sealed, or counts alone. And who decides."""
+"""Records of answered requests: the encrypted turn or only counts, as consent allows."""
 
 import msgspec
 
@@ -19,22 +19,22 @@ from penstock.messages.rollout import Turn
 
 
 class Consent(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be done with one request and what is said about it."""
+    """Permissions for the content of one request and the feedback on it."""
 
     storage: bool
     training: bool
 
 
 def consent_of(key: KeySpec, store: bool, metadata: dict[str, str]) -> Consent:
-    """Return the key's consents, less what the request takes back.
+    """Return the consents of the key, less those that the request withdraws.
 
     Args:
-        key: whose consents are the most that a request can have.
-        store: the request's own field; False is counts alone.
-        metadata: the request's; `storage_consent` and `training_consent` may be "false".
+        key: Key of the request; a request cannot consent to more than its key.
+        store: Field `store` of the request; False allows counts only.
+        metadata: Metadata of the request; `storage_consent` and `training_consent` may be "false".
 
     Raises:
-        ApiError: 400, one of the two is neither "true" nor "false".
+        ApiError: 400, one of these two is neither "true" nor "false".
 
     """
     storage = key.storage_consent and store and _agrees(metadata, "storage_consent")
@@ -44,17 +44,18 @@ def consent_of(key: KeySpec, store: bool, metadata: dict[str, str]) -> Consent:
 
 def _agrees(metadata: dict[str, str], name: str) -> bool:
     value = metadata.get(name, "true")
+    # Any other spelling of "no" must not count as a yes.
     if value not in {"true", "false"}:
         raise invalid('expected "true" or "false"', f"metadata.{name}")
     return value == "true"
 
 
 class Requester(msgspec.Struct, frozen=True, kw_only=True):
-    """Who made a request, and what may be done with it."""
+    """The client behind a request: key, user and consent."""
 
     key: KeySpec
     user: str
-    """Pseudonym."""
+    """Pseudonym of the end user."""
     consent: Consent
 
 
@@ -64,23 +65,26 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     session_id: str
     chain: str
+    """Id of the chain of turns that the request continues; see `InferenceRecorded.chain`."""
     client: Requester
     route: Route
     channel: str
+    """Channel of the replicas that answered."""
     facts: ReplyFacts
     at: float
-    """Unix seconds."""
+    """Time of the answer in Unix seconds."""
     turn: Turn
     policy_version: int
     replica: str
     is_external: bool = False
+    """Whether another service sampled the turn."""
 
 
 async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
-    """Return the event of an answered request.
+    """Return the event for an answered request.
 
     Raises:
-        PenstockError: The user's key cannot be had now.
+        PenstockError: The encryption key of the user is not available now.
 
     """
     if not answered.client.consent.storage:
@@ -91,10 +95,11 @@ async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | Inf
 
 
 def record_offline(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
-    """Return the event while the store of users' keys cannot be had: `resealed` makes it ready."""
+    """Return the event while users' encryption keys are unavailable; `resealed` completes it."""
     if not answered.client.consent.storage:
         return _counted(answered)
     data = msgspec.msgpack.encode(answered.turn)
+    # Encrypted with the service's own key: nothing waits on disk in plain text.
     return _recorded(answered, vault.seal_for_later(answered.request_id, data))
 
 
@@ -121,10 +126,10 @@ def _recorded(answered: Answered, sealed: Sealed) -> InferenceRecorded:
 
 
 async def resealed(record: InferenceRecorded, vault: Vault) -> InferenceRecorded:
-    """Return a record whose turn is sealed under its user's key.
+    """Return a record whose turn is encrypted with the key of its user.
 
     Raises:
-        StoreUnreachableError: The key still cannot be had.
+        StoreUnreachableError: The key is still not available.
 
     """
     turn = record.turn
@@ -136,9 +141,9 @@ async def resealed(record: InferenceRecorded, vault: Vault) -> InferenceRecorded
 
 
 def with_correction_ids(content: FeedbackContent, chat: ChatFormat) -> FeedbackContent:
-    """Return what a user wrote with the token ids of its correction, which training takes.
+    """Return the texts of a user with the token ids of the correction, which training needs.
 
-    No ids where the format has no such reply: the correction is kept, and not trained.
+    A correction that the chat format cannot render gets no ids: it is stored but not trained.
     """
     if not content.correction:
         return msgspec.structs.replace(content, correction_ids=[])
@@ -152,7 +157,7 @@ def with_correction_ids(content: FeedbackContent, chat: ChatFormat) -> FeedbackC
 async def sealed_content(
     vault: Vault, event: FeedbackReceived, content: FeedbackContent
 ) -> Sealed | None:
-    """Return what a user wrote, sealed; None where it is nothing."""
+    """Return the texts of a user, encrypted; None if there are none."""
     if content == FeedbackContent():
         return None
     owner = owner_of(event.tenant, event.user)
@@ -168,6 +173,7 @@ def _counted(answered: Answered) -> InferenceCounted:
         variant=route.variant,
         propensity=route.propensity,
         channel=answered.channel,
+        # Names of tools are the client's words: without storage consent none are kept.
         facts=msgspec.structs.replace(answered.facts, tools={}),
         recorded_at=answered.at,
         turn=answered.turn.summary,

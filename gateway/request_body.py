@@ -1,7 +1,7 @@
-"""Bodies as they come: within a time, a size and an encoding that is undone here.
+"""Reads and decompresses request bodies, within limits on time and size.
 
-aiohttp would undo it while it reads, and then closes a connection whose body is not in its
-encoding before the answer is out.
+aiohttp could decompress while it reads, but it closes the connection on a corrupt body before the
+error response is out. Its decompression is therefore off (see `listening.py`).
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from aiohttp import web
 from penstock.gateway.errors import ApiError
 from penstock.gateway.services import Services
 
+# 32 tells zlib to detect which of the two headers the data has.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 async def read_whole(services: Services, request: web.Request) -> bytes:
-    """Read a body.
+    """Return the decompressed body of a request.
 
     Raises:
-        ApiError: 408, it did not come in time; 413, it is too large; 400, it is not in its
-            `Content-Encoding`; 415, that is none of those understood.
+        ApiError: 408, it did not arrive in time; 413, it is too large; 400, it does not match its
+            `Content-Encoding`; 415, that encoding is not supported.
 
     """
     config = services.config
@@ -28,7 +29,7 @@ async def read_whole(services: Services, request: web.Request) -> bytes:
         async with asyncio.timeout(config.body_s_max):
             body = await request.read()
     except TimeoutError as error:
-        text = f"the body did not come within {config.body_s_max:g} s"
+        text = f"the body did not arrive within {config.body_s_max:g} s"
         raise ApiError(408, "request_timeout", text) from error
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding in {"", "identity"}:
@@ -42,12 +43,13 @@ async def read_whole(services: Services, request: web.Request) -> bytes:
 def _decompressed(body: bytes, encoding: str, bytes_max: int) -> bytes:
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
+        # Bounded while it decompresses: a small body may expand to gigabytes.
         data = stream.decompress(body, bytes_max + 1)
     except zlib.error as error:
-        text = f"the body is not in its Content-Encoding, {encoding}"
+        text = f"the body does not match its Content-Encoding, {encoding}"
         raise ApiError(400, "invalid_body", text) from error
     if len(data) > bytes_max:
-        raise ApiError(413, "body_too_large", "the body is larger than this gateway takes")
+        raise ApiError(413, "body_too_large", "the body is larger than this gateway accepts")
     if not stream.eof:
-        raise ApiError(400, "invalid_body", f"the body, in {encoding}, was cut short")
+        raise ApiError(400, "invalid_body", f"the {encoding} body was cut short")
     return data

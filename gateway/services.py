@@ -1,4 +1,4 @@
-"""What the endpoints share: configuration, keys, limits, metrics, recent requests."""
+"""State that all endpoints share: configuration, keys, limits, metrics and recent requests."""
 
 import base64
 import ipaddress
@@ -32,30 +32,39 @@ from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
+"""Maximum recent requests, and sessions, whose owner is kept in memory."""
+# Up to 120 s, the default of `request_s_max`.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 REQUEST_ID = web.RequestKey("request_id", str)
-_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
-"""Names under which this machine reaches itself."""
+_LOCAL_HOST = re.compile(
+    r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE | re.ASCII
+)
+"""`Host` headers of clients that address this host by a loopback name."""
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 THREAD = web.RequestKey("thread", Thread)
 EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
-"""Sent with the reply, whether it is one or an error."""
+"""Headers to send with the response, whether it is a reply or an error."""
 
 
 def is_same_host(request: web.Request) -> bool:
-    """Return whether a request comes from this machine, directly, and for this machine's name."""
+    """Return whether a request comes directly from this host and addresses it as loopback.
+
+    Behind a proxy every client has a loopback address. A page of another site may reach this host
+    through DNS, but its requests carry the name of that site.
+    """
+    # Browsers do not speak HTTP/1.0, but nginx does by default, and without any proxy header.
     if request.version < HttpVersion11 or any(name in request.headers for name in _PROXY_HEADERS):
-        return False  # No browser speaks HTTP/1.0; nginx without settings does.
+        return False
     try:
         is_loopback = ipaddress.ip_address(request.remote or "").is_loopback
     except ValueError:
         return False
-    name = _HOST.fullmatch(request.headers.get("Host", ""))
+    name = _LOCAL_HOST.fullmatch(request.headers.get("Host", ""))
     return is_loopback and name is not None
 
 
 def _password(encoded: str) -> str:
-    """Return the password of basic credentials, or "" where there is none."""
+    """Return the password of HTTP basic credentials; "" if they are malformed."""
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
     except ValueError:
@@ -63,16 +72,17 @@ def _password(encoded: str) -> str:
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who made a request."""
+    """Owner of a request."""
 
     tenant: str
     user: str
-    """Pseudonym."""
+    """Pseudonym of the end user."""
     is_stored: bool = True
+    """Whether the content of the request is stored, and not only counts."""
 
 
 class RequestIndex:
-    """Owners of recent requests, and the last request of each session. Follows the log."""
+    """Owners of recent requests and the last request of each session, from the log."""
 
     def __init__(self, num_max: int = NUM_REQUESTS_KNOWN_MAX) -> None:
         self._num_max = num_max
@@ -80,11 +90,11 @@ class RequestIndex:
         self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def add(self, event: InferenceRecorded) -> None:
-        """Note a request; the oldest is forgotten."""
+        """Add a request from the log."""
         self.put(event.request_id, _owner(event), event.session_id)
 
     def put(self, request_id: str, owner: Owner, session_id: str) -> None:
-        """Note a request of this gateway, whether or not it is stored."""
+        """Add a request and make it the last one of its session."""
         self._own(request_id, owner)
         self._last[owner.tenant, session_id] = request_id
         self._last.move_to_end((owner.tenant, session_id))
@@ -92,12 +102,14 @@ class RequestIndex:
             self._last.popitem(last=False)
 
     def add_counted(self, event: InferenceCounted) -> None:
-        """Note a request that is not stored: neither its user nor its session is on record."""
+        """Add a request from the log of which only counts are stored: no user, no session."""
+        # The gateway that served the request knows its user: keep what it has.
         if event.request_id not in self._owners:
             self._own(event.request_id, _owner(event))
 
     def know(self, event: InferenceRecorded | InferenceCounted) -> Owner:
-        """Note a request that was looked up: there may be later ones of its session."""
+        """Add a request that was looked up on the log; return its owner."""
+        # Not the last request of its session: later ones may be on the log.
         owner = _owner(event)
         self._own(event.request_id, owner)
         return owner
@@ -108,11 +120,11 @@ class RequestIndex:
             self._owners.popitem(last=False)
 
     def owner_of(self, request_id: str) -> Owner | None:
-        """Return who made a request, or None where it is not known (yet, or any more)."""
+        """Return who made a request; None if it is not known yet or was forgotten."""
         return self._owners.get(request_id)
 
     def last_of(self, tenant: str, session_id: str) -> str | None:
-        """Return the last request of a tenant's session, or None."""
+        """Return the id of the last request in a session; None if none is known."""
         return self._last.get((tenant, session_id))
 
 
@@ -123,7 +135,7 @@ def _owner(event: InferenceRecorded | InferenceCounted) -> Owner:
 
 
 class GatewayMetrics:
-    """One registry per gateway, so that several live in one process."""
+    """Prometheus metrics of one gateway, in a registry of its own: a process may host several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -173,14 +185,14 @@ class GatewayMetrics:
         )
 
     def render(self) -> bytes:
-        """Return the exposition text."""
+        """Return the metrics in Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class Services:
-    """The gateway's parts, handed to every endpoint."""
+    """The parts of one gateway, passed to every endpoint."""
 
-    def __init__(  # noqa: PLR0913 - as the actor gets them
+    def __init__(  # noqa: PLR0913 - the same independent inputs as the actor's
         self,
         ctx: Context,
         config: GatewayConfig,
@@ -219,19 +231,19 @@ class Services:
 
     @property
     def policy_version(self) -> int:
-        """Newest version that a replica serves users with; -1 while none does."""
+        """Newest policy version that a replica serves to users; -1 if there is none."""
         ready = self.replicas.ready(Purpose.LIVE, self.config.channel)
         return max((replica.policy_version for replica in ready), default=-1)
 
     @property
     def not_ready(self) -> str:
-        """Why chat requests cannot be answered; empty where they can."""
+        """Why chat requests cannot be answered; empty if they can."""
         if self.is_draining:
             return "the gateway is stopping"
         return "" if self.policy_version >= 0 else "no generator serves a policy yet"
 
     async def owner_of(self, request_id: str) -> Owner | None:
-        """Return who made a request, also one from before a restart; None where nobody knows.
+        """Return who made a request; None if it is not on the log.
 
         Raises:
             PenstockError: The log does not answer.
@@ -239,20 +251,19 @@ class Services:
         """
         if (known := self.index.owner_of(request_id)) is not None:
             return known
+        # The index forgets old requests, and after a restart it may not have read them yet.
         found = await self.ctx.last(InferenceRecorded, request_id)
         if found is None:
             found = await self.ctx.last(InferenceCounted, request_id)
         return self.index.know(found) if found is not None else None
 
     def admit_viewer(self, request: web.Request) -> None:
-        """Let anyone on this machine see the run; anyone else needs an operator's key.
+        """Admit viewers of the run: by operator key, or from this host if only it can connect.
 
-        A browser gives the key as the password of its own dialog. Behind a proxy everyone comes
-        from this machine, and a page of another site reaches it under that site's name: neither
-        counts as being on it.
+        A browser asks for the key in its password dialog.
 
         Raises:
-            ApiError: 401; 403, the key is a tenant's.
+            ApiError: 401, there is no valid key; 403, the key is not an operator's.
 
         """
         if self.config.is_local and is_same_host(request):
@@ -260,15 +271,16 @@ class Services:
         try:
             self.admit_operator(request)
         except ApiError as error:
+            # This header makes a browser show its dialog.
             if error.status == 401:
                 request[EXTRA_HEADERS] = {"WWW-Authenticate": 'Basic realm="penstock"'}
             raise
 
     def admit_operator(self, request: web.Request) -> KeySpec:
-        """Return the operator's key of a request, wherever it comes from.
+        """Return the operator key of a request; requests from this host need one as well.
 
         Raises:
-            ApiError: 401; 403, the key is a tenant's.
+            ApiError: 401, there is no valid key; 403, the key is not an operator's.
 
         """
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -277,10 +289,10 @@ class Services:
         else:
             key = self.keys.find(f"{scheme} {given}")
         if key is None:
-            text = "expected an operator's key: as a bearer key, or as the password of a user"
+            text = "expected an operator key, as bearer token or as password of basic credentials"
             raise ApiError(401, "invalid_api_key", text)
         if not key.operator:
-            text = "what all tenants do is for operators: expected a key with operator = true"
+            text = "only operators may see all tenants: expected a key with operator = true"
             raise ApiError(403, "not_an_operator", text)
         return key
 
@@ -288,12 +300,13 @@ class Services:
         """Return the key of a request.
 
         Raises:
-            ApiError: 401.
+            ApiError: 401, there is no valid key.
 
         """
         given = request.headers.get("Authorization", "")
+        # Anthropic's clients send the key in `x-api-key`.
         if not given and (secret := request.headers.get("x-api-key", "")):
-            given = f"Bearer {secret}"  # As Anthropic's clients send it.
+            given = f"Bearer {secret}"
         key = self.keys.find(given)
         if key is None:
             text = "expected the header 'Authorization: Bearer <key>' with a key of this gateway"

@@ -1,5 +1,5 @@
-"""From a `LiveRequest` to its reply and record, the same for every route.
+"""Turns a `LiveRequest` into its reply and record, the same way for every route.
 
-`serve.py` admits a request, `plan.py` makes its context and sampling, `exchange.py` samples,
-replies and records.
+`serve.py` admits a request, `plan.py` makes its context and sampling parameters, and `exchange.py`
+samples, replies and records.
 """

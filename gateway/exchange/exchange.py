@@ -1,4 +1,4 @@
-"""One request from its first token to its record, whatever the route."""
+"""Samples, sends and records the replies of one request, whatever its route."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,14 @@ from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, 
 
 log = logging.getLogger(__name__)
 _NUM_UPDATES_MAX = 16
+"""Maximum chunks of several choices that wait for a slow client; then generation waits, too."""
 _Update = tuple[Choice, list[int]]
 
 
 class Exchange:
     """One request and its replies."""
 
-    def __init__(  # noqa: PLR0913 - all of a request
+    def __init__(  # noqa: PLR0913 - independent inputs, known only for each request
         self,
         services: Services,
         request: web.Request,
@@ -34,7 +35,17 @@ class Exchange:
         *,
         keeps: bool = False,
     ) -> None:
-        """Prepare; `keeps` says whether what is sent of a stream is kept, too."""
+        """Prepare the replies; nothing is sampled before `answer`.
+
+        Args:
+            services: What the endpoints share.
+            request: HTTP request; has its id, thread and extra headers.
+            key: Key of the request.
+            asked: Parsed body.
+            plan: Context and sampling parameters.
+            keeps: Whether to keep the reply, also of a stream, for `kept_reply`.
+
+        """
         self._services = services
         self._request = request
         self._conversation = asked.conversation
@@ -68,21 +79,28 @@ class Exchange:
         self._kept: list[bytes] | None = [] if keeps else None
 
     def kept_reply(self, response: web.StreamResponse) -> bytes | None:
-        """Return the body of a complete reply that may be kept, else None."""
+        """Return the body of the response for a later replay; None if it may not be kept."""
         if self._kept is None:
             return None
         body = response.body if isinstance(response, web.Response) else b"".join(self._kept)
         return body if isinstance(body, bytes) else None
 
     async def answer(self) -> web.StreamResponse:
-        """Sample, reply and record; what was sampled is recorded however the request ends."""
+        """Sample, reply and record; sampled tokens are recorded however the request ends.
+
+        Raises:
+            ApiError: The request failed before any of the reply was sent.
+
+        """
         try:
             if self._conversation.is_streamed:
                 return await self._stream()
             return await self._whole()
         finally:
             self._observe()
+            # A client that disconnects cancels this task, and its tokens are recorded all the same.
             await asyncio.shield(self._settle())
+            self._log_end()
 
     async def _whole(self) -> web.Response:
         try:
@@ -93,6 +111,7 @@ class Exchange:
             raise _too_late() from error
         for choice in self.choices:
             choice.close()
+        # Before the reply: feedback may follow at once, and no reply goes out unrecorded.
         await self._record()
         return web.Response(
             body=self._writer.whole(self.choices),
@@ -105,6 +124,7 @@ class Exchange:
         try:
             async with self._deadline(), contextlib.aclosing(self._updates()) as updates:
                 async for choice, ids in updates:
+                    # Not earlier: a failure before the first token still has its own HTTP status.
                     response = response or await self._open()
                     await self._send(response, await self._take(choice, ids))
         except (ApiError, TimeoutError) as error:
@@ -115,6 +135,7 @@ class Exchange:
         response = response or await self._open()
         for choice in self.choices:
             await self._send(response, self._writer.deltas(choice, choice.close()))
+        # Before the last events: a client that sees the end marker may rely on the record.
         try:
             await self._record()
         except ApiError as error:
@@ -123,24 +144,26 @@ class Exchange:
         return response
 
     async def _take(self, choice: Choice, ids: list[int]) -> Iterable[bytes]:
-        """Read new ids; a reply that met one of the client's stop texts is ended."""
+        """Take new ids of a choice; end the choice if they complete a stop text."""
         if not self._has_token:
             self._has_token = True
             elapsed = self._services.ctx.monotonic() - self._started
             self._services.metrics.first_token_s.observe(elapsed)
         deltas = choice.push(ids)
+        # Stop texts span tokens in any way, so the engine cannot watch for them by token id.
         if choice.stop_text:
             await choice.generation.stop(self._services.ctx)
         return self._writer.deltas(choice, deltas) if self._conversation.is_streamed else ()
 
     async def _updates(self) -> AsyncGenerator[_Update, None]:
-        """Yield each choice's ids as they come."""
+        """Yield new ids of all choices as they arrive."""
         if len(self.choices) == 1:
             (choice,) = self.choices
             async with contextlib.aclosing(self._tokens(choice)) as chunks:
                 async for ids in chunks:
                     yield choice, ids
             return
+        # Choices are sampled concurrently; None in the queue means that one of them ended.
         queue: asyncio.Queue[_Update | None] = asyncio.Queue(_NUM_UPDATES_MAX)
         tasks = [asyncio.ensure_future(self._feed(choice, queue)) for choice in self.choices]
         try:
@@ -151,6 +174,7 @@ class Exchange:
                     num_open -= 1
                 else:
                     yield update
+            # Raises the first failure: only now, after all choices have ended.
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -174,6 +198,7 @@ class Exchange:
 
     async def _open(self) -> web.StreamResponse:
         headers = self._headers() | {"Content-Type": "text/event-stream"}
+        # nginx would otherwise buffer the stream until it ends.
         headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         headers["x-request-id"] = self._request[REQUEST_ID]
         response = web.StreamResponse(headers=headers)
@@ -185,11 +210,15 @@ class Exchange:
         for event in events:
             if self._kept is not None:
                 self._kept.append(event)
+            # A client that stops reading must not hold its place, and a generator's, forever.
             async with asyncio.timeout(self._services.config.write_s_max):
                 await response.write(event)
 
     async def _broken(self, response: web.StreamResponse, error: ApiError) -> web.StreamResponse:
-        """End a stream that has begun by an error that the client can read."""
+        """End a stream that has begun with an error event in the route's format."""
+        name = self._request[REQUEST_ID]
+        log.warning("request %s failed within its stream: %d %s", name, error.status, error.code)
+        # A failed stream must not be replayed to a retry, which deserves a new attempt.
         self._kept = None
         with contextlib.suppress(OSError, TimeoutError):
             await self._send(response, self._writer.fail(error))
@@ -203,22 +232,25 @@ class Exchange:
     async def _settle(self) -> None:
         try:
             await self._record()
-        except ApiError:  # The request has failed already.
-            log.exception("%s is not recorded", self._request[REQUEST_ID])
+        except ApiError:
+            # No status is left to report it by: the request has ended or failed already.
+            log.exception("request %s is not recorded", self._request[REQUEST_ID])
+        # Frees the generator at once when the client has gone; a complete reply ignores it.
         for choice in self.choices:
             await choice.generation.abort(self._services.ctx)
 
     async def _record(self) -> None:
-        """Store each reply's record once.
+        """Store the record of each reply once.
 
         Raises:
-            ApiError: 503, it cannot be stored.
+            ApiError: 503, a record cannot be stored.
 
         """
         services = self._services
         for choice in self.choices:
             if choice.is_recorded or not choice.token_ids:
                 continue
+            # Before the first await: `_settle` comes here again and must not store it twice.
             choice.is_recorded = True
             client = self._client
             owner = Owner(
@@ -235,9 +267,10 @@ class Exchange:
                 raise
 
     def _settle_session(self, choice: Choice) -> str:
-        """Note what the session holds now; return the chain that the reply belongs to."""
+        """Add the reply to its session; return the chain that the reply belongs to."""
         services, thread = self._services, self._request[THREAD]
         now, ids = services.ctx.monotonic(), (self._plan.context_ids, choice.token_ids)
+        # One choice continues the chain; the others are alternatives that the client may drop.
         continues = "" if choice.index else self._plan.chain
         chain, kind = services.sessions.settle(
             thread, choice.request_id, *ids, now, continues=continues
@@ -247,6 +280,20 @@ class Exchange:
             services.metrics.prefixes.labels(kind).inc()
         services.sessions.remember(thread, choice.text, choice.sent_calls, now)
         return chain
+
+    def _log_end(self) -> None:
+        elapsed = self._services.ctx.monotonic() - self._started
+        for choice in self.choices:
+            generation = choice.generation
+            log.debug(
+                "request %s ended: %s, %d tokens after %d, %d attempts, %.2f s",
+                choice.request_id,
+                generation.sampled.stop_reason or "incomplete",
+                len(choice.token_ids),
+                len(self._plan.context_ids),
+                generation.num_attempts,
+                elapsed,
+            )
 
     def _observe(self) -> None:
         metrics = self._services.metrics
@@ -258,4 +305,4 @@ class Exchange:
 
 
 def _too_late() -> ApiError:
-    return ApiError(504, "deadline_exceeded", "the reply did not end in time")
+    return ApiError(504, "deadline_exceeded", "the reply did not finish in time")

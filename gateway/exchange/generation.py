@@ -1,10 +1,11 @@
-"""One reply from any available generator: retried and resumed, token by token on record.
+"""Samples one reply from the available generators, with retries that resume where one failed.
 
-A generator that goes away is not the user's trouble: the next attempt continues after the tokens
-that are out already, possibly under a newer policy version; the version spans say which token came
-from which.
+Users do not notice a lost generator: the next attempt continues after the tokens that were sent
+already, possibly with a newer policy version. The version spans of the record say which version
+sampled which tokens.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from itertools import chain
@@ -29,14 +30,18 @@ from penstock.messages.rollout import StopReason
 from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling
 
+log = logging.getLogger(__name__)
+
 PAUSE_S_MAX = 4.0
+"""Maximum seconds between attempts."""
 ABORT_S = 2.0
+"""Seconds to wait until a generator confirms an abort."""
 _REFUSALS: dict[str, tuple[int, str]] = {
     RemoteErrorKind.INVALID: (400, "invalid_value"),
     RemoteErrorKind.TOO_LONG: (400, "context_length_exceeded"),
     RemoteErrorKind.CHARGED: (500, "request_failed"),
 }
-"""Failures that no other attempt helps: status and code."""
+"""Failures that a retry cannot fix, with the HTTP status and code to return."""
 
 
 class Generation:
@@ -51,15 +56,25 @@ class Generation:
         *,
         is_named: bool = True,
     ) -> None:
+        """Prepare; nothing is sampled before `stream`.
+
+        Args:
+            request_id: Id of the reply; each attempt adds its number.
+            session_id: Pseudonym of the session, which decides on the replica.
+            context_ids: Token ids of the prompt.
+            sampling: Sampling parameters.
+            is_named: Whether the client named the session, and may continue it elsewhere.
+
+        """
         self.request_id = request_id
         self._is_named = is_named
         self.session_id = session_id
         self.context_ids = context_ids
         self.sampling = sampling
         self.route = Route(channel="")
-        """The session's arm; set by the exchange."""
+        """Route of the session; set by the exchange."""
         self.channel = ""
-        """Whose replicas were asked last."""
+        """Channel of the replica that was asked last."""
         self.sampled = SampledTokens()
         self.num_attempts = 0
         self._is_stopped = False
@@ -67,11 +82,11 @@ class Generation:
     async def stream(
         self, ctx: Context, config: GatewayConfig, replicas: ReplicaTable
     ) -> AsyncGenerator[list[int], None]:
-        """Yield the ids of each chunk as it comes; `sampled` holds all that is known of them.
+        """Yield the ids of each chunk as it arrives; `sampled` collects them with their logprobs.
 
         Raises:
-            ApiError: 400 where the generator refuses the request, 500 where it failed at this very
-                request (which is not tried again: it may be the cause), 503 where none answers.
+            ApiError: 400, the generator refuses the request; 500, a generator failed while it
+                served this request; 503, no generator answered.
 
         """
         cause: Exception | None = None
@@ -84,12 +99,21 @@ class Generation:
         for pause_s in chain([0.0], retry.pauses()):
             await ctx.sleep(pause_s)
             if self.num_attempts:
+                log.warning(
+                    "request %s: attempt %d after %d tokens, the last one failed: %r",
+                    self.request_id,
+                    self.num_attempts + 1,
+                    len(self.sampled.token_ids),
+                    cause,
+                )
                 await self._check_charges(ctx)
             self.num_attempts += 1
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
                 self.channel = self._channel(config, replicas, asked)
                 request = self._request(config)
+                # Only this gateway knows an unnamed session, so it may pick the least loaded
+                # replica. A named one goes where its hash says, the same from every gateway.
                 if not self._is_named:
                     replicas.place(self.session_id, Purpose.LIVE, self.channel)
                 chunks = stream_chunks(
@@ -106,6 +130,7 @@ class Generation:
                 cause = error
             except (DeadlineError, BusError) as error:
                 cause = error
+            # Also after an error: the last token may have come before the connection broke.
             if self._is_complete():
                 return
         raise ApiError(
@@ -113,30 +138,30 @@ class Generation:
         ) from cause
 
     async def _check_charges(self, ctx: Context) -> None:
-        """See that no generator died with the last attempt in progress.
+        """Refuse another attempt if a generator died while it served this request.
 
         Raises:
-            ApiError: 500: the request may be the cause, so nobody gets it again.
+            ApiError: 500, a generator died.
 
         """
+        # The request may be the cause: retried, it could take down one generator after another.
         charged = None
         with suppress(BusError, DeadlineError):
             charged = await ctx.last(ItemCharged, f"{generate_item(self.request_id)}.1")
         if charged is not None:
+            log.error("request %s: not retried, a generator died with it", self.request_id)
             text = f"a generator failed with this request in progress: {charged.cause}"
             raise ApiError(500, "request_failed", text)
 
     async def stop(self, ctx: Context) -> None:
-        """End the reply here: the stream gives what the generator has sampled meanwhile, and ends.
-
-        So the record has all of it, with the routes of the whole turn.
-        """
+        """End the reply early; the stream still yields what was sampled until the abort."""
+        # So the record has every sampled token, with the expert routes of the whole turn.
         if not self._is_stopped and not self._is_complete():
             await self.abort(ctx)
         self._is_stopped = True
 
     async def abort(self, ctx: Context) -> None:
-        """Report that nobody waits for the rest; where that fails, the rest is waste."""
+        """Ask the generator to stop; if it cannot be reached, its further tokens are wasted."""
         if self.sampled.replica and not self._is_complete():
             service = f"abort.{self.sampled.replica}"
             message = AbortGeneration(request_id=self._attempt_id)
@@ -150,18 +175,19 @@ class Generation:
     def _channel(
         self, config: GatewayConfig, replicas: ReplicaTable, asked: Collection[str]
     ) -> str:
-        """Return the arm's channel, or the gateway's own where nobody else serves the arm's now.
-
-        A candidate's replicas may be lost in the middle of an experiment; their users are answered
-        all the same. The variant stays what was drawn, so that the comparison stays fair.
-        """
-        drawn = self.route.channel
-        if not drawn:
+        """Return the channel of the route, or the gateway's own if no replica of it is left."""
+        assigned = self.route.channel
+        if not assigned:
             return config.channel
-        left = [one for one in replicas.ready(Purpose.LIVE, drawn) if one.replica not in asked]
-        return drawn if left else config.channel
+        ready = replicas.ready(Purpose.LIVE, assigned)
+        # An experiment may lose all replicas of its candidate; their users still get answers. The
+        # variant on record stays as drawn: the comparison would be biased otherwise.
+        return (
+            assigned if any(replica.replica not in asked for replica in ready) else config.channel
+        )
 
     def _request(self, config: GatewayConfig) -> Generate:
+        # Tokens of earlier attempts are part of the prompt now.
         sampled = self.sampled.token_ids
         left = self.sampling.num_tokens_max - len(sampled)
         ids = np.asarray([*self.context_ids, *sampled], dtype=np.int32)

@@ -1,16 +1,11 @@
-"""What is sampled for a conversation: its context and how tokens are drawn.
+"""Plans a request: the token ids of its context, its sampling parameters and its grammar.
 
-Length is checked by bytes first, and long prompts are tokenized in threads, one of a key at a
-time: who sends them waits for their own.
+Replies are not tokenized again if their sampled ids are still remembered, whatever the route by
+which a conversation comes back. The next turn of a session then begins with exactly the tokens of
+the last one, so that the generator's KV cache still applies.
 
-How a reply is drawn: the wishes of a client as the settings of the engine, and its grammar.
-
-From a conversation to the policy's context.
-
-What the policy sampled is not tokenized again where it can be helped: the ids of its replies are
-remembered, and a conversation that comes back holds them as they were sampled, whatever route it
-comes by. So a session's next turn begins with exactly the tokens of the last one, and its KV prefix
-is still good.
+The length of a prompt is checked in bytes before it is tokenized. Long prompts are tokenized in
+threads, one at a time per key, so that a key that sends many waits for its own.
 """
 
 import asyncio
@@ -47,16 +42,16 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 def sampling_of(
     request: LiveRequest, chat_format: ChatFormat, num_tokens_max: int, seed: int
 ) -> Sampling:
-    """Return how a request's replies are drawn.
+    """Return the sampling parameters of a request.
 
     Args:
         request: The request.
-        chat_format: The policy's.
-        num_tokens_max: Of one reply.
-        seed: Where the request names none.
+        chat_format: Chat format of the policy.
+        num_tokens_max: Maximum length of one reply in tokens.
+        seed: Seed to use if the request sets none.
 
     Raises:
-        ApiError: 400, the format cannot do what is asked, or a bias is of no token.
+        ApiError: 400, the chat format does not support an option, or a token id is out of range.
 
     """
     wishes = request.sampling
@@ -64,12 +59,13 @@ def sampling_of(
     stops += wishes.stop_token_ids
     if not request.allows_parallel_calls and request.offered:
         if chat_format.call_end_id is None:
-            text = "not supported by this model's chat format; leave it out or give true"
+            text = "not supported by the chat format of this model; leave it out or send true"
             raise invalid(text, "parallel_tool_calls")
+        # One call at most: the token that ends the first one ends the reply.
         stops.append(chat_format.call_end_id)
     size = chat_format.tokenizer.vocab_size
     for name, ids in (("logit_bias", wishes.logit_bias), ("stop_token_ids", wishes.stop_token_ids)):
-        if not all(0 <= one < size for one in ids):
+        if not all(0 <= token_id < size for token_id in ids):
             raise invalid(f"expected token ids from 0 to {size - 1}", name)
     return Sampling(
         temperature=1.0 if wishes.temperature is None else wishes.temperature,
@@ -89,10 +85,10 @@ def sampling_of(
 
 
 def _grammar(request: LiveRequest, chat_format: ChatFormat) -> Grammar | None:
-    """Return what a reply may say, where the client holds it to a form.
+    """Return the grammar that constrains a reply; None if the client asks for no format.
 
     Raises:
-        ApiError: 400, a schema, or a chat format, that no grammar can be made of.
+        ApiError: 400, the schema or the chat format cannot be expressed as a grammar.
 
     """
     tools = [tool.schema | {"strict": tool.is_strict} for tool in request.offered.values()]
@@ -114,12 +110,14 @@ def _grammar(request: LiveRequest, chat_format: ChatFormat) -> Grammar | None:
 
 
 NUM_REMEMBERED_MAX = 16_384
+"""Maximum replies whose ids are remembered."""
 NUM_TOKENS_REMEMBERED_MAX = 4 << 20
-_Reply = tuple[str, str, str]
+"""Maximum tokens of these replies together: 16 MiB, at 4 bytes each."""
+_ReplyKey = tuple[str, str, str]
 
 
 class ReplyMemory:
-    """The sampled ids of recent replies, by session, content and calls."""
+    """The sampled ids of recent replies, by session, text and calls."""
 
     def __init__(
         self,
@@ -129,12 +127,12 @@ class ReplyMemory:
         self._num_max = num_max
         self._num_tokens_max = num_tokens_max
         self._num_tokens = 0
-        self._ids: OrderedDict[_Reply, array[int]] = OrderedDict()
+        self._ids: OrderedDict[_ReplyKey, array[int]] = OrderedDict()
 
     def put(
         self, session_id: str, text: str, calls: Sequence[ToolCall], token_ids: Sequence[int]
     ) -> None:
-        """Remember one reply, its calls as the client has them; the oldest is forgotten."""
+        """Remember the ids of a reply under the text and calls that its client got."""
         key = _reply_key(session_id, text, calls)
         self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
         self._ids[key] = array("i", token_ids)
@@ -142,35 +140,35 @@ class ReplyMemory:
             self._num_tokens -= len(self._ids.popitem(last=False)[1])
 
     def get(self, session_id: str, text: str, calls: Sequence[ToolCall]) -> list[int] | None:
-        """Return the ids of a reply, or None."""
+        """Return the ids of a reply; None if they are not remembered."""
         ids = self._ids.get(_reply_key(session_id, text, calls))
         return None if ids is None else ids.tolist()
 
 
 def sent_call(call: ToolCall, tools: Mapping[str, Tool]) -> Call:
-    """Return a call as its client gets it, in the types of its tool's schema."""
+    """Return a call as the client gets it, with arguments in the types of the tool's schema."""
     return Call(name=call.name, arguments=tools[call.name].typed(call))
 
 
 def messages_of(conversation: LiveRequest) -> list[ChatMessage]:
-    """Return the messages as a chat format takes them: the results of calls in the calls' order.
+    """Return the messages in the form of the chat format, with results in the order of calls.
 
     Raises:
-        ApiError: 400, a result answers no call.
+        ApiError: 400, a tool result answers no call.
 
     """
     messages: list[ChatMessage] = []
-    said = conversation.messages
+    sent = conversation.messages
     index = 0
-    while index < len(said):
-        message = said[index]
+    while index < len(sent):
+        message = sent[index]
         calls = tuple(call.made for call in message.calls)
         messages.append(ChatMessage(role=message.role, content=message.text, calls=calls))
         index += 1
         end = index
-        while end < len(said) and said[end].role is Role.TOOL:
+        while end < len(sent) and sent[end].role is Role.TOOL:
             end += 1
-        messages += _results(message, said[index:end])
+        messages += _results(message, sent[index:end])
         index = end
     return messages
 
@@ -178,7 +176,7 @@ def messages_of(conversation: LiveRequest) -> list[ChatMessage]:
 def remembered(
     messages: Sequence[ChatMessage], session_id: str, memory: ReplyMemory
 ) -> dict[int, list[int]]:
-    """Return the ids of the session's replies among the messages, by index."""
+    """Return the sampled ids of assistant messages, by index, as far as they are remembered."""
     found: dict[int, list[int]] = {}
     for index, message in enumerate(messages):
         if message.role is Role.ASSISTANT:
@@ -189,14 +187,15 @@ def remembered(
 
 
 def told_tools(conversation: LiveRequest) -> OfferedTools:
-    """Return what a prompt holds of the tools.
+    """Return the tools as the prompt presents them.
 
-    A client that offers all tools of one version of the harness gets the very words of training.
-    Else only tools without a special token of their own need a description.
+    A client that offers all tools of one harness version gets the prompt that training used.
+    Otherwise only tools without a special token of their own are described.
     """
     offered = conversation.offered
     text = prompt_for(offered)
     if text is None:
+        # The policy knows tools with a special token from training, without a description.
         further = [tool for tool in offered.values() if tool.name not in special_tokens.TOOL_NAMES]
         lines = [_describe(tool) for tool in further]
         text = "Further tools:\n" + "\n".join(lines) if lines else ""
@@ -204,18 +203,19 @@ def told_tools(conversation: LiveRequest) -> OfferedTools:
 
 
 def _results(caller: Said, results: Sequence[Said]) -> list[ChatMessage]:
-    """Return a turn's results in the order of its calls; those that name no call keep theirs."""
+    """Return the results of a turn in the order of its calls; results without id keep theirs."""
     places = {call.call_id: index for index, call in enumerate(caller.calls) if call.call_id}
     found: dict[int, Said] = {}
     for index, result in enumerate(results):
         place = index
         if places and result.call_id:
             if result.call_id not in places:
-                text = f"the turn before it makes no call {result.call_id!r}"
+                text = f"the message before it makes no call {result.call_id!r}"
                 raise invalid(text, f"{result.place}.tool_call_id")
             place = places[result.call_id]
         if place in found:
-            raise invalid("the call has a result already", f"{result.place}.tool_call_id")
+            text = "expected one result per call, found a second one"
+            raise invalid(text, f"{result.place}.tool_call_id")
         found[place] = result
     ordered = [found[place] for place in sorted(found)]
     return [ChatMessage(role=Role.TOOL, content=result.text) for result in ordered]
@@ -226,65 +226,70 @@ def _describe(tool: Tool) -> str:
     return f"{tool.name}({names}): {tool.description}"
 
 
-def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _Reply:
+def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _ReplyKey:
+    # Sorted: clients parse arguments and may send their keys back in another order.
     plain = [(call.name, sorted(call.arguments.items())) for call in calls]
     return session_id, text, msgspec.json.encode(plain).decode()
 
 
 BYTES_PER_TOKEN = 4
-"""What a prompt is charged by that was not tokenized."""
+"""Estimate by which prompts are charged that were not tokenized."""
 INLINE_BYTES_MAX = 16 << 10
-"""Longer prompts, tools included, are tokenized in a thread."""
+"""Maximum size of a prompt, tools included, that is tokenized on the event loop."""
 NUM_THREADS = 2
+"""Threads that tokenize long prompts."""
 T = TypeVar("T")
 
 
 class Plan(NamedTuple):
-    """One request as the generators get it, but for its choices."""
+    """A request as the generators get it; its choices differ only in the seed."""
 
     session_id: str
     context_ids: list[int]
     sampling: Sampling
-    told: OfferedTools
+    tools: OfferedTools
+    """Tools as the prompt presents them."""
     chain: str = ""
-    """Of the session's records, where a summary stands for its first messages."""
+    """Chain that the reply continues, if a summary replaces the first messages; else empty."""
     is_named: bool = True
-    """Whether its client names the session, which it may then continue at another gateway."""
+    """Whether the client names the session, and may thus continue it at another gateway."""
 
 
 class TokenCharge:
-    """What a request costs its key, in tokens, also if it is refused."""
+    """Tokens to charge to the key of a request, whether it is answered or refused."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
 
 
 class Planner:
-    """Makes plans; holds the threads that tokenize."""
+    """Makes plans, and owns the threads that tokenize long prompts."""
 
     def __init__(self, config: GatewayConfig, chat_format: ChatFormat) -> None:
-        """Start without threads: they come with the first long prompt."""
+        """Prepare; threads start with the first long prompt."""
         self.memory = ReplyMemory()
         self._config = config
         self._format = chat_format
+        # A prompt with more bytes cannot fit the window, even if all its tokens are the longest.
         longest = chat_format.tokenizer.token_bytes_max
         self._prompt_bytes_max = config.context_tokens_max * longest
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        # Weak: the lock of a key goes when none of its requests waits any longer.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
-        """Let the threads go; prompts that wait are dropped."""
+        """Stop the threads; prompts that still wait for one are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, conversation: LiveRequest, charge: TokenCharge) -> None:
-        """Refuse a prompt that is too long by its bytes alone, before anything looks at its text.
+        """Refuse a prompt whose size in bytes shows that it cannot fit, before any work on it.
 
         Args:
             conversation: The request.
             charge: Gets an estimate of the prompt's tokens.
 
         Raises:
-            ApiError: 400.
+            ApiError: 400, the prompt is too long.
 
         """
         num_bytes = _num_bytes(conversation)
@@ -303,47 +308,52 @@ class Planner:
         seed: int,
         charge: TokenCharge,
     ) -> Plan:
-        """Return what is to be sampled for a request.
+        """Return the plan of a request.
 
         Args:
             conversation: The request.
-            key_id: Whose it is: a key's long prompts are tokenized one at a time.
-            session_id: Names the session whose replies are remembered.
-            seed: Of the sampling, where the request names none.
-            charge: Gets the prompt's tokens.
+            key_id: Id of the key; long prompts of one key are tokenized one at a time.
+            session_id: Pseudonym of the session, whose replies may be remembered.
+            seed: Seed to use if the request sets none.
+            charge: Gets the number of tokens of the prompt.
 
         Raises:
-            ApiError: 400, the conversation does not fit the context or the format.
+            ApiError: 400, the conversation does not fit the context window or the chat format.
 
         """
-        told = told_tools(conversation)
-        context = await self._context(conversation, key_id, session_id, told)
+        tools = told_tools(conversation)
+        context = await self._context(conversation, key_id, session_id, tools)
         charge.num_tokens = len(context)
         room = self._config.context_tokens_max - len(context)
         if room < 1:
             raise _too_long(f"resulted in {len(context)} tokens", self._config.context_tokens_max)
-        wanted = conversation.sampling.num_tokens_max or room
-        num_reply = min(wanted, room, self._config.reply_tokens_max)
+        requested = conversation.sampling.num_tokens_max or room
+        num_reply = min(requested, room, self._config.reply_tokens_max)
         sampling = sampling_of(conversation, self._format, num_reply, seed)
-        return Plan(session_id, context, sampling, told)
+        return Plan(session_id, context, sampling, tools)
 
     async def session(
         self, conversation: LiveRequest, *, key_id: str, charge: TokenCharge
     ) -> SessionTokens:
-        """Return a finished session in tokens; arguments as `plan` has them.
+        """Return a finished session as tokens.
+
+        Args:
+            conversation: Messages and tools of the session.
+            key_id: Id of the key; long sessions of one key are tokenized one at a time.
+            charge: Gets the number of tokens of the session.
 
         Raises:
-            ApiError: 400, the session does not fit the context or the format.
+            ApiError: 400, the session does not fit the context window or the chat format.
 
         """
-        told = told_tools(conversation)
+        tools = told_tools(conversation)
         messages = messages_of(conversation)
         num_max = self._config.context_tokens_max
         found = await self._rendered(
-            lambda: session_tokens(self._format, messages, told, num_max),
+            lambda: session_tokens(self._format, messages, tools, num_max),
             conversation,
             key_id,
-            told,
+            tools,
         )
         charge.num_tokens = found.num_tokens
         if found.num_tokens > num_max:
@@ -355,7 +365,7 @@ class Planner:
         conversation: LiveRequest,
         key_id: str,
         session_id: str,
-        told: OfferedTools,
+        tools: OfferedTools,
     ) -> list[int]:
         prompt = conversation.prompt
         if isinstance(prompt, tuple):
@@ -366,22 +376,23 @@ class Planner:
         def render() -> list[int]:
             if prompt is not None:
                 return self._format.tokenizer.encode(prompt)
-            return self._format.render_prompt(messages, told, sampled)
+            return self._format.render_prompt(messages, tools, sampled)
 
-        return await self._rendered(render, conversation, key_id, told)
+        return await self._rendered(render, conversation, key_id, tools)
 
     async def _rendered(
         self,
         render: Callable[[], T],
         conversation: LiveRequest,
         key_id: str,
-        told: OfferedTools,
+        tools: OfferedTools,
     ) -> T:
-        """Render here, or where that takes long in a thread: of a key one at a time."""
+        """Render on the event loop if the prompt is short, else in a thread, one per key."""
         try:
-            num_bytes = _num_bytes(conversation) + len(msgspec.json.encode(told.schemas))
+            num_bytes = _num_bytes(conversation) + len(msgspec.json.encode(tools.schemas))
             if num_bytes <= INLINE_BYTES_MAX:
                 return render()
+            # Without the lock, one key with many long prompts would take all threads.
             lock = self._locks.setdefault(key_id, asyncio.Lock())
             async with asyncio.timeout(self._config.request_s_max), lock:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, render)
@@ -400,16 +411,18 @@ class Planner:
 
 
 def _num_bytes(conversation: LiveRequest) -> int:
-    """Return how many bytes of text a prompt has at least, tools aside."""
+    """Return a lower bound of the bytes of a prompt, without its tools."""
     texts = [conversation.prompt] if isinstance(conversation.prompt, str) else []
     texts += [message.text for message in conversation.messages]
     num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     calls = [call.arguments for message in conversation.messages for call in message.calls]
+    # Half: JSON adds quotes and escapes that the chat format may do without.
     return num_bytes + (len(msgspec.json.encode(calls)) // 2 if calls else 0)
 
 
 def _too_long(found: str, num_max: int) -> ApiError:
-    """Return the error in OpenAI's words, by which clients know it."""
+    """Return the error for a prompt that is too long."""
+    # OpenAI's wording: clients match on it to shorten the conversation.
     text = (
         f"This model's maximum context length is {num_max} tokens. However, your messages {found}."
         " Please reduce the length of the messages."

@@ -1,4 +1,7 @@
-"""Puts replies on the log, or on disk until the log takes them: no reply goes out unrecorded."""
+"""Writes the records of replies to the log, or to disk until the log takes them.
+
+No reply goes out unrecorded.
+"""
 
 import asyncio
 import logging
@@ -15,20 +18,21 @@ from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.feedback import InferenceRecorded
 
 DRAIN_S = 1.0
+"""Seconds between attempts to move records from disk to the log."""
 log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The one writer of records; while some wait on disk, further ones join them there."""
+    """The only writer of records; while records wait on disk, new ones wait there as well."""
 
     def __init__(self, ctx: Context, config: GatewayConfig, vault: Vault, folder: Path) -> None:
-        """Find what an earlier process left.
+        """Open the spool, which may hold records of an earlier process.
 
         Args:
-            ctx: The gateway's.
-            config: Bounds of the wait and of the disk.
-            vault: Seals what is stored.
-            folder: Of the records that wait.
+            ctx: Context of the gateway.
+            config: Limits of the wait and of the disk space.
+            vault: Encrypts what is stored.
+            folder: Folder of the spool.
 
         """
         self._ctx = ctx
@@ -38,50 +42,61 @@ class Recorder:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request should be taken on."""
+        """Whether the disk spool is full, so that requests must be refused."""
         return self._spool.is_full
 
     async def record(self, answered: Answered) -> None:
-        """Store one reply.
+        """Store the record of one reply.
 
         Raises:
-            ApiError: 503, neither the log nor the disk takes it.
+            ApiError: 503, neither the log nor the disk accepts it.
 
         """
+        # Records that wait come first: the turns of a session stay in order on the log.
         if self._spool.is_empty:
             try:
                 async with asyncio.timeout(self._record_s_max):
                     await self._publish(await record_of(answered, self._vault))
             except (PenstockError, OSError, TimeoutError) as error:
-                log.warning("%s waits on disk for the log: %r", answered.request_id, error)
+                log.warning("record %s goes to the disk spool: %r", answered.request_id, error)
             else:
                 return
         record = record_offline(answered, self._vault)
+        # In a thread: it waits for fsync.
         try:
             await asyncio.to_thread(self._spool.put, answered.request_id, record)
         except (PenstockError, OSError) as error:
-            text = f"neither the log nor the disk takes the record of this reply: {error}"
+            log.error("record %s is lost, its reply is refused: %s", answered.request_id, error)  # noqa: TRY400
+            text = f"neither the log nor the disk accepts the record of this reply: {error}"
             raise ApiError(503, "not_recorded", text, retry_after_s=5.0) from error
 
     async def drain(self) -> None:
-        """Bring what waits on disk to the log, for as long as the gateway is up."""
+        """Move records from disk to the log, as long as the gateway runs."""
         while True:
             await self._ctx.sleep(DRAIN_S)
             if not self._spool.is_empty:
                 await self._drain_once()
 
     async def _drain_once(self) -> None:
-        """Publish what waits, oldest first, until the log refuses one."""
+        """Publish the waiting records, oldest first, until the log refuses one."""
+        num_drained = 0
         for path, record in self._spool.waiting():
             try:
                 async with asyncio.timeout(self._record_s_max):
                     await self._publish(record)
             except CodecError as error:
+                # It will never be accepted, and must not block the records behind it.
                 self._spool.set_aside(path, error)
                 continue
-            except (PenstockError, OSError, TimeoutError):
+            except (PenstockError, OSError, TimeoutError) as error:
+                log.debug("%d records moved to the log, then: %r", num_drained, error)
                 return
+            # After the log has it: a crash in between publishes it again, which changes nothing.
             self._spool.remove(path)
+            num_drained += 1
+        if num_drained:
+            log.info("%d records moved from the disk spool to the log", num_drained)
+        # Other gateways share the folder, so this gateway's own count may be off.
         self._spool.count()
 
     async def _publish(self, record: Message) -> None:

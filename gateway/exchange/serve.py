@@ -1,4 +1,4 @@
-"""Admits a request of any route: key, limits, body, place; then plans and answers it."""
+"""Admits a request of any route (key, limits, body, capacity), then plans and answers it."""
 
 import asyncio
 import contextlib
@@ -29,18 +29,23 @@ SESSION_HEADERS = (
     "X-Session-Affinity",
     "X-Litellm-Session-Id",
 )
+"""Headers that may name the session; the first one present counts."""
 SESSION_CHARS_MAX = 256
+"""Maximum length of a session name."""
 IGNORED_HEADER = "x-penstock-ignored"
 _NUM_IGNORED_MAX = 32
+"""Maximum names in this header."""
+# Clients choose the names of unknown fields: only these are safe in a header.
 _PLAIN_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 
 
 Read = Callable[[bytes], Asked]
+"""Parses a body of one route."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request with its key, and what it costs."""
+    """A request within its limits, with its key and the tokens to charge."""
 
     request: web.Request
     key: KeySpec
@@ -48,10 +53,15 @@ class Admitted:
 
 
 async def serve(services: Services, read: Read, request: web.Request) -> web.StreamResponse:
-    """Answer one request whose body `read` understands; whatever it says costs its key.
+    """Answer one request, and charge its key whether it succeeds or fails.
+
+    Args:
+        services: What the endpoints share.
+        read: Parser of the route's bodies.
+        request: HTTP request.
 
     Raises:
-        ApiError: The request is refused.
+        ApiError: The request is refused, or failed before its reply began.
 
     """
     async with admit(services, request) as admitted:
@@ -64,27 +74,30 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
             return kept
         is_kept = False
         try:
-            asked = _read(services, read, request, body)
-            response, reply = await _answer(services, asked, admitted, may_keep=True)
+            parsed = _read(services, read, request, body)
+            response, reply = await _answer(services, parsed, admitted, may_keep=True)
             if reply is not None:
-                owner = owner_of(key.tenant, services.pseudonyms.user(key, asked.conversation.user))
+                user = services.pseudonyms.user(key, parsed.conversation.user)
+                owner = owner_of(key.tenant, user)
                 is_kept = await retried.keep(reply, response.headers, owner)
             return response
         finally:
+            # Shielded: a client that disconnects must not leave a claim that blocks its retry.
             if not is_kept:
                 await asyncio.shield(retried.give_up())
 
 
 async def _answer(
-    services: Services, asked: Asked, admitted: Admitted, *, may_keep: bool = False
+    services: Services, parsed: Asked, admitted: Admitted, *, may_keep: bool = False
 ) -> tuple[web.StreamResponse, bytes | None]:
-    """Return the response, and its body if that may be kept for a while."""
+    """Return the response, and its body if it may be kept for retries."""
     request, key, charge = admitted.request, admitted.key, admitted.charge
-    conversation = asked.conversation
+    conversation = parsed.conversation
     may_store = consent_of(key, conversation.store, conversation.metadata).storage
     with hold_places(services, conversation.num_choices):
         plan = await _plan(services, conversation, admitted)
-        exchange = Exchange(services, request, key, asked, plan, keeps=may_keep and may_store)
+        exchange = Exchange(services, request, key, parsed, plan, keeps=may_keep and may_store)
+        # Charged even if it fails: the tokens were sampled.
         try:
             response = await exchange.answer()
         finally:
@@ -93,27 +106,32 @@ async def _answer(
 
 
 async def count_tokens(services: Services, read: Read, request: web.Request) -> web.Response:
-    """Answer how many tokens a prompt has; it costs as many.
+    """Return the number of tokens of a prompt, and charge them to the key.
+
+    Args:
+        services: What the endpoints share.
+        read: Parser of the route's bodies.
+        request: HTTP request.
 
     Raises:
         ApiError: The request is refused.
 
     """
     async with admit(services, request) as admitted:
-        asked = _read(services, read, request, await read_whole(services, request))
+        parsed = _read(services, read, request, await read_whole(services, request))
         with hold_places(services, 1):
-            services.planner.check_size(asked.conversation, admitted.charge)
-            request[THREAD] = _thread(services, request, admitted.key, asked.conversation)
-            plan = await _plan_as_it_is(services, admitted, asked.conversation)
+            services.planner.check_size(parsed.conversation, admitted.charge)
+            request[THREAD] = _thread(services, request, admitted.key, parsed.conversation)
+            plan = await _plan_unsummarized(services, admitted, parsed.conversation)
         return web.json_response({"input_tokens": len(plan.context_ids)})
 
 
 @contextlib.asynccontextmanager
 async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admitted, None]:
-    """Hold a request's account with its key, and charge it at the end.
+    """Admit a request by its key and limits; charge the key at the end.
 
     Raises:
-        ApiError: 401 or 429.
+        ApiError: 401, the key is unknown; 429, a limit is reached.
 
     """
     key = services.authenticate(request)
@@ -122,33 +140,38 @@ async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admi
     try:
         yield Admitted(request, key, charge)
     finally:
+        # Shielded: a client that disconnects must not keep its place or escape the charge.
         await asyncio.shield(services.limits.leave(key, charge.num_tokens))
 
 
 def _read(services: Services, read: Read, request: web.Request, body: bytes) -> Asked:
-    asked = read(body)
-    request[EXTRA_HEADERS].update(_told_ignored(asked.ignored))
-    model = asked.conversation.model
+    parsed = read(body)
+    request[EXTRA_HEADERS].update(_ignored_header(parsed.ignored))
+    model = parsed.conversation.model
     if model not in {"", services.config.model}:
         text = f"there is no model {model!r} here; expected {services.config.model!r}"
         raise ApiError(404, "model_not_found", text, "model")
-    return asked
+    return parsed
 
 
 async def _plan(services: Services, conversation: LiveRequest, admitted: Admitted) -> Plan:
     request, key = admitted.request, admitted.key
-    plan_of = partial(_plan_as_it_is, services, admitted)
-    is_told = conversation.prompt is None and services.summary.is_asked
-    sums_up = is_told and is_wanted(request, key)
-    if not sums_up:  # Before anything reads all of a text that is refused.
+    plan_of = partial(_plan_unsummarized, services, admitted)
+    can_summarize = conversation.prompt is None and services.summary.is_asked
+    may_summarize = can_summarize and is_wanted(request, key)
+    # Before `_thread` hashes the messages: an oversized prompt must cost as little as possible. One
+    # that may be summarized is checked later, as it may fit then.
+    if not may_summarize:
         services.planner.check_size(conversation, admitted.charge)
     request[THREAD] = _thread(services, request, key, conversation)
-    if not sums_up:
+    if not may_summarize:
         return await plan_of(conversation)
     return await Summarizer(services, request, key, admitted.charge, plan_of).plan(conversation)
 
 
-async def _plan_as_it_is(services: Services, admitted: Admitted, conversation: LiveRequest) -> Plan:
+async def _plan_unsummarized(
+    services: Services, admitted: Admitted, conversation: LiveRequest
+) -> Plan:
     request, key = admitted.request, admitted.key
     services.planner.check_size(conversation, admitted.charge)
     plan = await services.planner.plan(
@@ -159,6 +182,7 @@ async def _plan_as_it_is(services: Services, admitted: Admitted, conversation: L
         charge=admitted.charge,
     )
     plan = plan._replace(is_named=bool(session_of(request, conversation)))
+    # Nothing can be learned from greedy replies: keys that agreed have them sampled.
     if not (key.explores and plan.sampling.is_greedy):
         return plan
     temperature = services.config.explore_temperature
@@ -169,7 +193,7 @@ async def _plan_as_it_is(services: Services, admitted: Admitted, conversation: L
 def _thread(
     services: Services, request: web.Request, key: KeySpec, conversation: LiveRequest
 ) -> Thread:
-    """Find the request's session; a client that named none gets its name in a header."""
+    """Return the thread of a request; send its session name if the client gave none."""
     named = session_of(request, conversation)
     thread = services.sessions.open(
         (key.tenant, services.pseudonyms.user(key, conversation.user)),
@@ -184,7 +208,7 @@ def _thread(
 
 
 def session_of(request: web.Request, conversation: LiveRequest) -> str:
-    """Return the session that a request names, or the empty string.
+    """Return the session that a request names; empty if it names none.
 
     Raises:
         ApiError: 400, the name is too long.
@@ -203,8 +227,8 @@ def _checked_session(value: str, name: str) -> str:
     return value
 
 
-def _told_ignored(names: Sequence[str]) -> dict[str, str]:
-    """Return the header that lists fields without effect."""
+def _ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the header that lists body fields without effect."""
     plain = [name for name in names if _PLAIN_NAME.fullmatch(name)]
     shown = plain[:_NUM_IGNORED_MAX]
     if len(shown) < len(names):
@@ -214,17 +238,22 @@ def _told_ignored(names: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def hold_places(services: Services, num: int) -> Generator[None, None, None]:
-    """Hold the gateway's places for a request's replies.
+    """Reserve capacity of the gateway for the replies of a request.
+
+    Args:
+        services: What the endpoints share.
+        num: Number of replies.
 
     Raises:
-        ApiError: 503, too few are free or the gateway is stopping.
+        ApiError: 503, the gateway has too little capacity left or is stopping.
 
     """
+    # Before any token is sampled: a reply that cannot be recorded would have to be thrown away.
     if services.recorder.is_full:
-        text = "the log does not answer, and the disk has no room for further records"
+        text = "the log does not answer, and the disk spool has no room for more records"
         raise ApiError(503, "log_unavailable", text, retry_after_s=5.0)
     if services.is_draining or services.num_chats + num > services.config.num_requests_max:
-        text = "the gateway is stopping" if services.is_draining else "all places are taken"
+        text = "the gateway is stopping" if services.is_draining else "the gateway is at capacity"
         raise ApiError(503, "overloaded", text, retry_after_s=1.0)
     services.num_chats += num
     services.metrics.in_progress.set(services.num_chats)

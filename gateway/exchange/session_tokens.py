@@ -1,7 +1,7 @@
-"""An external session as tokens: one context, then the assistant's turns and what came between.
+"""Converts an external session to tokens: one context, then the turns and what came between them.
 
-Tokens are what the chat format makes of the texts, turn by turn as in an episode. Which tokens were
-sampled where the session took place, and how probable they were, nobody knows.
+The chat format renders the texts turn by turn, as in an episode. The tokens that the other service
+really sampled, and their logprobs, are unknown.
 """
 
 from collections.abc import Sequence
@@ -19,49 +19,49 @@ from penstock.gateway.conversation import Said
 from penstock.gateway.errors import invalid
 
 NUM_TURNS_MAX = 256
-"""Of the assistant, in one session."""
+"""Maximum assistant turns in one session."""
 
 
 class SessionTokens(NamedTuple):
     """A session in token ids."""
 
     context_ids: list[int]
-    """What came before the assistant's first turn."""
+    """Tokens before the first assistant turn."""
     reply_ids: list[int]
-    """Its turns, and between them results of tools and what the user said."""
+    """Assistant turns, with tool results and user messages between them."""
     between: list[tuple[int, int]]
-    """Spans [start, end) of `reply_ids` that are not the assistant's."""
+    """Spans [start, end) of `reply_ids` that the assistant did not write."""
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole session."""
+        """Number of tokens of the whole session."""
         return len(self.context_ids) + len(self.reply_ids)
 
 
-def check_session(said: Sequence[Said]) -> int:
-    """Return the number of the assistant's turns.
+def check_session(messages: Sequence[Said]) -> int:
+    """Check the order of the messages; return the number of assistant turns.
 
     Raises:
-        ApiError: 400, the messages are in an order that no session has.
+        ApiError: 400, the messages are in an order that no session can have.
 
     """
-    turns = [index for index, one in enumerate(said) if one.role is Role.ASSISTANT]
-    if not turns or turns[-1] != len(said) - 1:
-        raise invalid("expected an assistant's message at the end", "messages")
+    turns = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
+    if not turns or turns[-1] != len(messages) - 1:
+        raise invalid("expected an assistant message at the end", "messages")
     if turns[0] == 0:
-        raise invalid("expected the assistant's task before it", said[0].place)
+        raise invalid("expected a user message before it", messages[0].place)
     if len(turns) > NUM_TURNS_MAX:
-        raise invalid(f"expected at most {NUM_TURNS_MAX} of an assistant", "messages")
-    if any(one.role is Role.TOOL for one in said[: turns[0]]):
-        raise invalid("a tool's result without a call before it", "messages")
+        raise invalid(f"expected at most {NUM_TURNS_MAX} assistant messages", "messages")
+    if any(message.role is Role.TOOL for message in messages[: turns[0]]):
+        raise invalid("expected a call before its tool result", "messages")
     for start, end in pairwise(turns):
-        num_calls, after = len(said[start].calls), said[start + 1 : end]
-        roles = [one.role for one in after]
+        num_calls, after = len(messages[start].calls), messages[start + 1 : end]
+        roles = [message.role for message in after]
         results = [Role.TOOL] * num_calls
         if roles != [*results, Role.USER] and (roles != results or not results):
             follows = f"the results of its {num_calls} calls, then " if num_calls else ""
-            text = f"expected {follows}at most one message of the user before the next turn"
-            raise invalid(text, said[start].place)
+            text = f"expected {follows}at most one user message before the next assistant message"
+            raise invalid(text, messages[start].place)
     return len(turns)
 
 
@@ -70,29 +70,33 @@ def session_tokens(
 ) -> SessionTokens:
     """Render a session that `check_session` accepts.
 
-    Stops after the turn with which it has more than `tokens_max` tokens.
+    Rendering stops after the turn that exceeds `tokens_max`, so the result may be incomplete then.
 
     Raises:
-        UnrenderableError: The format has no such conversation, or changes earlier turns in it.
+        UnrenderableError: The chat format cannot render the conversation, or it changes earlier
+            turns in it.
 
     """
-    turns = [index for index, one in enumerate(messages) if one.role is Role.ASSISTANT]
+    turns = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
     context = chat.render_prompt(messages[: turns[0]], tools)
     found = SessionTokens(context, [], [])
     for index, following in pairwise([*turns, len(messages)]):
-        made = messages[index]
+        message = messages[index]
         before = [*context, *found.reply_ids]
-        turn = chat.render_turn(made.content, made.calls, tools)
+        turn = chat.render_turn(message.content, message.calls, tools)
         found.reply_ids.extend(turn)
+        # The caller refuses the session anyway: do not spend a thread on the rest.
         if following == len(messages) or found.num_tokens > tokens_max:
             break
         after = messages[index + 1 : following]
         results = [
             (call.name, result.content)
-            for call, result in zip(made.calls, after[: len(made.calls)], strict=True)
+            for call, result in zip(message.calls, after[: len(message.calls)], strict=True)
         ]
         request = after[-1].content if after[-1].role is Role.USER else ""
         observed = chat.render_observation(before, turn, results, tools, request)
+        # None means that the format renders earlier turns differently now: no single sequence of
+        # tokens stands for the session.
         if observed is None:
             text = "the chat format changes earlier turns here: submit the parts one by one"
             raise UnrenderableError(text)

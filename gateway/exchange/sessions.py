@@ -1,17 +1,17 @@
-"""Which session a request belongs to where its client names none, and which chain of it.
+"""Assigns requests to sessions, and the requests of a session to chains.
 
 ```
- request ──named by header or body──────────────────────────────▶ that session
-    └─ its messages begin like a conversation that this user had ─▶ that conversation's session
-    └─ else ─▶ a new session, named after the request
+ request ──session named by header or body─────────────────────────▶ that session
+    └─ its messages begin like an earlier conversation of the user ─▶ that conversation's session
+    └─ otherwise ─▶ a new session, named after the request
 ```
-Messages are compared loosely: system messages, white space, the order of keys and ids of calls do
-not matter, nor does what a turn says beside its calls. Whether the context really begins with what
-was sampled is then seen in its tokens: a session's requests whose contexts extend one another are
-one *chain*, named after its first; a client that sent a turn back changed, or branched off,
-starts another.
+Messages are compared loosely: system messages, white space, the order of keys and the ids of calls
+do not matter, nor does the text of a turn that makes calls. Tokens then show whether the context
+really begins with what was sampled. Requests whose contexts extend one another token by token form
+one *chain*, named after the first of them; a request that changes or drops an earlier turn starts
+another chain.
 
-Bounded, and in memory: a gateway that starts again finds new sessions.
+Everything is kept in memory, within bounds: after a restart, conversations get new sessions.
 """
 
 from collections import OrderedDict
@@ -27,13 +27,15 @@ from penstock.actors.policy.chat.format import Role
 from penstock.gateway.conversation import Call, Said
 
 SESSION_S_MAX = 24 * 3600.0
-"""A session that nobody uses for so long is forgotten."""
+"""Seconds without a request after which a session is forgotten."""
 NUM_SESSIONS_MAX = 16_384
+"""Maximum sessions in memory."""
 NUM_OWNER_MARKS_MAX = 1024
-"""Replies of one user by which a conversation is found again; the oldest are forgotten."""
+"""Maximum replies per user by which a conversation is recognized; the oldest are forgotten."""
 NUM_OWNERS_MAX = 16_384
+"""Maximum users whose conversations are recognized."""
 NUM_TIPS_MAX = 8
-"""Segments of one session that may still be extended."""
+"""Maximum chains of a session that can still be extended."""
 
 _WHITE_SPACE = b" \t\n\r\v\f"
 Ids = npt.NDArray[np.int32]
@@ -42,53 +44,54 @@ UserKey = tuple[str, str]
 
 
 class PrefixKind(StrEnum):
-    """How a request that continues a conversation fits what was sampled in it."""
+    """Relation of a context to the tokens sampled earlier in its session."""
 
     EXACT = "exact"
-    """Its context begins with all tokens of the turn before, as they were sampled."""
+    """The context begins with all tokens of an earlier turn, exactly as they were sampled."""
     CHANGED = "changed"
-    """Of a known session, but some turn came back changed, or the conversation branched off."""
+    """The session is known, but a turn came back changed or the conversation branched."""
     UNKNOWN = "unknown"
-    """It has turns of an assistant that this gateway does not know."""
+    """The request has assistant turns that this gateway does not know."""
 
 
 class Thread:
-    """One request's conversation, and the session that it was found to be of."""
+    """The conversation of one request, and the session that it belongs to."""
 
     def __init__(self, owner: UserKey, messages: Sequence[Said]) -> None:
-        """Read the messages.
+        """Hash the messages.
 
         Args:
-            owner: Whose conversation it is.
-            messages: All that the client sent.
+            owner: Tenant and user of the conversation.
+            messages: All messages of the request.
 
         """
         self.owner = owner
         self.name = ""
-        """As clients name it in feedback."""
+        """Name of the session, as clients use it in feedback."""
         self.marks: list[bytes] = []
-        """One per turn of the assistant, in order: digests of all up to it."""
+        """Digests of the conversation up to each assistant turn, in order."""
         self._digest = blake3()
         for message in messages:
+            # Agents put dates and open files into system messages, which change on every turn.
             if message.role is not Role.SYSTEM:
-                self._digest.update(_said(message.role, message.text, message.calls))
+                self._digest.update(_normalized(message.role, message.text, message.calls))
             if message.role is Role.ASSISTANT:
                 self.marks.append(self._digest.digest())
 
     @property
     def digest(self) -> bytes:
-        """Of all messages."""
+        """Digest of all messages, in the loose form in which they are compared."""
         return self._digest.digest()
 
     def mark_after(self, text: str, calls: Sequence[Call]) -> bytes:
-        """Return the mark of this conversation with a reply."""
+        """Return the mark that the conversation has once it includes a reply."""
         after = self._digest.copy()
-        after.update(_said(Role.ASSISTANT, text, calls))
+        after.update(_normalized(Role.ASSISTANT, text, calls))
         return after.digest()
 
 
 class _Tip(msgspec.Struct, frozen=True):
-    """The end of a chain: its last turn's context and reply together."""
+    """The end of a chain: the context and reply of its last turn, hashed together."""
 
     num_tokens: int
     digest: bytes
@@ -97,16 +100,16 @@ class _Tip(msgspec.Struct, frozen=True):
 class _Session(msgspec.Struct):
     used_at: float
     tips: dict[str, _Tip] = {}
-    """By chain; the one extended last comes last."""
+    """Tips by chain, least recently extended first."""
 
 
 class Sessions:
-    """Conversations of recent users, by what they said and what was sampled."""
+    """Recent conversations of all users, recognized by their messages and sampled tokens."""
 
     def __init__(self) -> None:
         self._marks: OrderedDict[UserKey, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
-        """By tenant and name; the one used last comes last."""
+        """Sessions by tenant and name, least recently used first."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -114,24 +117,25 @@ class Sessions:
     def open(
         self, owner: UserKey, messages: Sequence[Said], *, named: str, new: str, now: float
     ) -> Thread:
-        """Return a request's thread.
+        """Return the thread of a request, assigned to its session.
 
         Args:
-            owner: Tenant and user.
-            messages: Of the request.
-            named: The session that the client names, or the empty string.
-            new: Name of a session that begins here.
-            now: Seconds, of a clock that only goes forward.
+            owner: Tenant and user of the request.
+            messages: Messages of the request.
+            named: Session that the client names; empty if it names none.
+            new: Name to give to a session that begins with this request.
+            now: Monotonic time in seconds.
 
         """
         thread = Thread(owner, messages)
         known = self._marks.get(owner, OrderedDict())
+        # From the newest turn back: conversations that begin alike differ in later turns.
         found = next((known[mark] for mark in reversed(thread.marks) if mark in known), None)
         is_fresh = found is not None and now - found[1] <= SESSION_S_MAX
         thread.name = named or (found[0] if found is not None and is_fresh else new)
         return thread
 
-    def settle(  # noqa: PLR0913 - a reply, and where it belongs
+    def settle(  # noqa: PLR0913 - the reply and its place in the session are independent
         self,
         thread: Thread,
         request_id: str,
@@ -141,15 +145,20 @@ class Sessions:
         *,
         continues: str = "",
     ) -> tuple[str, PrefixKind | None]:
-        """Note a reply's tokens; return its chain, and how it fits (None: nothing went before).
+        """Add the tokens of a reply to its session.
 
         Args:
-            thread: The request's.
-            request_id: The reply's.
-            context_ids: [C], the prompt.
-            token_ids: [T], the reply.
-            now: Seconds, as `open` has it.
-            continues: The chain that it belongs to although a summary stands for what went before.
+            thread: Thread of the request.
+            request_id: Id of the reply; names the chain if a new one begins.
+            context_ids: [C], token ids of the prompt.
+            token_ids: [T], token ids of the reply.
+            now: Monotonic time in seconds.
+            continues: Chain to continue if the context extends none, because a summary replaced
+                its first messages; empty otherwise.
+
+        Returns:
+            The chain of the reply, and how its context relates to earlier turns (None for the
+            first request of a conversation).
 
         """
         key = thread.owner[0], thread.name
@@ -164,6 +173,7 @@ class Sessions:
             del session.tips[chain]
         elif continues:
             session.tips.pop(continues, None)
+        # Removed above and added here, so that the chain comes last and is forgotten last.
         chain = chain or continues or request_id
         session.tips[chain] = _Tip(len(ids), _digest(ids))
         if len(session.tips) > NUM_TIPS_MAX:
@@ -172,7 +182,7 @@ class Sessions:
         return chain, kind if thread.marks else None
 
     def remember(self, thread: Thread, text: str, calls: Sequence[Call], now: float) -> None:
-        """Find the thread's session where a conversation continues after this reply."""
+        """Remember a reply, so that a request that continues after it finds the session."""
         marks = self._marks.setdefault(thread.owner, OrderedDict())
         self._marks.move_to_end(thread.owner)
         mark = thread.mark_after(text, calls)
@@ -184,7 +194,8 @@ class Sessions:
             self._marks.popitem(last=False)
 
     def _expire(self, now: float) -> None:
-        """Forget what is old, the oldest first; a few at a time, so that no request waits."""
+        """Forget old sessions and marks, oldest first."""
+        # A few per call: each call adds one, so this keeps up, and no request has to wait.
         for _ in range(4):
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or (
@@ -198,7 +209,7 @@ class Sessions:
 
 
 def _extended(tips: Mapping[str, _Tip], context: Ids) -> str | None:
-    """Return the chain whose end a context begins with, the longest; None if there is none."""
+    """Return the longest chain that a context extends; None if it extends none."""
     by_length = sorted(tips.items(), key=lambda item: item[1].num_tokens, reverse=True)
     for chain, tip in by_length:
         if tip.num_tokens <= len(context) and _digest(context[: tip.num_tokens]) == tip.digest:
@@ -210,13 +221,12 @@ def _digest(ids: Ids) -> bytes:
     return blake3(ids.tobytes()).digest()
 
 
-def _said(role: Role, text: str, calls: Sequence[Call]) -> bytes:
-    """Return one message so that what clients change without meaning it makes no difference.
-
-    In one pass over the bytes: this runs on the loop, and messages may have megabytes.
-    """
+def _normalized(role: Role, text: str, calls: Sequence[Call]) -> bytes:
+    """Return a message without the differences that clients introduce unintentionally."""
     if calls:
-        told = [(call.name, call.arguments) for call in calls]
-        return msgspec.json.encode((role, told), order="deterministic")
+        # Without call ids, which clients may invent, and without the text next to the calls.
+        plain_calls = [(call.name, call.arguments) for call in calls]
+        return msgspec.json.encode((role, plain_calls), order="deterministic")
+    # One pass over the bytes: this runs on the event loop, and messages may have megabytes.
     plain = text.encode("utf-8", "surrogatepass").translate(None, _WHITE_SPACE)
     return b"%b %d:%b" % (role.encode(), len(plain), plain)

@@ -1,4 +1,4 @@
-"""Records that the log has not taken yet: one file each, private, complete or absent."""
+"""Records that wait on disk for the log: one private file each, complete or absent."""
 
 import logging
 import time
@@ -15,28 +15,33 @@ from penstock.messages.feedback import InferenceRecorded
 log = logging.getLogger(__name__)
 _SUFFIX = ".record"
 _LEFTOVER_S = 3600.0
+"""Age in seconds after which a temporary file belongs to a dead process, not to a slow write."""
 
 
 class Spool:
     """A folder of records; several gateways may share it."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
-        """Count what an earlier process left.
+        """Open the folder and count the records of earlier processes.
 
         Args:
-            folder: Made where it is absent, for its owner alone.
-            bytes_max: Of all records together.
+            folder: Folder of the records; created with access for its owner only.
+            bytes_max: Maximum size of all records together.
 
         """
         private_folder(folder)
         self._folder = folder
         self._bytes_max = bytes_max
         self._num_bytes = 0
-        for path in folder.glob(".*"):  # What a write left that was killed.
-            with suppress(FileNotFoundError):  # Another gateway was first, here and below.
+        # Temporary files begin with a dot: a process that was killed while it wrote left them.
+        for path in folder.glob(".*"):
+            # Here and below: another gateway may have removed the file first.
+            with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _LEFTOVER_S:
                     path.unlink()
         self.count()
+        if self._num_bytes:
+            log.info("%d bytes of records wait in %s for the log", self._num_bytes, folder)
 
     @property
     def is_empty(self) -> bool:
@@ -45,11 +50,11 @@ class Spool:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request should be taken on."""
+        """Whether there is no room for more records."""
         return self._num_bytes >= self._bytes_max
 
     def count(self) -> None:
-        """Count the records that wait."""
+        """Measure the records in the folder, which other gateways may have changed."""
         num_bytes = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
             with suppress(FileNotFoundError):
@@ -57,21 +62,23 @@ class Spool:
         self._num_bytes = num_bytes
 
     def put(self, name: str, record: Message) -> None:
-        """Keep a record; it survives a crash from here on.
+        """Store a record durably: it survives a crash once this returns.
 
         Raises:
-            QueueFullError: There is no room for it.
-            OSError: e.g. the disk is full.
+            QueueFullError: There is no room for the record.
+            OSError: The file cannot be written, e.g. because the disk is full.
 
         """
         data = encode(record)
+        # By this gateway's count: others that share the folder may exceed it by what they add.
         if self._num_bytes + len(data) > self._bytes_max:
             raise QueueFullError(f"spool: expected at most {self._bytes_max} bytes of records")
+        # Named by time: sorted names are the order in which records came.
         write_atomic(self._folder / f"{time.time_ns():020d}-{name}{_SUFFIX}", data)
         self._num_bytes += len(data)
 
     def waiting(self) -> Iterator[tuple[Path, Message]]:
-        """Yield the records that wait, oldest first; one that cannot be read is set aside."""
+        """Yield the waiting records with their paths, oldest first; set unreadable ones aside."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             try:
                 yield path, decode(path.read_bytes())
@@ -81,13 +88,13 @@ class Spool:
                 self.set_aside(path, error)
 
     def set_aside(self, path: Path, cause: Exception) -> None:
-        """Let a record go that can never be on the log; its file stays, as `.bad`."""
-        log.error("%s is set aside: %s", path.name, cause)
+        """Rename a record that the log can never accept to `.bad`; the file stays for a person."""
+        log.error("record %s in the spool cannot be published, kept as .bad: %s", path.name, cause)
         with suppress(OSError):
             path.replace(path.with_suffix(".bad"))
 
     def erase(self, tenant: str, user: str) -> int:
-        """Remove a user's records; return how many."""
+        """Remove the records of a user; return how many there were."""
         found = [
             path
             for path, record in self.waiting()
@@ -99,7 +106,7 @@ class Spool:
         return len(found)
 
     def remove(self, path: Path) -> None:
-        """Let a record go that is on the log."""
+        """Remove a record that the log has, or that must be erased."""
         with suppress(FileNotFoundError):
             self._num_bytes = max(0, self._num_bytes - path.stat().st_size)
             path.unlink()

@@ -1,11 +1,12 @@
-"""Sessions that outgrow the window: what their first messages became, and which may be summed up.
+"""Summaries of sessions that outgrow the context window, and the messages that they cover.
 
 ```
  client sends   system │ task │ reply │ results │ reply │ results │ reply │ results
  policy reads   system │ task, "Summary 1:" ...                   │ reply │ results
 ```
-The client goes on sending all messages; those that a summary covers are left out as long as they
-come back alike. Bounded, and in memory: a gateway that does not know a session sums it up again.
+The client keeps sending all messages; those that a summary covers are left out of the prompt, as
+long as they come back unchanged. Summaries are kept in memory, up to a bound: a gateway that does
+not know a session summarizes it again.
 """
 
 from collections import OrderedDict
@@ -28,17 +29,17 @@ SessionKey = tuple[UserKey, str]
 
 
 class Covered(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages of a session that a summary stands for."""
+    """A summary, and the messages of the session that it replaces."""
 
     num_messages: int = 0
-    """Of those that the client sends."""
+    """Number of messages replaced, counted from the first that the client sends."""
     digest: bytes = b""
-    """Of these messages (`Thread.digest`)."""
+    """Digest of these messages (`Thread.digest`)."""
     summary: str = ""
     count: int = 0
-    """Summaries of the session so far."""
+    """Number of summaries that the session has had."""
     chain: str = ""
-    """`InferenceRecorded.chain` of the session's requests."""
+    """Chain of the session's records (`InferenceRecorded.chain`)."""
 
 
 class Summaries:
@@ -48,17 +49,18 @@ class Summaries:
         self._covered: OrderedDict[SessionKey, Covered] = OrderedDict()
 
     def put(self, key: SessionKey, covered: Covered) -> None:
-        """Remember a summary; the session used longest ago is forgotten."""
+        """Remember a summary; beyond the bound, the least recently used one is forgotten."""
         self._covered[key] = covered
         self._covered.move_to_end(key)
         if len(self._covered) > NUM_SESSIONS_MAX:
             self._covered.popitem(last=False)
 
     def get(self, key: SessionKey, messages: Sequence[Said]) -> Covered:
-        """Return what a session's summary covers of its messages; of others it covers none."""
+        """Return the summary of a session if it applies to its messages; otherwise an empty one."""
         covered = self._covered.get(key, Covered())
         if key in self._covered:
             self._covered.move_to_end(key)
+        # A client may edit its history: a summary of other messages must not replace these.
         first = messages[: covered.num_messages]
         if len(first) < covered.num_messages or Thread(key[0], first).digest != covered.digest:
             return Covered()
@@ -66,43 +68,55 @@ class Summaries:
 
 
 def shortened(conversation: LiveRequest, covered: Covered) -> LiveRequest:
-    """Return a conversation with the covered messages' summary in their place."""
+    """Return a conversation with the summary in place of the messages that it covers."""
     if not covered.count:
         return conversation
-    said = conversation.messages
-    task = next(message.text for message in said if message.role is Role.USER)
+    sent = conversation.messages
+    # The task stays word for word: summaries of summaries would lose it.
+    task = next(message.text for message in sent if message.role is Role.USER)
     text = restarted(task, covered.summary, covered.count)
     opening = Said(role=Role.USER, text=text)
-    messages = (*_system(said, covered), opening, *said[covered.num_messages :])
+    messages = (*_system(sent, covered), opening, *sent[covered.num_messages :])
     return msgspec.structs.replace(conversation, messages=messages)
 
 
 def ends(conversation: LiveRequest, covered: Covered) -> list[int]:
-    """Return after how many messages a summary may be asked for.
+    """Return the numbers of messages after which a summary may be requested, in order.
 
-    That is where a reply, or the last result of its calls, is the last message: what a user says
-    after it stays as it is. Only messages that are not covered yet count.
+    A summary ends with a complete turn: a reply without calls, or the last result of its calls.
+    Messages that are covered already do not count.
     """
-    said = conversation.messages
-    if not any(message.role is Role.USER for message in said):
+    sent = conversation.messages
+    # `shortened` repeats the first user message as the task.
+    if not any(message.role is Role.USER for message in sent):
         return []
     found: list[int] = []
-    for index in range(covered.num_messages + 1, len(said) + 1):
-        last = said[index - 1]
-        is_whole = last.role is Role.TOOL or (last.role is Role.ASSISTANT and not last.calls)
-        is_followed = index < len(said) and said[index].role is Role.TOOL
-        if is_whole and not is_followed:
+    for index in range(covered.num_messages + 1, len(sent) + 1):
+        last = sent[index - 1]
+        is_complete = last.role is Role.TOOL or (last.role is Role.ASSISTANT and not last.calls)
+        has_more_results = index < len(sent) and sent[index].role is Role.TOOL
+        if is_complete and not has_more_results:
             found.append(index)
     return found
 
 
 def asking(
-    conversation: LiveRequest, covered: Covered, end: int, words: str, num_tokens_max: int
+    conversation: LiveRequest, covered: Covered, end: int, instruction: str, num_tokens_max: int
 ) -> LiveRequest:
-    """Return the request for a summary of the first messages, with the same tools in its prompt."""
-    said = conversation.messages[:end]
-    short = shortened(msgspec.structs.replace(conversation, messages=said), covered)
-    wishes = msgspec.structs.replace(
+    """Return the request for a summary of the first `end` messages.
+
+    Args:
+        conversation: Request whose session is summarized.
+        covered: Summary so far.
+        end: Number of messages to summarize, one of `ends`.
+        instruction: Text that asks for the summary.
+        num_tokens_max: Maximum length of the summary in tokens.
+
+    """
+    first = conversation.messages[:end]
+    short = shortened(msgspec.structs.replace(conversation, messages=first), covered)
+    # The client's limits on the form of its reply do not apply to a summary.
+    sampling = msgspec.structs.replace(
         conversation.sampling,
         num_tokens_max=num_tokens_max,
         stops=(),
@@ -110,19 +124,20 @@ def asking(
         ignores_end=False,
     )
     is_required = conversation.tool_choice.mode is ChoiceMode.REQUIRED
+    # The same tools in the prompt, so that the KV cache of the session applies.
     return msgspec.structs.replace(
         short,
-        messages=(*short.messages, Said(role=Role.USER, text=words)),
+        messages=(*short.messages, Said(role=Role.USER, text=instruction)),
         tools=tuple(msgspec.structs.replace(t, is_strict=False) for t in conversation.tools),
         tool_choice=ToolChoice() if is_required else conversation.tool_choice,
         allows_parallel_calls=True,
         response_format=ResponseFormat(),
-        sampling=wishes,
+        sampling=sampling,
         num_choices=1,
         num_top_logprobs=0,
     )
 
 
-def _system(said: Sequence[Said], covered: Covered) -> list[Said]:
-    first = said[: covered.num_messages]
+def _system(messages: Sequence[Said], covered: Covered) -> list[Said]:
+    first = messages[: covered.num_messages]
     return [message for message in first if message.role is Role.SYSTEM]

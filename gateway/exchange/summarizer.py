@@ -1,7 +1,8 @@
-"""Asks for summaries until a session fits its window, and records each as a turn of the session."""
+"""Summarizes a session until it fits the context window; each summary is a turn on record."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -19,16 +20,19 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
 
+log = logging.getLogger(__name__)
+
 HEADER = "X-Penstock-Summaries"
-"""Of a request, `auto`: sum the session up where it outgrows the window. Of a reply: how many
-summaries stand for its first messages."""
+"""Request header: `auto` allows summaries of a session that outgrows the context window. Response
+header: the number of summaries that the session has had."""
 NUM_SUMMARIES_MAX = 4
-"""Of one request."""
+"""Maximum summaries to sample for one request."""
 PlanOf = Callable[[LiveRequest], Awaitable[Plan]]
+"""Plans a conversation without summarizing it."""
 
 
 def is_wanted(request: web.Request, key: KeySpec) -> bool:
-    """Return whether a request's session may be summed up.
+    """Return whether the client allows summaries of a request's session.
 
     Raises:
         ApiError: 400, the header says anything but `auto`.
@@ -41,14 +45,14 @@ def is_wanted(request: web.Request, key: KeySpec) -> bool:
 
 
 class Summarizer:
-    """One request whose session may be summed up before it is answered.
+    """Plans one request whose session may be summarized before it is answered.
 
     Args:
-        services: The gateway's.
-        request: Has its id, thread and extra headers.
-        key: Whose it is.
-        charge: Of the key; gets what summaries cost, too.
-        plan_of: Plans a conversation as it is.
+        services: What the endpoints share.
+        request: HTTP request; has its id, thread and extra headers.
+        key: Key of the request.
+        charge: Tokens to charge to the key; summaries are added.
+        plan_of: Plans a conversation without summarizing it.
 
     """
 
@@ -66,12 +70,12 @@ class Summarizer:
         self._charge = charge
         self._plan_of = plan_of
         self._thread: Thread = request[THREAD]
-        self._place = (self._thread.owner, self._thread.name)
+        self._session_key = (self._thread.owner, self._thread.name)
         self._num_spent = 0
-        self._num_asked = 0
+        self._num_sampled = 0
 
     async def plan(self, conversation: LiveRequest) -> Plan:
-        """Return what is to be sampled, after as many summaries as it takes.
+        """Return the plan of a conversation, after as many summaries as it takes to fit.
 
         Raises:
             ApiError: The request is refused, or a summary could not be sampled.
@@ -85,21 +89,23 @@ class Summarizer:
     async def _plan(self, conversation: LiveRequest) -> Plan:
         services = self._services
         window = services.config.context_tokens_max
+        # A session that comes in whole, as after a restart, may need several: each one covers as
+        # much as fits the window.
         for _ in range(NUM_SUMMARIES_MAX):
-            covered = services.summaries.get(self._place, conversation.messages)
+            covered = services.summaries.get(self._session_key, conversation.messages)
             plan = await self._fitting(shortened(conversation, covered))
             if plan is not None and not services.summary.is_due(len(plan.context_ids), window):
                 break
             if not await self._summarize(conversation, covered):
                 break
-        covered = services.summaries.get(self._place, conversation.messages)
+        covered = services.summaries.get(self._session_key, conversation.messages)
         plan = await self._plan_of(shortened(conversation, covered))
         if covered.count:
             self._request[EXTRA_HEADERS][HEADER.lower()] = str(covered.count)
         return plan._replace(chain=covered.chain)
 
     async def _fitting(self, conversation: LiveRequest) -> Plan | None:
-        """Return a plan, or None where the conversation is too long."""
+        """Return a plan; None if the conversation does not fit the context window."""
         try:
             return await self._plan_of(conversation)
         except ApiError as error:
@@ -108,30 +114,34 @@ class Summarizer:
             return None
 
     async def _summarize(self, conversation: LiveRequest, covered: Covered) -> bool:
-        """Have the session summed up as far as its window reaches; return whether it was."""
+        """Summarize as many messages as fit the context window; return whether it succeeded."""
         found = await self._longest(conversation, covered)
         if found is None:
+            log.debug("request %s: no part can be summarized", self._request[REQUEST_ID])
             return False
-        end, asked, plan = found
-        self._num_asked += 1
-        name = f"{self._request[REQUEST_ID]}-s{self._num_asked}"
-        choice = Choice(0, name, asked, plan, self._services.chat_format)
+        end, summary_request, plan = found
+        self._num_sampled += 1
+        name = f"{self._request[REQUEST_ID]}-s{self._num_sampled}"
+        choice = Choice(0, name, summary_request, plan, self._services.chat_format)
         client = self._client(conversation)
         services = self._services
         choice.generation.route = services.arms.route(client.user, services.ctx.now())
         try:
             await self._sample(choice)
         finally:
-            chain, kept = await asyncio.shield(self._record(choice, plan, client, covered))
-        if not kept:
+            # As for replies: sampled tokens are recorded even if the client disconnects.
+            chain, text = await asyncio.shield(self._record(choice, plan, client, covered))
+        if not text:
+            log.warning("request %s: its summary %s is malformed", self._request[REQUEST_ID], name)
             return False
-        said = conversation.messages[:end]
+        log.debug("request %s: %d messages are summarized", self._request[REQUEST_ID], end)
+        first = conversation.messages[:end]
         services.summaries.put(
-            self._place,
+            self._session_key,
             Covered(
                 num_messages=end,
-                digest=Thread(self._thread.owner, said).digest,
-                summary=kept,
+                digest=Thread(self._thread.owner, first).digest,
+                summary=text,
                 count=covered.count + 1,
                 chain=chain,
             ),
@@ -141,20 +151,26 @@ class Summarizer:
     async def _longest(
         self, conversation: LiveRequest, covered: Covered
     ) -> tuple[int, LiveRequest, Plan] | None:
-        """Return the most messages that fit with the request for their summary, if any do."""
+        """Return the longest summary request that fits: its message count, itself and its plan.
+
+        None if not even the shortest one fits.
+        """
         config, summary = self._services.config, self._services.summary
         num_reply = min(summary.num_tokens_max, config.reply_tokens_max)
         best = None
         left = ends(conversation, covered)
+        # Binary search, as each try tokenizes a prompt. It starts with all messages, which usually
+        # fit: a session is summarized as soon as it nears the bound.
         index = len(left) - 1
         while left:
             args = (left[index], summary.request, summary.num_tokens_max)
-            asked = asking(conversation, covered, *args)
-            plan = await self._fitting(asked)
+            summary_request = asking(conversation, covered, *args)
+            plan = await self._fitting(summary_request)
+            # The summary must have its full length left, too.
             if plan is None or plan.sampling.num_tokens_max < num_reply:
                 left = left[:index]
             else:
-                best, left = (left[index], asked, plan), left[index + 1 :]
+                best, left = (left[index], summary_request, plan), left[index + 1 :]
             index = len(left) // 2
         return best
 
@@ -167,7 +183,7 @@ class Summarizer:
                     async for _ in chunks:
                         pass
         except TimeoutError as error:
-            text = "the session's summary did not end in time"
+            text = "the summary of the session did not finish in time"
             raise ApiError(504, "deadline_exceeded", text) from error
         finally:
             await choice.generation.abort(services.ctx)
@@ -175,10 +191,10 @@ class Summarizer:
     async def _record(
         self, choice: Choice, plan: Plan, client: Requester, covered: Covered
     ) -> tuple[str, str]:
-        """Store what was sampled; return its chain and what it carries over, empty for nothing.
+        """Store the sampled summary; return its chain and its text, which is empty if malformed.
 
         Raises:
-            ApiError: 503, it cannot be stored.
+            ApiError: 503, the record cannot be stored.
 
         """
         if not choice.token_ids:
@@ -193,10 +209,13 @@ class Summarizer:
             now,
             continues=covered.chain,
         )
-        kept, fault = "", ""
+        text, fault = "", ""
         try:
-            kept = read_summary(services.chat_format, choice.token_ids, plan.context_ids, plan.told)
+            text = read_summary(
+                services.chat_format, choice.token_ids, plan.context_ids, plan.tools
+            )
         except NoSummaryError as error:
+            # Recorded all the same: what a policy sampled is training data, good or bad.
             fault = str(error)
         answered = choice.answered(client, chain, at=services.ctx.now())
         is_withheld = services.summary.mode is SummaryMode.MASKED
@@ -204,7 +223,7 @@ class Summarizer:
         owner = Owner(tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage)
         services.index.put(choice.request_id, owner, plan.session_id)
         await services.recorder.record(msgspec.structs.replace(answered, turn=turn))
-        return chain, kept
+        return chain, text
 
     def _client(self, conversation: LiveRequest) -> Requester:
         return Requester(

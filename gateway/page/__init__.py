@@ -1,4 +1,5 @@
-"""The live page, one self-contained HTML file, and the feed of monitor state behind it.
+"""The live page, one self-contained HTML file, and the endpoints that it reads.
 
-To show one more section of `MonitorState`: a function in `page.js` and its place in `page.html`.
+To show another section of `MonitorState`, add a function to `page.js`, with an entry in its table
+`SECTIONS`, and a card to `page.html`.
 """

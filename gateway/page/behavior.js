@@ -1,4 +1,4 @@
-// How episodes go while the policy learns. Rows are counts; here they become shares.
+// Behavior in episodes while the policy learns. The state has counts; shares are computed here.
 const share = (part, whole) => (row) => (row[whole] ? [[row.policy_version, row[part] / row[whole]]] : []);
 const SHARES = {
   looked: share("num_looked", "num_rollouts"), parallel: share("num_parallel_turns", "num_turns"),
@@ -19,7 +19,7 @@ function drawBehavior() {
       { name: "held out: two calls or more", color: 3, kind: "dots", points: dots("parallel") },
     ],
   });
-  fill("behavior", note(`Training rollouts by the version that ended them${over}`), habits || empty("No rollout has been judged yet."));
+  fill("behavior", note(`Training rollouts by their last policy version${over}`), habits || empty("No rollout has been judged yet."));
   const effort = training.some((row) => row.num_solved) && chart(widthOf("effort"), {
     x: { label: "policy version" }, y: { format: trim, min: 0 },
     series: [
@@ -32,26 +32,26 @@ function drawBehavior() {
 }
 
 function gainOf({ gains, evals }) {
-  if (!gains.length || !evals.length) return [empty("It takes two evaluations.")];
+  if (!gains.length || !evals.length) return [empty("Needs two evaluations.")];
   const gain = gains[0];
   const first = evals[0], last = evals[evals.length - 1];
   const of = (name, format) => [first, last].map((row) => SHARES[name](row).map((point) => format(point[1]))[0] ?? "–");
   const rows = [
     ["pass rate", percent(gain.pass_before), percent(gain.pass_after)],
-    ["read before they edit", percent(gain.share_looks_before), percent(gain.share_looks_after)],
-    ["pass rate of these", ...of("lookedPass", percent)],
+    ["rollouts that read before they edit", percent(gain.share_looks_before), percent(gain.share_looks_after)],
+    ["pass rate of those", ...of("lookedPass", percent)],
     ["turns with two calls or more", ...of("parallel", percent)],
     ["calls per solved task", ...of("calls", (v) => v.toFixed(2))],
     ["turns per solved task", ...of("turns", (v) => v.toFixed(2))],
   ];
   const work = gain.gain_by_better_work;
-  const split = work === null || work === undefined ? "No gain, or nobody looked: there is nothing to divide."
-    : `${percent(work)} of the gain is better work, ${percent(1 - work)} is looking more often.`;
+  const split = work === null || work === undefined ? "There is no gain to attribute, or no rollout read before it edited."
+    : `${percent(work)} of the gain comes from better work, ${percent(1 - work)} from reading first more often.`;
   const arrow = (before, after) => `${percent(before)} → ${percent(after)}`;
   const drawn = (t) => (t === null || t === undefined ? "" : ` (T = ${trim(t)})`);
   const sets = gains.slice(0, 8).map((g) => [`${g.eval_set}${drawn(g.temperature)}`, arrow(g.pass_before, g.pass_after), arrow(g.share_looks_before, g.share_looks_after)]);
   const bySet = gains.length > 1 ? table(["evaluation set", "pass rate", "read first"], sets, [1, 2]) : null;
-  return [note("Held-out tasks, first evaluation and newest"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split), bySet];
+  return [note("Held-out tasks, first and newest evaluation"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split), bySet];
 }
 
 function drawOutcomes() {
@@ -69,7 +69,7 @@ function drawOutcomes() {
   const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
   pair("turns per rollout", trim(rollouts.num_turns / rollouts.num_finished));
   pair("tokens per rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
-  pair("tool calls (invalid ones) per rollout", `${trim(rollouts.num_calls / rollouts.num_finished)} (${trim(rollouts.num_invalid_calls / rollouts.num_finished)})`);
+  pair("tool calls per rollout (invalid)", `${trim(rollouts.num_calls / rollouts.num_finished)} (${trim(rollouts.num_invalid_calls / rollouts.num_finished)})`);
   if (rollouts.num_summaries) pair("tokens in summaries", percent(rollouts.num_summary_tokens / rollouts.num_sampled_tokens));
-  fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
+  fill("outcomes", note("Verdicts of training rollouts"), stackedBar(parts), list);
 }

@@ -1,4 +1,5 @@
-// Small SVG charts. Every function makes elements; no data ever becomes markup.
+// Small SVG charts. Functions create elements and set text: data never becomes markup, so that no
+// string of a run can inject a script.
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
@@ -16,7 +17,7 @@ function html(name, className = "", ...children) {
   return element;
 }
 
-// Round tick values that cover low..high, about `count` of them.
+// Returns about `count` round tick values within low..high.
 function ticks(low, high, count = 5) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -36,7 +37,7 @@ function extent(values, fallback) {
   return finite.length ? [Math.min(...finite), Math.max(...finite)] : fallback;
 }
 
-// Linear or logarithmic position of a value on low..high, 0..1.
+// Returns a function from a value to its position on low..high, 0..1, linear or logarithmic.
 function scale(low, high, log) {
   const f = log ? Math.log10 : (v) => v;
   const a = f(low), b = f(high);
@@ -55,8 +56,9 @@ function legend(series) {
   return html("div", "legend", ...entries);
 }
 
-// options: series [{name, color 1..6, kind line|dots|bars, points [[x, y]]}], x and y: {label, format,
-// min, max, log}, marks [{y, name}], height, stacked. Returns an element, or null without points.
+// options: series [{name, color 1..6, kind line|dots|bars, points [[x, y]]}], x and y {label, format,
+// min, max, log}, marks [{y, name}], height, stacked. Returns an element, or null if no series has
+// points.
 function chart(width, options) {
   const all = options.series.flatMap((s) => s.points);
   if (!all.length) return null;
@@ -152,17 +154,17 @@ function drawBars(root, box, options) {
   const bars = options.series.filter((s) => s.kind === "bars");
   const count = Math.max(1, box.x1 - box.x0);
   const slot = (box.width - box.left - box.right) / count;
-  const each = options.stacked ? slot * 0.74 : (slot * 0.74) / bars.length;
+  const barWidth = options.stacked ? slot * 0.74 : (slot * 0.74) / bars.length;
   const base = new Map();
   bars.forEach((s, i) => {
     for (const [x, y] of s.points) {
       const from = options.stacked ? base.get(x) ?? 0 : 0;
       base.set(x, from + y);
-      const left = box.px(x) - slot * 0.37 + (options.stacked ? 0 : i * each);
+      const left = box.px(x) - slot * 0.37 + (options.stacked ? 0 : i * barWidth);
       const top = box.py(from + y), bottom = Math.min(box.py(from), box.height - box.bottom);
       root.append(svg("rect", {
-        x: left, y: top, width: Math.max(1, each - 0.5), height: Math.max(0, bottom - top),
-        fill: `var(--c${s.color})`, rx: Math.min(2, each / 4),
+        x: left, y: top, width: Math.max(1, barWidth - 0.5), height: Math.max(0, bottom - top),
+        fill: `var(--c${s.color})`, rx: Math.min(2, barWidth / 4),
       }));
     }
   });
@@ -176,7 +178,7 @@ function summary(options) {
   return parts.join("; ");
 }
 
-// Shows the values at the x nearest to the pointer.
+// Adds a tooltip with the values at the x nearest to the pointer.
 function addTip(holder, root, box, options) {
   const xs = [...new Set(options.series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
   const line = svg("line", { y1: box.top, y2: box.height - box.bottom, stroke: "var(--muted)", visibility: "hidden" });
@@ -204,7 +206,7 @@ function addTip(holder, root, box, options) {
   root.addEventListener("pointerleave", () => { tip.hidden = true; line.setAttribute("visibility", "hidden"); });
 }
 
-// parts [{name, value, color}]: one bar of all, in proportion.
+// Returns one bar divided in proportion to parts [{name, value, color}].
 function stackedBar(parts) {
   const total = parts.reduce((sum, p) => sum + p.value, 0) || 1;
   const cells = parts.filter((p) => p.value > 0).map((p) => {

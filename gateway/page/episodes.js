@@ -1,4 +1,5 @@
-// Episodes: the list with its filters, and one of them turn by turn. All text is set as text.
+// Episodes: the list with its filters, and single episodes turn by turn. Models wrote most of this
+// text, so it is only ever set as text, never as markup.
 const ROWS_SHOWN = 300, ROWS_MAX = 5000; // messages/requests/episodes.py
 const FACTS = [["outcome", "outcome"], ["purpose", "purpose"], ["category", "category"], ["fate", "fate"]];
 const episodes = { rows: null, views: null, shown: ROWS_SHOWN, filter: { text: "" }, coloring: "logprob", list: null, labeler: "operator", key: "", shownEpisode: null };
@@ -20,7 +21,7 @@ async function getJson(path) {
   return response.json();
 }
 
-// Rows and single episodes come from the report itself, or from the gateway.
+// Rows and single episodes come from the report itself if this is one, else from the gateway.
 async function loadRows() {
   if (!EMBEDDED) episodes.rows = await getJson("/v1/monitor/episodes");
   else episodes.rows ??= await unpack("rows");
@@ -31,9 +32,9 @@ async function loadEpisode(id) {
   await loadRows();
   episodes.views ??= await unpack("views");
   const view = episodes.views[id];
-  if (!view) throw new Error("the report does not hold this episode: penstock show has it");
-  const row = episodes.rows.find((one) => one.rollout_id === id);
-  const group = episodes.rows.filter((one) => one.group_id === row.group_id && one.task_id === row.task_id).sort((a, b) => a.rollout_id.localeCompare(b.rollout_id));
+  if (!view) throw new Error("the report does not include this episode; `penstock show` prints it");
+  const row = episodes.rows.find((candidate) => candidate.rollout_id === id);
+  const group = episodes.rows.filter((other) => other.group_id === row.group_id && other.task_id === row.task_id).sort((a, b) => a.rollout_id.localeCompare(b.rollout_id));
   return { ...view, row, group };
 }
 
@@ -58,7 +59,7 @@ function drawRows() {
   const more = html("button", "", `Show more of ${integer(kept.length)}`);
   more.onclick = () => { episodes.shown += 1000; drawRows(); };
   const count = html("p", "sub", `${integer(kept.length)} of ${episodes.rows.length < ROWS_MAX ? "" : "the newest "}${integer(episodes.rows.length)} episodes, newest first`);
-  episodes.list.replaceChildren(count, kept.length ? episodeTable(kept.slice(0, episodes.shown)) : empty("No episode is like this."), kept.length > episodes.shown ? more : "");
+  episodes.list.replaceChildren(count, kept.length ? episodeTable(kept.slice(0, episodes.shown)) : empty("No episode matches the filter."), kept.length > episodes.shown ? more : "");
 }
 
 function choice(key, label) {
@@ -86,7 +87,7 @@ async function showList(place) {
   drawRows();
 }
 
-// The color of a token: how unlikely it was, which version drew it, or which way it is pushed.
+// Colors a token by how unlikely it was, by the version that sampled it, or by its advantage.
 function shade(turn, i, advantage) {
   if (episodes.coloring === "logprob") return ["var(--c2)", Math.min(0.85, -turn.logprobs[i] / 4)];
   if (episodes.coloring === "advantage") return [advantage > 0 ? "var(--c3)" : "var(--bad)", Math.min(0.6, Math.abs(advantage) / 3)];
@@ -138,15 +139,15 @@ function drawVerdict(verdict) {
   pair("reward", verdict.reward.toFixed(3));
   for (const [name, value] of Object.entries(verdict.components ?? {})) pair(words(name), value.toFixed(3));
   if (verdict.num_tests) pair("hidden tests", `${verdict.num_tests_passed ?? 0} of ${verdict.num_tests} pass`);
-  for (const one of verdict.scores ?? []) pair(`${one.judge} ${one.criterion ?? ""}`, one.score === undefined ? "no reply" : one.score.toFixed(2));
-  const findings = (verdict.findings ?? []).map((one) => html("p", `sub ${one.is_decisive ? "bad-text" : "warn-text"}`, `${words(one.kind)} at ${one.where}: ${one.detail}`));
+  for (const score of verdict.scores ?? []) pair(`${score.judge} ${score.criterion ?? ""}`, score.score === undefined ? "no reply" : score.score.toFixed(2));
+  const findings = (verdict.findings ?? []).map((finding) => html("p", `sub ${finding.is_decisive ? "bad-text" : "warn-text"}`, `${words(finding.kind)} at ${finding.where}: ${finding.detail}`));
   return html("section", "card", html("h2", "", "Verdict"), list, ...findings, verdict.detail ? html("pre", "context", verdict.detail) : null);
 }
 
-// Labels: what people say of the episode. In a report they can be read alone.
+// Labels that people gave the episode. A report is read-only, so it has no form.
 function drawLabels(place, episode) {
-  const said = (episode.labels ?? []).map((one) => html("p", "label", html("b", "", html("bdi", "", one.labeler), ` · ${one.value.toFixed(2)}`), one.comment ? html("pre", "context", one.comment) : null));
-  const card = html("section", "card", html("h2", "", "Labels"), ...(said.length ? said : [empty("Nobody has labeled it.")]));
+  const labels = (episode.labels ?? []).map((label) => html("p", "label", html("b", "", html("bdi", "", label.labeler), ` · ${label.value.toFixed(2)}`), label.comment ? html("pre", "context", label.comment) : null));
+  const card = html("section", "card", html("h2", "", "Labels"), ...(labels.length ? labels : [empty("There are no labels yet.")]));
   if (!EMBEDDED) card.append(labelForm(place, episode.row.rollout_id));
   return card;
 }
@@ -163,15 +164,15 @@ function labelForm(place, id) {
   const value = field("input", "score, 0 to 1", { type: "number", min: 0, max: 1, step: 0.01, required: true });
   const labeler = field("input", "your name", { value: episodes.labeler, maxLength: 64, required: true });
   const comment = field("textarea", "why (up to 2000 characters)", { maxLength: 2000, rows: 2 });
-  const key = field("input", "operator's key (runs/<id>/gateway_key)", { type: "password", value: episodes.key, autocomplete: "off" });
-  const told = html("p", "sub");
+  const key = field("input", "operator key (runs/<id>/gateway_key)", { type: "password", value: episodes.key, autocomplete: "off" });
+  const result = html("p", "sub");
   const preset = (text, score) => {
     const button = html("button", "", text);
     button.type = "button";
     button.onclick = () => { value.value = score; };
     return button;
   };
-  const form = html("form", "labeling", html("div", "filters", preset("Good", 1), preset("Bad", 0), value, labeler), comment, html("div", "filters", key, html("button", "", "Label")), told);
+  const form = html("form", "labeling", html("div", "filters", preset("Good", 1), preset("Bad", 0), value, labeler), comment, html("div", "filters", key, html("button", "", "Label")), result);
   form.onsubmit = async (event) => {
     event.preventDefault();
     episodes.labeler = labeler.value;
@@ -182,28 +183,29 @@ function labelForm(place, id) {
     try {
       const response = await fetch(`/v1/monitor/episodes/${encodeURIComponent(id)}/labels`, { method: "POST", headers, body });
       if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error?.message ?? `status ${response.status}`);
+      // The label comes back by way of the log: ask for up to 5 s, unless another episode is opened.
       const before = episodes.shownEpisode;
       for (let i = 0; i < 20 && before === episodes.shownEpisode; i++) {
         const found = await loadEpisode(id);
-        if ((found.labels ?? []).some((one) => one.labeler === labeler.value && (one.comment ?? "") === comment.value && one.value === Number(value.value))) return drawEpisode(place, found);
+        if ((found.labels ?? []).some((label) => label.labeler === labeler.value && (label.comment ?? "") === comment.value && label.value === Number(value.value))) return drawEpisode(place, found);
         await new Promise((resolve) => setTimeout(resolve, 250));
       }
-      told.textContent = "Stored; it is not shown yet.";
+      result.textContent = "Stored, but not visible yet.";
     } catch (error) {
-      told.textContent = error.message;
+      result.textContent = error.message;
     }
   };
   return form;
 }
 
 async function compareGroup(place, rows) {
-  place.replaceChildren(empty("Loading the group."));
+  place.replaceChildren(empty("Loading the group …"));
   const found = await Promise.allSettled(rows.map((row) => loadEpisode(row.rollout_id)));
-  const columns = found.map((one, i) => {
+  const columns = found.map((result, i) => {
     const head = html("p", "sub", `${rows[i].rollout_id} · ${words(rows[i].outcome ?? "–")} · ${rows[i].reward?.toFixed(2) ?? "–"}`);
-    if (one.status === "rejected") return html("div", "side", head, empty(one.reason.message));
-    const said = one.value.turns ?? [];
-    return html("div", "side", head, ...said.map((turn) => (turn.missing ? html("p", "sub", turn.missing) : drawTokens(turn, rows[i].advantage ?? 0))));
+    if (result.status === "rejected") return html("div", "side", head, empty(result.reason.message));
+    const turns = result.value.turns ?? [];
+    return html("div", "side", head, ...turns.map((turn) => (turn.missing ? html("p", "sub", turn.missing) : drawTokens(turn, rows[i].advantage ?? 0))));
   });
   place.replaceChildren(html("div", "sides", ...columns));
 }
@@ -214,7 +216,7 @@ function drawEpisode(place, episode) {
   const back = html("a", "", "All episodes");
   back.href = "#episodes";
   const facts = [`task ${row.task_id} (${row.category ?? ""})`, row.purpose ?? "train", `group ${row.group_id}`, `ended: ${words(row.end)}`, `${integer(row.num_turns)} turns`,
-    `${integer(row.num_tokens)} tokens`, seconds(row.wall_s ?? 0), row.step ? `step ${row.step}: ${fateOf(row)}, advantage ${(row.advantage ?? 0).toFixed(3)}` : "in no step"];
+    `${integer(row.num_tokens)} tokens`, seconds(row.wall_s ?? 0), row.step ? `step ${row.step}: ${fateOf(row)}, advantage ${(row.advantage ?? 0).toFixed(3)}` : "not trained in any step"];
   const coloring = html("select");
   for (const [value, label] of [["logprob", "color: unlikely tokens"], ["version", "color: policy version"], ["advantage", "color: advantage"]]) {
     const option = html("option", "", label);
@@ -230,13 +232,13 @@ function drawEpisode(place, episode) {
   const group = episode.group ?? [];
   const right = html("div", "column",
     episode.verdict ? drawVerdict(episode.verdict) : html("section", "card", html("h2", "", "Verdict"), empty("There is no verdict.")),
-    html("section", "card", html("h2", "", "Changes"), episode.files_missing ? empty(episode.files_missing) : episode.diff ? drawDiff(episode.diff) : empty("It changed no file.")),
+    html("section", "card", html("h2", "", "Changes"), episode.files_missing ? empty(episode.files_missing) : episode.diff ? drawDiff(episode.diff) : empty("No file was changed.")),
     drawLabels(place, episode),
   );
   place.replaceChildren(
     html("section", "card", html("h2", "", row.rollout_id), html("p", "sub", facts.join(" · ")), episode.instruction ? html("pre", "context", episode.instruction) : null, episode.error ? html("p", "bad-text", episode.error) : null, back),
     html("div", "episode", turns, right),
-    html("section", "card", html("div", "filters", html("h2", "", "Its group"), group.length > 1 ? compare : null), episodeTable(group), sides),
+    html("section", "card", html("div", "filters", html("h2", "", "Episodes of the group"), group.length > 1 ? compare : null), episodeTable(group), sides),
   );
 }
 
@@ -249,7 +251,7 @@ async function route() {
   place.hidden = !isEpisodes;
   for (const link of document.querySelectorAll("nav a")) link.classList.toggle("here", (link.hash === "#episodes") === isEpisodes);
   if (!isEpisodes) { if (wasHidden) draw(); return; }
-  place.replaceChildren(empty("Loading."));
+  place.replaceChildren(empty("Loading …"));
   try {
     if (name === "episode") drawEpisode(place, await loadEpisode(decodeURIComponent(id)));
     else await showList(place);

@@ -1,4 +1,4 @@
-"""A run's episodes for the page: rows by filter, and one episode whole."""
+"""Endpoints for the episodes of a run: filtered rows, and single episodes in full."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,22 +19,23 @@ from penstock.messages.requests.episodes import (
 from penstock.messages.rpc import RemoteErrorKind
 
 ANSWER_S = 30.0
-"""Longest time between two parts of a reply."""
+"""Seconds to wait for each part of the monitor's reply."""
 REPLY_BYTES_MAX = 64 << 20
+"""Maximum size of a reply, which is assembled in memory."""
 
 
 async def list_episodes(services: Services, request: web.Request) -> web.Response:
-    """Return the rows that the query's filter keeps, as a JSON list, newest first."""
+    """Return the rows that match the filter in the query, as a JSON list, newest first."""
     services.admit_viewer(request)
     try:
-        wanted = msgspec.convert(dict[str, Any](request.query), EpisodeFilter, strict=False)
+        row_filter = msgspec.convert(dict[str, Any](request.query), EpisodeFilter, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "invalid_filter", str(error)) from error
-    return await _reply(services, "monitor.episodes", ListEpisodes(wanted=wanted))
+    return await _reply(services, "monitor.episodes", ListEpisodes(wanted=row_filter))
 
 
 async def read_episode(services: Services, request: web.Request) -> web.Response:
-    """Return one episode as JSON."""
+    """Return one episode in full, as JSON."""
     services.admit_viewer(request)
     rollout_id = request.match_info["rollout_id"]
     return await _reply(services, "monitor.episode", ReadEpisode(rollout_id=rollout_id))
@@ -45,6 +46,7 @@ async def _reply(services: Services, service: str, message: Message) -> web.Resp
         parts = services.ctx.stream_request(service, message, idle_s=ANSWER_S, is_served=True)
         data = await _joined(parts)
     except RemoteCallError as error:
+        # The id may come from an old link: an unknown episode is no failure of the service.
         if error.kind == RemoteErrorKind.GONE:
             raise ApiError(404, "no_such_episode", error.text) from error
         raise ApiError(503, "no_episode", error.text) from error
@@ -59,6 +61,10 @@ async def _joined(parts: AsyncGenerator[Message, None]) -> bytes:
         assert isinstance(part, EpisodePart)
         data += part.data
         if len(data) > REPLY_BYTES_MAX:
+            # Closed at once: the monitor would go on sending until the generator is collected.
             await parts.aclose()
-            raise ApiError(503, "too_large", f"more than {REPLY_BYTES_MAX >> 20} MiB")
+            text = (
+                f"the reply has more than {REPLY_BYTES_MAX >> 20} MiB: expected a narrower filter"
+            )
+            raise ApiError(503, "too_large", text)
     return bytes(data)

@@ -1,8 +1,11 @@
-"""`POST /v1/monitor/episodes/{rollout_id}/labels`: what a person says of an episode.
+"""`POST /v1/monitor/episodes/{rollout_id}/labels`: stores a person's label of an episode.
 
-For operators alone, on this machine too. A page of another site can neither send JSON here without
-asking first, which nobody answers, nor hide that it is another site.
+Only operators may label, even on this host. A page of another site cannot do it through an
+operator's browser: it would need a CORS preflight to send JSON, which the gateway does not answer,
+and browsers mark such requests as cross-site.
 """
+
+import logging
 
 import msgspec
 from aiohttp import web
@@ -22,7 +25,11 @@ from penstock.messages.signals.episode_labels import (
 )
 from penstock.messages.streams import check_token
 
+log = logging.getLogger(__name__)
+
 BODY_BYTES_MAX = 16 << 10
+"""Maximum size of a body in bytes."""
+# `Sec-Fetch-Site` of the gateway's own page; None is a client that is no browser.
 _OWN_SITES = {None, "same-origin", "none"}
 
 
@@ -30,7 +37,7 @@ class LabelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Body of a label."""
 
     value: LabelValue | None
-    """From 0, bad, to 1, good; null takes the labeler's label back."""
+    """Score from 0 (bad) to 1 (good); null retracts the label of this labeler."""
     labeler: Labeler = "operator"
     comment: Comment = ""
 
@@ -39,17 +46,19 @@ async def post_label(services: Services, request: web.Request) -> web.Response:
     """Store a label of a finished episode.
 
     Raises:
-        ApiError: 401 or 403, no operator; 403, from a page of another site; 404, no such episode;
-            413, 415 or 400, the body; 429, the key said too much.
+        ApiError: 401 or 403, the key is not an operator's; 403, a page of another site sent it;
+            404, the episode is unknown or still running; 400, 413 or 415, the body is invalid;
+            429, a feedback limit of the key is reached.
 
     """
     key = services.admit_operator(request)
     if request.headers.get("Sec-Fetch-Site") not in _OWN_SITES:
-        raise ApiError(403, "cross_site", "expected a request of the gateway's own page")
+        raise ApiError(403, "cross_site", "expected a request from the gateway's own page")
     if request.content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "expected Content-Type application/json")
     data = await read_whole(services, request)
     body = read_label(data)
+    # Charged like feedback, so that a script with an operator key cannot flood the log.
     await services.limits.admit_feedback(key, f"k-{key.key_id}", len(data))
     finished = await _finished(services, request)
     event = EpisodeLabeled(
@@ -61,14 +70,15 @@ async def post_label(services: Services, request: web.Request) -> web.Response:
         comment=body.comment,
     )
     await services.ctx.publish(event)
+    log.info("episode %s is labeled: %s", event.rollout_id, event.label_id)
     return web.json_response({"label_id": event.label_id})
 
 
 def read_label(data: bytes) -> LabelBody:
-    """Return a body.
+    """Parse the body of a label.
 
     Raises:
-        ApiError: 413 or 400.
+        ApiError: 413, it is too large; 400 that names the field.
 
     """
     if len(data) > BODY_BYTES_MAX:
@@ -86,5 +96,5 @@ async def _finished(services: Services, request: web.Request) -> RolloutFinished
     except ConfigError:
         finished = None
     if finished is None:
-        raise ApiError(404, "no_such_episode", "the log has no finished episode of that id")
+        raise ApiError(404, "no_such_episode", "the log has no finished episode with this id")
     return finished

@@ -1,4 +1,4 @@
-"""The live page: one self-contained HTML, live from the gateway or frozen in a report."""
+"""Renders the live page: one HTML file that follows the gateway, or is frozen in a report."""
 
 import base64
 import gzip
@@ -9,6 +9,7 @@ from aiohttp import web
 
 from penstock.gateway.services import Services
 
+# No request leaves for another site, whatever a string in the state may say.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:"
@@ -16,12 +17,12 @@ _POLICY = (
 
 
 def render_page(state_json: bytes = b"null", episodes: tuple[bytes, bytes] | None = None) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Args:
-        state_json: the state that it shows; `null` makes it follow its gateway.
-        episodes: of a page with a state: JSON of their rows, newest first, and of an object of
-            whole episodes by rollout id, both as the gateway gives them.
+        state_json: State to show; `null` makes the page follow its gateway.
+        episodes: Episodes to embed in a report, as JSON in the gateway's format: a list of rows,
+            newest first, and an object of full episodes by rollout id.
 
     """
     page = _template().replace("/*STATE*/null", script_json(state_json))
@@ -30,21 +31,21 @@ def render_page(state_json: bytes = b"null", episodes: tuple[bytes, bytes] | Non
 
 
 def _packed(name: str, data: bytes) -> str:
+    # Without a time stamp: equal runs have equal reports.
     text = base64.b64encode(gzip.compress(data, mtime=0)).decode()
     return f'<script type="application/gzip" data-name="{name}">{text}</script>\n'
 
 
 def script_json(data: bytes) -> str:
-    """Return JSON that a page may hold in a `<script>`, whatever its strings say.
-
-    `<` occurs in strings alone; escaped, no string ends the script or begins a comment in it.
-    """
+    """Return JSON that is safe inside a `<script>` element, whatever its strings contain."""
+    # In JSON, `<` occurs only in strings. Escaped, none of them can end the script element or begin
+    # an HTML comment in it; the two separators below would end a line of JavaScript.
     text = data.decode("utf-8", "replace").replace("<", "\\u003c")
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 async def live_page(services: Services, request: web.Request) -> web.Response:
-    """Serve the page that follows this gateway."""
+    """Return the page that follows this gateway."""
     services.admit_viewer(request)
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
     return web.Response(text=render_page(), content_type="text/html", headers=headers)

@@ -1,6 +1,7 @@
-"""The run's state for the live page: one request to the monitor serves all viewers."""
+"""Feeds the state of the run to live pages: one request to the monitor serves all viewers."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -13,16 +14,21 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
 
+log = logging.getLogger(__name__)
+
 SERVICE = "monitor.state"
 FRESH_S = 0.5
+"""Seconds for which a snapshot is reused."""
 ANSWER_S = 3.0
+"""Seconds to wait for the monitor."""
 PERIOD_S = 1.0
+"""Seconds between updates of a page."""
 STREAM_S_MAX = 3600.0
-"""Longest stream; the browser then reconnects by itself."""
+"""Maximum seconds of one stream; browsers reconnect by themselves."""
 
 
 class MonitorFeed:
-    """Caches the last snapshot for half a second, so that more viewers cost the monitor nothing."""
+    """Caches the last snapshot, so that the number of viewers costs the monitor nothing."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -32,12 +38,13 @@ class MonitorFeed:
         self.num_viewers = 0
 
     async def snapshot(self) -> MonitorSnapshot:
-        """Return the run's state.
+        """Return the state of the run, at most `FRESH_S` old.
 
         Raises:
             PenstockError: The monitor does not answer.
 
         """
+        # Viewers that come while one request is under way wait for its reply.
         async with self._lock:
             if self._snapshot is None or self._ctx.monotonic() - self._at > FRESH_S:
                 reply = await self._ctx.request(SERVICE, ReadMonitor(), deadline_s=ANSWER_S)
@@ -49,7 +56,7 @@ class MonitorFeed:
 async def monitor_state(
     services: Services, feed: MonitorFeed, request: web.Request
 ) -> web.Response:
-    """Return the whole state as JSON."""
+    """Return the complete state as JSON."""
     services.admit_viewer(request)
     try:
         snapshot = await feed.snapshot()
@@ -61,13 +68,15 @@ async def monitor_state(
 async def monitor_events(
     services: Services, feed: MonitorFeed, request: web.Request
 ) -> web.StreamResponse:
-    """Stream the state's changed sections, once a second."""
+    """Stream the sections of the state that changed, once a second."""
     services.admit_viewer(request)
     if feed.num_viewers >= services.config.num_viewers_max:
+        log.warning("live page refused: %d are open already", feed.num_viewers)
         raise ApiError(503, "too_many_viewers", "too many live pages are open", retry_after_s=10.0)
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
+    # After `prepare`: a client that is gone before its headers are out never counts.
     feed.num_viewers += 1
     try:
         await _send_changes(services, feed, response)
@@ -87,19 +96,21 @@ async def _send_changes(
             event = b"data: " + changed_sections(sent, sections) + b"\n\n"
             sent = sections
         except PenstockError:
+            # A comment: it keeps the connection open until the monitor is back.
             event = b": the monitor does not answer\n\n"
+        # A browser that stops reading must not hold its place among the viewers.
         async with asyncio.timeout(services.config.write_s_max):
             await response.write(event)
         await services.ctx.sleep(PERIOD_S)
 
 
 def split_sections(state_json: bytes) -> Mapping[str, bytes]:
-    """Return the JSON of each top-level field."""
+    """Return the JSON text of each top-level field."""
     raw = parse_json(state_json, dict[str, msgspec.Raw], "state")
     return {name: bytes(value) for name, value in raw.items()}
 
 
 def changed_sections(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:
-    """Return one JSON object of the fields whose bytes differ."""
+    """Return a JSON object with the fields whose bytes differ."""
     changed = {name: msgspec.Raw(value) for name, value in new.items() if old.get(name) != value}
     return msgspec.json.encode(changed)

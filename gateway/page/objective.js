@@ -1,4 +1,4 @@
-// What steps optimize: how far the trainer is from the sampler, and where the policy goes.
+// The training objective: mismatch of trainer and sampler, loss, entropy and KL.
 
 function drawMismatch() {
   const graph = chart(widthOf("mismatch"), {
@@ -9,7 +9,7 @@ function drawMismatch() {
       { name: "k3, staleness", color: 4, points: metric("mismatch_staleness_k3") },
     ],
   });
-  fill("mismatch", note("KL of trainer and sampler, nats per token; 0 is exact. The engine's part is of one version, staleness of later ones"), graph ?? empty("No step has been taken yet."));
+  fill("mismatch", note("KL of trainer and sampler, nats per token; 0 is exact. Engine: within one version; staleness: between versions"), graph ?? empty("No step has been taken yet."));
 }
 
 function drawEss() {
@@ -17,11 +17,11 @@ function drawEss() {
   const graph = chart(widthOf("ess"), {
     x: { label: "step" }, y: { format: percent, min: 0, max: 1 }, marks: [{ y: 0.3, name: "alarm 30%" }],
     series: [
-      { name: "ESS / batch", color: 1, points: ess }, { name: "of the ratios alone", color: 3, points: metric("ratio_ess") },
+      { name: "ESS / batch", color: 1, points: ess }, { name: "ratios only", color: 3, points: metric("ratio_ess") },
       { name: "tokens masked", color: 2, points: masked }, { name: "tokens clipped", color: 4, points: clipped },
     ],
   });
-  fill("ess", note("Of the importance weights; low means off-policy"), ess.length ? graph : empty("No step has been taken yet."));
+  fill("ess", note("Effective sample size of the importance weights; a low value means off-policy data"), ess.length ? graph : empty("No step has been taken yet."));
 }
 
 function drawLoss() {

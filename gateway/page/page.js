@@ -1,4 +1,4 @@
-// The view: one function a section, from the state to elements.
+// The overview: one function per section renders its part of the state. `SECTIONS` says which parts.
 const BLANK = {
   run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
   rollouts: { ends: {}, outcomes: {} }, judges: {}, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
@@ -29,7 +29,7 @@ const passRate = (e) => (e.num_tasks ? e.num_solved / e.num_tasks : 0);
 const metric = (name) => state.steps.filter((s) => name in s.metrics).map((s) => [s.step, s.metrics[name]]);
 const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 
-// Mean over a window, so that a noisy curve can be read.
+// Returns the moving average over a window: single steps are too noisy to show a trend.
 function smooth(points, window) {
   return points.map(([x], i) => {
     const near = points.slice(Math.max(0, i - window + 1), i + 1);
@@ -90,7 +90,7 @@ function drawReward() {
     height: 236, x: { label: "step" }, y: { format: (v) => v.toFixed(2), min: Math.min(0, ...rewards), max: Math.max(1, ...rewards) },
     series: [
       { name: window > 1 ? `reward, mean of ${window} steps` : "reward", color: 1, points: smooth(reward, window) },
-      { name: window > 1 ? `training pass rate, mean of ${window}` : "training pass rate", color: 2, points: smooth(passed, window) },
+      { name: window > 1 ? `training pass rate, mean of ${window} steps` : "training pass rate", color: 2, points: smooth(passed, window) },
       { name: "held-out pass rate", color: 3, kind: "dots", joined: true, points: evals },
       ...raw,
     ],
@@ -101,7 +101,7 @@ function drawReward() {
 function drawMidtrain() {
   const { midtrain } = state;
   const ends = [{ num_tokens: 0, loss: midtrain.loss_first }, { num_tokens: midtrain.num_tokens, loss: midtrain.loss_last, heldout_loss: midtrain.heldout_loss }];
-  // Progress is telemetry, which the server forgets; the two ends are on the log.
+  // Progress is telemetry, which the event server drops; the log has the first and the last loss.
   const points = midtrain.wall_s && midtrain.points.length < 2 ? ends : midtrain.points;
   const graph = chart(widthOf("midtrain"), {
     x: { label: "tokens", format: short, whole: false }, y: { format: (v) => v.toFixed(1), tip: (v) => v.toFixed(3) },
@@ -113,7 +113,7 @@ function drawMidtrain() {
   const speed = midtrain.tokens_per_s ? ` · ${short(midtrain.tokens_per_s)} tokens/s` : "";
   const total = midtrain.num_tokens_total ? ` of ${short(midtrain.num_tokens_total)}` : "";
   const line = midtrain.wall_s
-    ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · perplexity ${trim(midtrain.heldout_perplexity)} on held-out text, demonstrations aside`
+    ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · perplexity ${trim(midtrain.heldout_perplexity)} on held-out text without demonstrations`
     : `${short(midtrain.num_tokens ?? 0)}${total} tokens${speed}`;
   fill("midtrain", note(`Nats per token. ${line}`), graph ?? empty("Mid-training has not begun."));
 }
@@ -149,20 +149,20 @@ function drawStepTime() {
 function drawCompute() {
   const { compute } = state;
   const roles = Object.entries(compute.roles ?? {});
-  if (!compute.processor_s) return fill("compute", empty("Nobody has measured processor time yet."));
-  const said = (tokens) => Object.entries(tokens).filter(([, n]) => n).map(([what, n]) => `${integer(n)} ${what.replace("_", "-")}`).join(", ");
-  const hasRl = roles.some(([, one]) => one.rl_share);
-  const rows = roles.map(([name, one]) => [name, integer(one.processor_s), percent(one.share), hasRl ? percent(one.rl_share) : "–", said(one.tokens)]);
-  const bar = stackedBar(roles.map(([name, one], i) => ({ name, value: Math.round(one.processor_s), color: 1 + (i % 6) })));
-  const line = html("p", "sub", `${integer(compute.processor_s)} processor seconds, ${integer(compute.machines_s)} of them machines'`);
-  fill("compute", line, bar, table(["roles", "seconds", "share", "since mid-training", "tokens"], rows, [1, 2, 3], { long: 4, optional: [3] }));
+  if (!compute.processor_s) return fill("compute", empty("CPU time has not been measured yet."));
+  const describe = (tokens) => Object.entries(tokens).filter(([, n]) => n).map(([what, n]) => `${integer(n)} ${what.replace("_", "-")}`).join(", ");
+  const hasRl = roles.some(([, usage]) => usage.rl_share);
+  const rows = roles.map(([name, usage]) => [name, integer(usage.processor_s), percent(usage.share), hasRl ? percent(usage.rl_share) : "–", describe(usage.tokens)]);
+  const bar = stackedBar(roles.map(([name, usage], i) => ({ name, value: Math.round(usage.processor_s), color: 1 + (i % 6) })));
+  const line = html("p", "sub", `${integer(compute.processor_s)} s of CPU time, ${integer(compute.machines_s)} s of it in sandbox machines`);
+  fill("compute", line, bar, table(["role", "CPU s", "share", "since mid-training", "tokens"], rows, [1, 2, 3], { long: 4, optional: [3] }));
 }
 
 function drawLedger() {
   const { ledger } = state;
   const FATES = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["withheld", 3], ["in_flight", 1]];
   const label = (name) => name.replace("_", " ");
-  const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} faults`);
+  const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} violations`);
   const versions = Object.keys(ledger.rows).map(Number).sort((a, b) => b - a).slice(0, 5);
   const fates = FATES.filter(([name]) => [ledger.totals, ...versions.map((v) => ledger.rows[v])].some((row) => row[name]));
   const head = ["tokens", "generated", ...fates.map(([n]) => label(n))];
@@ -175,17 +175,17 @@ function drawLedger() {
   }));
   const faults = (ledger.violations ?? []).map((v) => html("p", "sub bad-text", v));
   const bar = stackedBar(fates.map(([name, color]) => ({ name: label(name), value: ledger.totals[name] ?? 0, color })));
-  const line1 = html("p", "sub", "Every sampled token ends in one column; those without tokens are left out", ledger.totals.generated ? badge : null);
-  const said = Object.entries(ledger.preferences ?? {}).filter(([name, count]) => count || name === "made");
-  const words = said.map(([name, count]) => `${integer(count)} ${name}`).join(", ");
+  const line1 = html("p", "sub", "Every sampled token is counted in exactly one column; empty columns are hidden", ledger.totals.generated ? badge : null);
+  const counts = Object.entries(ledger.preferences ?? {}).filter(([name, count]) => count || name === "made");
+  const words = counts.map(([name, count]) => `${integer(count)} ${name}`).join(", ");
   const judged = words ? [html("p", "sub", `Corrections and judgments: ${words}`)] : [];
   fill("ledger", line1, bar, key, table(head, rows, head.map((_, i) => i).slice(1)), ...judged, ...faults);
 }
 
 function drawCharges() {
   const { num_proven: proven, num_suspected: suspected, quarantined } = state.charges;
-  const line1 = html("p", "sub", `${integer(proven)} failures charged to one item, ${integer(suspected)} suspicions, ${integer(state.charges.num_quarantined)} in quarantine`);
-  const rows = quarantined.slice(-8).reverse().map((one) => [new Date(one.at * 1e3).toLocaleTimeString(), one.item, one.task_id, one.cause]);
+  const line1 = html("p", "sub", `${integer(proven)} failures charged to one item, ${integer(suspected)} suspected, ${integer(state.charges.num_quarantined)} items in quarantine`);
+  const rows = quarantined.slice(-8).reverse().map((entry) => [new Date(entry.at * 1e3).toLocaleTimeString(), entry.item, entry.task_id, entry.cause]);
   fill("charges", line1, rows.length ? table(["since", "item", "task", "cause"], rows, []) : empty("Nothing is in quarantine."));
 }
 
@@ -208,7 +208,8 @@ function drawActors() {
   fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], { long: 4, optional: [2, 3] }) : empty("No actor has reported yet."));
 }
 
-const MOMENTARY = ["live", "idle", "leased", "waiting"]; // Of machines, as their host last reported.
+// Gauges of machines that mean nothing once the run has finished.
+const MOMENTARY = ["live", "idle", "leased", "waiting"];
 
 function drawSandbox() {
   const { sandbox } = state;
@@ -231,11 +232,11 @@ function drawSandbox() {
 
 function drawLive() {
   const { live } = state;
-  if (!live.num_requests && !live.num_external) { fill("live", empty("No user has asked anything yet.")); return; }
+  if (!live.num_requests && !live.num_external) { fill("live", empty("No user has sent a request yet.")); return; }
   const list = html("dl");
-  const rows = [["requests answered", live.num_requests], ["with consent to train", live.num_consented], ["feedback signals", live.num_feedback],
-    ["retracted", live.num_retracted], ["joined to samples", live.num_joined], ["trained", live.num_trained]];
-  if (live.num_external) rows.push(["sessions sampled elsewhere", live.num_external]);
+  const rows = [["requests answered", live.num_requests], ["with training consent", live.num_consented], ["feedback signals", live.num_feedback],
+    ["signals retracted", live.num_retracted], ["samples joined", live.num_joined], ["samples trained", live.num_trained]];
+  if (live.num_external) rows.push(["imported sessions", live.num_external]);
   for (const [name, value] of rows) list.append(html("dt", "", name), html("dd", "", integer(value)));
   if (live.num_joined) list.append(html("dt", "", "mean reward"), html("dd", "", live.reward_mean.toFixed(2)));
   fill("live", list);
@@ -246,7 +247,7 @@ function drawLog() {
   fill("log", items.length ? html("ul", "lines", ...items) : empty("Nothing has happened yet."));
 }
 
-// numeric and optional name columns: those set right, and those that a phone leaves out.
+// numeric: columns to align right; optional: columns that narrow screens hide; long: one that wraps.
 function table(head, rows, numeric, { long = -1, optional = [] } = {}) {
   const kind = (i) => [numeric.includes(i) ? "n" : i === long ? "long" : "", optional.includes(i) ? "optional" : ""].join(" ").trim();
   const top = html("tr", "", ...head.map((name, i) => html("th", kind(i), name)));
@@ -286,7 +287,7 @@ function follow() {
     setLink("live", "good");
     draw(Object.keys(changed));
   };
-  source.onerror = () => setLink("connection lost, trying again", "bad");
+  source.onerror = () => setLink("connection lost, reconnecting", "bad");
 }
 
 if (EMBEDDED) {

@@ -1,9 +1,9 @@
-// Where training tasks come from and how they go; the sets of evaluations; judges beside the tests.
+// Training tasks by source, evaluations by set, and judges in addition to tests.
 function drawTasks() {
   const { num_groups, num_fresh, num_revisits, num_skipped, sources, sets, num_eval_attempts, eval_s } = state.tasks;
-  const rows = Object.entries(sources).map(([name, of]) => [name || "tasks", integer(of.num_groups), integer(of.num_judged), of.num_judged ? percent(of.num_solved / of.num_judged) : "–"]);
-  const left = num_fresh ? `${integer(num_fresh)} tasks are fresh` : "Every task was attempted; groups revisit those whose solve rate is uncertain";
-  const words = num_groups ? `${left}; ${percent(num_revisits / num_groups)} of the groups revisit one, ${integer(num_skipped)} are skipped.` : "";
+  const rows = Object.entries(sources).map(([name, source]) => [name || "tasks", integer(source.num_groups), integer(source.num_judged), source.num_judged ? percent(source.num_solved / source.num_judged) : "–"]);
+  const left = num_fresh ? `${integer(num_fresh)} tasks have not been tried yet` : "Every task was tried; groups revisit tasks with an uncertain solve rate";
+  const words = num_groups ? `${left}; ${percent(num_revisits / num_groups)} of groups revisit a task, ${integer(num_skipped)} tasks are skipped.` : "";
   fill("sources", note(words), rows.length ? table(["source", "groups", "rollouts", "pass rate"], rows, [1, 2, 3]) : empty("No group has been granted yet."));
   const newest = Object.entries(sets).filter(([, points]) => points.length).map(([name, points]) => [name || "held out", points[0], points[points.length - 1]]);
   const evals = newest.map(([name, first, last]) => [
@@ -15,19 +15,19 @@ function drawTasks() {
   fill("sets", ...(evals.length ? [
     table(["set", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3], { optional: [1] }),
     categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
-    note(`Cost of all evaluations: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}, beside training.`),
+    note(`Cost of all evaluations, in parallel with training: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}.`),
   ] : [empty("Nothing has been evaluated yet.")]));
 }
 
-// Judges beside the tests; a run without any has no such card.
+// The card is hidden in runs whose only judge is the tests.
 function drawJudges() {
   const judges = Object.entries(state.judges).sort();
   document.getElementById("judges").hidden = !judges.length;
-  const mean = (sum, one) => one.num_scored ? (sum / one.num_scored).toFixed(3) : "–";
-  const rows = judges.map(([name, one]) => [
-    name, integer(one.num_scored), mean(one.score_sum, one), mean(one.disagreement_sum, one), integer(one.num_failed), integer(one.num_prompt_tokens + one.num_reply_tokens),
-    html("span", one.is_failing ? "bad-text" : "muted", one.is_failing ? `not scoring: ${one.note}` : one.note || "–"),
+  const mean = (sum, judge) => judge.num_scored ? (sum / judge.num_scored).toFixed(3) : "–";
+  const rows = judges.map(([name, judge]) => [
+    name, integer(judge.num_scored), mean(judge.score_sum, judge), mean(judge.disagreement_sum, judge), integer(judge.num_failed), integer(judge.num_prompt_tokens + judge.num_reply_tokens),
+    html("span", judge.is_failing ? "bad-text" : "muted", judge.is_failing ? `not scoring: ${judge.note}` : judge.note || "–"),
   ]);
   const head = ["judge/criterion", "scored", "mean", "disagreement", "failed", "tokens", "note"];
-  fill("judges", note("Scores of training rollouts, from 0 to 1, and how far repeats disagreed"), table(head, rows, [1, 2, 3, 4, 5], { long: 6, optional: [3, 5] }));
+  fill("judges", note("Scores of training rollouts, from 0 to 1, and the mean disagreement of repeats"), table(head, rows, [1, 2, 3, 4, 5], { long: 6, optional: [3, 5] }));
 }

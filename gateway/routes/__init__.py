@@ -1,5 +1,5 @@
-"""The protocols that the gateway speaks: each route a translation to `LiveRequest` and back.
+"""The protocols of the gateway: each route translates a body to a `LiveRequest`, and replies back.
 
-To add one: `<name>.py` with a function that reads a body into an `Asked` and a `ReplyWriter` that
-says the reply, and its line in `gateway/app.py`.
+To add one, write `<name>.py` with a function that parses a body into an `Asked` and a `ReplyWriter`
+that serializes the reply, and register it in `gateway/app.py`.
 """

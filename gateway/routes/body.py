@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded in depth, nulls as if absent, what has no effect told by name."""
+"""Parses and checks request bodies: what all routes share."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,15 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 TOOL_NAME_CHARS_MAX = 128
 DEPTH_MAX = 64
-"""Nesting of a body, and of a call's arguments."""
+"""Maximum nesting of a body, and of the arguments of a call."""
+# How msgspec's error texts name a field.
 _PATH = re.compile(r" - at `(?:\$\.?)?([^`]*)`")
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling fields that routes name alike."""
+    """The sampling fields that several routes share."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -48,7 +49,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
 
     def wishes(self, num_tokens_max: int | None, *, ignores_end: bool = False) -> SamplingWishes:
-        """Return them as a request has them."""
+        """Return the fields as the options of a `LiveRequest`."""
         stop = self.stop or ()
         return SamplingWishes(
             temperature=self.temperature,
@@ -68,7 +69,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_body(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
-    """Read JSON as a struct; fields that are null count as absent.
+    """Parse JSON as a struct; null fields count as absent, and unknown ones are returned by name.
 
     Returns:
         The struct, and the names of the fields that it does not have.
@@ -80,6 +81,7 @@ def read_body(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
     table = _decoded(body, dict[str, Any])
     check_depth(table, None)
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    # Client libraries send null for fields that their user left out.
     given = {name: value for name, value in table.items() if value is not None}
     try:
         read = msgspec.convert({k: v for k, v in given.items() if k in known}, kind, str_keys=True)
@@ -89,7 +91,7 @@ def read_body(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
-    """Read JSON as a struct, all of whose fields are known.
+    """Parse JSON as a struct; unknown fields are an error if the struct forbids them.
 
     Raises:
         ApiError: 400 that names the field.
@@ -99,19 +101,20 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def check_depth(value: Any, param: str | None) -> None:
-    """Refuse nesting that recursive code could not follow.
+    """Refuse values nested too deeply for recursive code.
 
     Raises:
         ApiError: 400.
 
     """
+    # Level by level, because recursion is what deep nesting would break.
     level = [value]
     for _ in range(DEPTH_MAX):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
         ]
         if not level:
             return
@@ -119,10 +122,10 @@ def check_depth(value: Any, param: str | None) -> None:
 
 
 def read_call(name: str, arguments: str, call_id: str, param: str) -> Call:
-    """Return a call whose arguments are JSON text.
+    """Return a call, with its arguments parsed from JSON text.
 
     Raises:
-        ApiError: 400, they are not a JSON object.
+        ApiError: 400, the arguments are not a JSON object.
 
     """
     try:
@@ -134,10 +137,10 @@ def read_call(name: str, arguments: str, call_id: str, param: str) -> Call:
 
 
 def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
-    """Return tools whose names are distinct and whose parameters are schemas of objects.
+    """Return the tools after checking that names are distinct and parameters are object schemas.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400 that names the tool.
 
     """
     seen: set[str] = set()
@@ -146,7 +149,7 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]
             text = f"expected a name of 1 to {TOOL_NAME_CHARS_MAX} characters"
             raise invalid(text, f"{param}[{index}]")
         if tool.name in seen:
-            raise invalid(f"the name {tool.name!r} is given twice", f"{param}[{index}]")
+            raise invalid(f"an earlier tool is named {tool.name!r}, too", f"{param}[{index}]")
         seen.add(tool.name)
         if not isinstance(tool.parameters.get("properties") or {}, dict):
             raise invalid("expected an object", f"{param}[{index}].function.parameters.properties")
@@ -154,42 +157,43 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """Return a choice that the tools allow.
+    """Return the choice after checking that the tools allow it.
 
     Raises:
-        ApiError: 400, no tools, or none of that name.
+        ApiError: 400, there are no tools, or none of that name.
 
     """
     if choice.mode is ChoiceMode.REQUIRED and not tools:
-        raise invalid("expected tools beside it", "tool_choice")
+        raise invalid("a tool is required, but the request has no tools", "tool_choice")
     if choice.name and choice.name not in {tool.name for tool in tools}:
         raise invalid(f"there is no tool {choice.name!r}", "tool_choice")
     return choice
 
 
 def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> SamplingWishes:
-    """Return wishes that are in range.
+    """Return the sampling options after checking their ranges.
 
     Args:
-        wishes: As read.
-        names: What the route calls a field, where not as it is called here.
+        wishes: Options as parsed.
+        names: Field of `wishes` -> its name in the route's body, where the two differ.
 
     Raises:
         ApiError: 400 that names the field.
 
     """
 
-    def check(name: str, is_good: bool, expected: str) -> None:
-        if not is_good:
+    def check(name: str, is_valid: bool, expected: str) -> None:
+        if not is_valid:
             raise invalid(f"expected {expected}", names.get(name, name))
 
     temperature, top_p, seed = wishes.temperature, wishes.top_p, wishes.seed
-    is_good = not temperature or TEMPERATURE_MIN <= temperature <= 2
-    check("temperature", is_good, f"0, or a number from {TEMPERATURE_MIN:g} to 2")
-    is_good = top_p is None or TOP_P_MIN <= top_p <= 1
-    check("top_p", is_good, f"a number from {TOP_P_MIN:g} to 1")
+    is_valid = not temperature or TEMPERATURE_MIN <= temperature <= 2
+    check("temperature", is_valid, f"0, or a number from {TEMPERATURE_MIN:g} to 2")
+    is_valid = top_p is None or TOP_P_MIN <= top_p <= 1
+    check("top_p", is_valid, f"a number from {TOP_P_MIN:g} to 1")
+    # Ranges follow OpenAI's API; clients of vLLM send -1 for no `top_k`.
     ranges = (
-        ("top_k", -1, 2**31 - 1, "0, or the number of tokens that stay"),
+        ("top_k", -1, 2**31 - 1, "0, or the number of tokens to keep"),
         ("min_p", 0, 1, "a number from 0 to 1"),
         ("presence_penalty", -2, 2, "a number from -2 to 2"),
         ("frequency_penalty", -2, 2, "a number from -2 to 2"),
@@ -198,19 +202,19 @@ def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> Sam
     for name, least, most, expected in ranges:
         value = getattr(wishes, name)
         check(name, value is None or least <= value <= most, expected)
-    is_good = len(wishes.logit_bias) <= NUM_BIASES_MAX
-    check("logit_bias", is_good, f"at most {NUM_BIASES_MAX} tokens")
-    is_good = all(-100 <= bias <= 100 for bias in wishes.logit_bias.values())
-    check("logit_bias", is_good, "numbers from -100 to 100")
-    is_good = len(wishes.stop_token_ids) <= NUM_STOP_IDS_MAX
-    check("stop_token_ids", is_good, f"at most {NUM_STOP_IDS_MAX} token ids")
-    check("seed", seed is None or -(2**63) <= seed < 2**63, "an integer of 64 bits")
+    is_valid = len(wishes.logit_bias) <= NUM_BIASES_MAX
+    check("logit_bias", is_valid, f"at most {NUM_BIASES_MAX} tokens")
+    is_valid = all(-100 <= bias <= 100 for bias in wishes.logit_bias.values())
+    check("logit_bias", is_valid, "numbers from -100 to 100")
+    is_valid = len(wishes.stop_token_ids) <= NUM_STOP_IDS_MAX
+    check("stop_token_ids", is_valid, f"at most {NUM_STOP_IDS_MAX} token ids")
+    check("seed", seed is None or -(2**63) <= seed < 2**63, "a 64-bit integer")
     limit = wishes.num_tokens_max
     check("num_tokens_max", limit is None or limit >= 1, "at least 1")
-    is_good = len(wishes.stops) <= NUM_STOPS_MAX
-    check("stops", is_good, f"at most {NUM_STOPS_MAX} texts")
-    is_good = all(0 < len(stop) <= STOP_CHARS_MAX for stop in wishes.stops)
-    check("stops", is_good, f"texts of 1 to {STOP_CHARS_MAX} characters")
+    is_valid = len(wishes.stops) <= NUM_STOPS_MAX
+    check("stops", is_valid, f"at most {NUM_STOPS_MAX} texts")
+    is_valid = all(0 < len(stop) <= STOP_CHARS_MAX for stop in wishes.stops)
+    check("stops", is_valid, f"texts of 1 to {STOP_CHARS_MAX} characters")
     return wishes
 
 
@@ -225,6 +229,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 def _as_api_error(error: Exception) -> ApiError:
     text = str(error)
+    # msgspec gives the path in the text; clients expect it in the field `param`.
     place = _PATH.search(text)
     path = place.group(1) if place else ""
     named = _UNKNOWN.search(text) or _MISSING.search(text)

@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`: OpenAI's chat body to a conversation.
+"""`POST /v1/chat/completions`: OpenAI's chat body and its responses.
 
-OpenAI's response objects: `chat.completion` and the chunks of a stream.
+Responses are `chat.completion` objects, or a stream of `chat.completion.chunk`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from penstock.messages.rollout import ToolCall
 
 _NOTHING: Mapping[str, Any] = {}
 LOGPROB_MIN = -9999.0
-"""Minus infinity in JSON, which has none."""
+"""Logprob that stands for minus infinity, which JSON cannot express; vLLM uses the same."""
 FINISH_REASONS = {
     Finish.STOP: "stop",
     Finish.STOP_TEXT: "stop",
@@ -53,7 +53,7 @@ FINISH_REASONS = {
 
 
 class ChatReplyWriter:
-    """Writes the replies of one request, whole or as events of a stream."""
+    """Serializes the replies of one chat request, whole or as a stream of chunks."""
 
     def __init__(
         self, opening: Opening, *, has_logprobs: bool, has_token_ids: bool, has_usage: bool
@@ -71,13 +71,14 @@ class ChatReplyWriter:
         return msgspec.json.encode(body)
 
     def begin(self) -> Iterator[bytes]:
-        """Yield the first events: the role of each choice."""
+        """Yield the first chunk of each choice, which gives the role."""
         for index in range(self._opening.conversation.num_choices):
             choice = self._delta_choice(index, {"role": "assistant", "content": ""})
             yield self._event([choice], self._prompt_fields() if index == 0 else {})
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        """Yield an event a delta; the first carries the fields of the tokens that are new."""
+        """Yield one chunk per delta; the first one carries the logprobs and ids of new tokens."""
+        # Tokens that end no text yet (half a character, part of a call) get a chunk of their own.
         fields = self._token_fields(reply)
         for delta in deltas:
             yield self._event([self._delta_choice(reply.index, self._delta(reply, delta)) | fields])
@@ -86,7 +87,7 @@ class ChatReplyWriter:
             yield self._event([self._delta_choice(reply.index, {}) | fields])
 
     def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
-        """Yield the last events: why each ended, usage if asked for, and the end marker."""
+        """Yield the finish reason of each choice, the usage if requested, and the end marker."""
         for reply in replies:
             reason = {"finish_reason": FINISH_REASONS[reply.finish]}
             yield self._event([self._delta_choice(reply.index, {}) | reason | stop_field(reply)])
@@ -95,7 +96,7 @@ class ChatReplyWriter:
         yield sse(b"[DONE]")
 
     def fail(self, error: ApiError) -> Iterator[bytes]:
-        """Yield the error, after which there is no end marker."""
+        """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
     def _choice_of(self, reply: Replied) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class ChatReplyWriter:
         return choice | stop_field(reply) | self._token_fields(reply) | self._reply_id(reply)
 
     def _reply_id(self, reply: Replied) -> dict[str, str]:
-        """Return the id for feedback on one of several choices."""
+        """Return the id by which feedback refers to one of several choices."""
         is_single = self._opening.conversation.num_choices == 1
         return {} if is_single else {"request_id": reply.request_id}
 
@@ -128,7 +129,7 @@ class ChatReplyWriter:
         }
 
     def _token_fields(self, reply: Replied) -> dict[str, Any]:
-        """Return logprobs and ids, where asked for, of the tokens not written yet."""
+        """Return the logprobs and ids of tokens not written yet, as far as requested."""
         start = self._num_written.get(reply.index, 0)
         self._num_written[reply.index] = len(reply.token_ids)
         ids = list(reply.token_ids[start:])
@@ -175,11 +176,11 @@ class ChatReplyWriter:
 def logprob_entries(
     reply: Replied, start: int, entry: Callable[[int, float], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the entries of a reply's tokens from `start` on, each with its likeliest tokens."""
+    """Return one entry per token from `start` on, each with its most likely alternatives."""
     top = reply.top_logprobs
     return [
         entry(token_id, logprob)
-        | {"top_logprobs": [entry(*one) for one in top[index]] if index < len(top) else []}
+        | {"top_logprobs": [entry(*pair) for pair in top[index]] if index < len(top) else []}
         for index, (token_id, logprob) in enumerate(
             zip(reply.token_ids, reply.logprobs, strict=True)
         )
@@ -188,7 +189,7 @@ def logprob_entries(
 
 
 def usage(opening: Opening, replies: Sequence[Replied]) -> dict[str, int]:
-    """Return OpenAI's usage object; the prompt counts once."""
+    """Return OpenAI's usage object; the prompt counts once, whatever the number of replies."""
     num_context = len(opening.context_ids)
     num_sampled = sum(len(reply.token_ids) for reply in replies)
     return {
@@ -199,15 +200,16 @@ def usage(opening: Opening, replies: Sequence[Replied]) -> dict[str, int]:
 
 
 def stop_field(reply: Replied) -> dict[str, str]:
-    """Return vLLM's field of the text that ended a reply."""
+    """Return vLLM's field `stop_reason`, the text that ended a reply; empty if none did."""
     return {"stop_reason": reply.stop_text} if reply.finish is Finish.STOP_TEXT else {}
 
 
 NUM_TOP_LOGPROBS_MAX = 20
+"""Maximum alternatives per token, as in OpenAI's API."""
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A call as OpenAI writes it: arguments are JSON text."""
+    """A call in OpenAI's format, with arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
@@ -230,7 +232,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class ChatBodyMessage(msgspec.Struct, frozen=True):
-    """One message of the conversation; fields that clients echo back are let through."""
+    """One message of the conversation; unknown fields are ignored, since clients echo replies."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -274,13 +276,13 @@ class NamedChoice(msgspec.Struct, frozen=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
-    """The schema of `response_format`."""
+    """The field `json_schema` of `response_format`."""
 
     schema: dict[str, Any] | None = None
 
 
 class ChatResponseFormat(msgspec.Struct, frozen=True):
-    """`response_format`."""
+    """The field `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -311,26 +313,26 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
 
 
 def read_chat(body: bytes) -> Asked:
-    """Read a chat body.
+    """Parse a chat body.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
 
     """
     chat, ignored = read_body(body, ChatBody)
-    said = read_messages(chat.messages)
+    messages = read_messages(chat.messages)
     if not 1 <= chat.n <= NUM_CHOICES_MAX:
         raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", "n")
     if not 0 <= chat.top_logprobs <= NUM_TOP_LOGPROBS_MAX:
         raise invalid(f"expected 0 to {NUM_TOP_LOGPROBS_MAX}", "top_logprobs")
     if chat.top_logprobs and not chat.logprobs:
-        raise invalid("expected logprobs: true beside it", "top_logprobs")
+        raise invalid("expected logprobs: true as well", "top_logprobs")
     if chat.modalities not in ([], ["text"]):
-        raise invalid('expected ["text"]: this model writes text alone', "modalities")
+        raise invalid('expected ["text"]: this model writes only text', "modalities")
     tools = read_tools(chat.tools)
     conversation = LiveRequest(
         model=chat.model,
-        messages=said,
+        messages=messages,
         tools=tools,
         tool_choice=_choice(chat, tools),
         allows_parallel_calls=chat.parallel_tool_calls,
@@ -347,7 +349,7 @@ def read_chat(body: bytes) -> Asked:
 
 
 def read_messages(messages: Sequence[ChatBodyMessage]) -> tuple[Said, ...]:
-    """Return what a body's messages say.
+    """Return the messages of a body.
 
     Raises:
         ApiError: 400 that names the field.
@@ -355,11 +357,16 @@ def read_messages(messages: Sequence[ChatBodyMessage]) -> tuple[Said, ...]:
     """
     if not 0 < len(messages) <= NUM_MESSAGES_MAX:
         raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
-    return tuple(_said(message, index) for index, message in enumerate(messages))
+    return tuple(_message(message, index) for index, message in enumerate(messages))
 
 
 def read_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
-    """Return a body's tools; raises as `read_messages` does."""
+    """Return the tools of a body.
+
+    Raises:
+        ApiError: 400 that names the tool.
+
+    """
     if len(given) > NUM_TOOLS_MAX:
         raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
     functions = [tool.function for tool in given]
@@ -385,12 +392,13 @@ def _writer(chat: ChatBody, opening: Opening) -> ChatReplyWriter:
     )
 
 
-def _said(message: ChatBodyMessage, index: int) -> Said:
+def _message(message: ChatBodyMessage, index: int) -> Said:
     place = f"messages[{index}]"
+    # OpenAI renamed the system role for its newer models; clients send either.
     role = Role.SYSTEM if message.role == "developer" else Role(message.role)
     calls = message.tool_calls or []
     if calls and role is not Role.ASSISTANT:
-        raise invalid("only an assistant calls tools", f"{place}.tool_calls")
+        raise invalid("expected calls only in assistant messages", f"{place}.tool_calls")
     return Said(
         role=role,
         text=_text(message.content, f"{place}.content"),
@@ -413,7 +421,7 @@ def _text(content: str | list[ContentPart] | None, place: str) -> str:
         return content or ""
     for index, part in enumerate(content):
         if part.type not in {"text", "refusal"}:
-            text = f"expected a part of type text: this model cannot read {part.type!r}"
+            text = f"expected the type text: this model cannot read {part.type!r}"
             raise invalid(text, f"{place}[{index}].type")
     return "".join(part.text or part.refusal for part in content)
 
@@ -438,6 +446,7 @@ def _format(wanted: ChatResponseFormat | None) -> ResponseFormat:
 
 
 def _sampling(chat: ChatBody) -> SamplingWishes:
+    # `max_tokens` is the older name; errors use the one that the client sent.
     limit = chat.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"
     wishes = chat.wishes(chat.max_tokens if limit is None else limit)

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a text, or token ids, to continue."""
+"""`POST /v1/completions`: continues a text or token ids, in OpenAI's legacy format."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,8 +27,9 @@ from penstock.gateway.routes.chat import (
 )
 
 NUM_TOKENS_DEFAULT = 16
-"""Of a reply whose request names none, as OpenAI has it."""
+"""Maximum length of a reply if the request sets none, as in OpenAI's API."""
 _NUM_LOGPROBS_MAX = 5
+"""Maximum alternatives per token, as in OpenAI's API."""
 
 
 class CompletionsBody(SamplingFields, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ class CompletionsBody(SamplingFields, frozen=True, kw_only=True):
 
 
 def read_completions(body: bytes) -> Asked:
-    """Read a completions body.
+    """Parse a completions body.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
@@ -61,11 +62,11 @@ def read_completions(body: bytes) -> Asked:
     if not 1 <= read.n <= NUM_CHOICES_MAX:
         raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", "n")
     if read.best_of not in {None, read.n}:
-        raise invalid("expected as many as n", "best_of")
+        raise invalid("expected the same number as n", "best_of")
     if read.echo:
-        raise invalid("the prompt is not repeated; leave it out", "echo")
+        raise invalid("replies cannot repeat the prompt; leave the field out", "echo")
     if read.suffix:
-        raise invalid("this model only continues; leave it out", "suffix")
+        raise invalid("this model cannot fill in before a suffix; leave the field out", "suffix")
     if not 0 <= (read.logprobs or 0) <= _NUM_LOGPROBS_MAX:
         raise invalid(f"expected 0 to {_NUM_LOGPROBS_MAX}", "logprobs")
     wishes = read.wishes(read.max_tokens)
@@ -88,19 +89,20 @@ def read_completions(body: bytes) -> Asked:
 
 
 def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
-    """Return the one prompt, which may stand in a list of prompts."""
+    """Return the prompt; a list that holds only one prompt stands for that prompt."""
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         (given,) = given
     if isinstance(given, str):
         return given
-    if not given or any(type(one) is not int for one in given):
+    # Not isinstance: true and false would pass as token ids.
+    if not given or any(type(token_id) is not int for token_id in given):
         text = "expected one prompt: a text, or a list of token ids"
         raise invalid(text, "prompt")
     return tuple(given)
 
 
 class CompletionsReplyWriter:
-    """Writes the replies of one request, whole or as events of a stream."""
+    """Serializes the replies of one completions request, whole or as a stream."""
 
     def __init__(self, opening: Opening, *, has_logprobs: bool, has_usage: bool) -> None:
         self._opening = opening
@@ -115,7 +117,7 @@ class CompletionsReplyWriter:
         return msgspec.json.encode(body)
 
     def begin(self) -> Iterator[bytes]:
-        """Yield nothing: the first event is the first text."""
+        """Yield nothing: the stream begins with the first text."""
         return iter(())
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
@@ -126,7 +128,7 @@ class CompletionsReplyWriter:
             yield sse(msgspec.json.encode(self._object([choice])))
 
     def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
-        """Yield why each ended, usage if asked for, and the end marker."""
+        """Yield the finish reason of each choice, the usage if requested, and the end marker."""
         for reply in replies:
             choice = self._choice(reply, "", is_last=True)
             yield sse(msgspec.json.encode(self._object([choice])))
@@ -136,7 +138,7 @@ class CompletionsReplyWriter:
         yield sse(b"[DONE]")
 
     def fail(self, error: ApiError) -> Iterator[bytes]:
-        """Yield the error, after which there is no end marker."""
+        """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
     def _choice(self, reply: Replied, text: str, *, is_last: bool) -> dict[str, Any]:
@@ -146,15 +148,15 @@ class CompletionsReplyWriter:
         return choice | (stop_field(reply) if is_last else {})
 
     def _logprobs(self, reply: Replied) -> dict[str, Any]:
-        """Return the logprobs of the tokens not written yet."""
+        """Return the logprobs of tokens not written yet."""
         start = self._num_written.get(reply.index, 0)
         self._num_written[reply.index] = len(reply.token_ids)
         decode = self._opening.tokenizer.decode
         return {
-            "tokens": [decode([one]) for one in reply.token_ids[start:]],
-            "token_logprobs": [max(LOGPROB_MIN, one) for one in reply.logprobs[start:]],
+            "tokens": [decode([token_id]) for token_id in reply.token_ids[start:]],
+            "token_logprobs": [max(LOGPROB_MIN, logprob) for logprob in reply.logprobs[start:]],
             "top_logprobs": [
-                {decode([one]): max(LOGPROB_MIN, value) for one, value in row}
+                {decode([token_id]): max(LOGPROB_MIN, logprob) for token_id, logprob in row}
                 for row in reply.top_logprobs[start:]
             ]
             or None,

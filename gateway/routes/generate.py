@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids out, as vLLM has it."""
+"""`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's format."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +21,9 @@ from penstock.gateway.routes.body import SamplingFields, check_sampling, read_bo
 from penstock.gateway.routes.chat import FINISH_REASONS, LOGPROB_MIN, logprob_entries
 
 NUM_TOKENS_DEFAULT = 16
+"""Maximum length of a reply if the request sets none, as in vLLM."""
 NUM_LOGPROBS_MAX = 20
+"""Maximum alternatives per token, as in vLLM."""
 _PLACE = "sampling_params"
 
 
@@ -49,7 +51,7 @@ class GenerateBody(msgspec.Struct, frozen=True):
 
 
 def read_generate(body: bytes) -> Asked:
-    """Read a generate body.
+    """Parse a generate body.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
@@ -65,9 +67,10 @@ def read_generate(body: bytes) -> Asked:
         raise invalid(f"expected 0 to {NUM_LOGPROBS_MAX}", f"{_PLACE}.logprobs")
     for name in ("prompt_logprobs", "min_tokens"):
         if getattr(params, name):
-            raise invalid("not supported; leave it out", f"{_PLACE}.{name}")
+            raise invalid("not supported; leave the field out", f"{_PLACE}.{name}")
     num_tokens_max = NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens
     wishes = params.wishes(num_tokens_max, ignores_end=params.ignore_eos)
+    # Errors must name the field where the body has it, inside `sampling_params`.
     names = {name: f"{_PLACE}.{name}" for name in SamplingWishes.__struct_fields__}
     names |= {"num_tokens_max": f"{_PLACE}.max_tokens", "stops": f"{_PLACE}.stop"}
     conversation = LiveRequest(
@@ -87,7 +90,7 @@ def read_generate(body: bytes) -> Asked:
 
 
 class GenerateReplyWriter:
-    """Writes the ids of one request's replies."""
+    """Serializes the token ids of one request's replies, whole or as a stream."""
 
     def __init__(self, opening: Opening, *, has_logprobs: bool) -> None:
         self._opening = opening
@@ -99,22 +102,22 @@ class GenerateReplyWriter:
         return self._body([self._choice(reply, is_last=True) for reply in replies])
 
     def begin(self) -> Iterator[bytes]:
-        """Yield nothing: the first event has the first ids."""
+        """Yield nothing: the stream begins with the first ids."""
         return iter(())
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        """Yield an event with the ids not written yet."""
+        """Yield an event with the ids that are not written yet."""
         if len(reply.token_ids) > self._num_written.get(reply.index, 0):
             yield sse(self._body([self._choice(reply, is_last=False)]))
 
     def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
-        """Yield why each ended, and the end marker."""
+        """Yield the finish reason of each choice, and the end marker."""
         for reply in replies:
             yield sse(self._body([self._choice(reply, is_last=True)]))
         yield sse(b"[DONE]")
 
     def fail(self, error: ApiError) -> Iterator[bytes]:
-        """Yield the error, after which there is no end marker."""
+        """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
     def _choice(self, reply: Replied, *, is_last: bool) -> dict[str, Any]:

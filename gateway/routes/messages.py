@@ -1,6 +1,6 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's body to a conversation.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's body and its responses.
 
-Anthropic's `message` objects, and the events of a stream of one.
+Responses are `message` objects, or a stream of the events that build one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ _STOP_REASONS = {
 
 
 class MessagesReplyWriter:
-    """Writes one message, whole or block by block."""
+    """Serializes one message, whole or as a stream of content blocks."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -66,9 +66,10 @@ class MessagesReplyWriter:
         yield _event("message_start", message=self._message())
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        """Yield the blocks of new text and calls."""
+        """Yield the events for new text and calls."""
         for delta in deltas:
             if isinstance(delta, TextDelta):
+                # One text block stays open over many deltas; only one block may be open at a time.
                 if not self._is_text_open:
                     self._is_text_open = True
                     yield self._start({"type": "text", "text": ""})
@@ -89,7 +90,7 @@ class MessagesReplyWriter:
         yield _event("message_stop")
 
     def fail(self, error: ApiError) -> Iterator[bytes]:
-        """Yield `error`."""
+        """Yield the event `error`."""
         yield sse(error_body(error, ANTHROPIC_PATH), event="error")
 
     def _start(self, block: dict[str, Any]) -> bytes:
@@ -140,11 +141,12 @@ def _event(kind: str, **fields: Any) -> bytes:
     return sse(msgspec.json.encode({"type": kind} | fields), event=kind)
 
 
+# Reasoning that another model wrote: clients echo it, and this policy was never trained on it.
 _SKIPPED = frozenset({"thinking", "redacted_thinking"})
 
 
 class MessagesBlock(msgspec.Struct, frozen=True):
-    """A block of a message: which fields it has depends on its type."""
+    """A content block; which fields it has depends on its type."""
 
     type: str
     text: str | None = None
@@ -156,14 +158,14 @@ class MessagesBlock(msgspec.Struct, frozen=True):
 
 
 class MessagesTurn(msgspec.Struct, frozen=True):
-    """One message."""
+    """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[MessagesBlock]
 
 
 class MessagesTool(msgspec.Struct, frozen=True):
-    """A tool; those that a service would run itself are not offered to the policy."""
+    """A tool; tools that Anthropic's servers would run are not offered to the policy."""
 
     name: str
     type: str | None = None
@@ -172,7 +174,7 @@ class MessagesTool(msgspec.Struct, frozen=True):
 
 
 class MessagesChoice(msgspec.Struct, frozen=True):
-    """`tool_choice`."""
+    """The field `tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -180,7 +182,7 @@ class MessagesChoice(msgspec.Struct, frozen=True):
 
 
 class MessagesMetadata(msgspec.Struct, frozen=True):
-    """`metadata`."""
+    """The field `metadata`."""
 
     user_id: str | None = None
     storage_consent: str | None = None
@@ -188,7 +190,7 @@ class MessagesMetadata(msgspec.Struct, frozen=True):
 
     @property
     def consents(self) -> dict[str, str]:
-        """What the request says of consent."""
+        """The consents that the request states, by name."""
         given = {
             "storage_consent": self.storage_consent,
             "training_consent": self.training_consent,
@@ -197,14 +199,14 @@ class MessagesMetadata(msgspec.Struct, frozen=True):
 
 
 class MessagesFormat(msgspec.Struct, frozen=True):
-    """The form of the reply's text."""
+    """Format of the text of a reply."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class MessagesOutputConfig(msgspec.Struct, frozen=True):
-    """`output_config`."""
+    """The field `output_config`."""
 
     format: MessagesFormat | None = None
 
@@ -230,20 +232,20 @@ class MessagesBody(msgspec.Struct, frozen=True):
 
 
 def read_messages(body: bytes) -> Asked:
-    """Read a Messages body.
+    """Parse a Messages body.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
 
     """
-    asked = read_count(body)
-    if asked.conversation.sampling.num_tokens_max is None:
-        raise invalid("expected the most tokens that the reply may have", "max_tokens")
-    return asked
+    parsed = read_count(body)
+    if parsed.conversation.sampling.num_tokens_max is None:
+        raise invalid("expected the maximum length of the reply in tokens", "max_tokens")
+    return parsed
 
 
 def read_count(body: bytes) -> Asked:
-    """Read a body whose tokens are to be counted, which need not bound the reply.
+    """Parse a body whose tokens are to be counted; unlike others, it needs no `max_tokens`.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
@@ -253,7 +255,7 @@ def read_count(body: bytes) -> Asked:
     if not 0 < len(read.messages) <= NUM_MESSAGES_MAX:
         raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
     if read.messages[-1].role == "assistant":
-        text = "expected the user's message last: a reply that was begun cannot be continued"
+        text = "expected a user message last: continuing an assistant message is not supported"
         raise invalid(text, f"messages[{len(read.messages) - 1}]")
     tools, left_out = _tools(read.tools)
     conversation = LiveRequest(
@@ -287,16 +289,16 @@ def _system(system: str | list[MessagesBlock]) -> list[Said]:
 
 
 def _messages(turns: Sequence[MessagesTurn]) -> list[Said]:
-    said: list[Said] = []
+    messages: list[Said] = []
     for index, turn in enumerate(turns):
         place = f"messages[{index}]"
         if isinstance(turn.content, str):
-            said.append(Said(role=Role(turn.role), text=turn.content, place=place))
+            messages.append(Said(role=Role(turn.role), text=turn.content, place=place))
         elif turn.role == "assistant":
-            said.append(_assistant(turn.content, place))
+            messages.append(_assistant(turn.content, place))
         else:
-            said += _user(turn.content, Role(turn.role), place)
-    return said
+            messages += _user(turn.content, Role(turn.role), place)
+    return messages
 
 
 def _assistant(blocks: Sequence[MessagesBlock], place: str) -> Said:
@@ -316,25 +318,26 @@ def _assistant(blocks: Sequence[MessagesBlock], place: str) -> Said:
 
 
 def _user(blocks: Sequence[MessagesBlock], role: Role, place: str) -> list[Said]:
-    """Return the results of calls, and the text beside them as a message of its own."""
-    said: list[Said] = []
+    """Return one message per tool result, then one with the text of the turn."""
+    messages: list[Said] = []
     texts: list[str] = []
     for index, block in enumerate(blocks):
         where = f"{place}.content[{index}]"
         if block.type == "tool_result":
+            # The chat format renders results right after their calls, so text cannot precede them.
             if texts:
-                raise invalid("expected results before text", where)
+                raise invalid("expected tool results before text", where)
             content = block.content
             text = content if isinstance(content, str) else _text(content or [], where)
             call_id = block.tool_use_id or ""
-            said.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=where))
+            messages.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=where))
         elif block.type == "text":
             texts.append(block.text or "")
         else:
             raise _unreadable(block, where)
-    if texts or not said:
-        said.append(Said(role=role, text="\n".join(texts), place=place))
-    return said
+    if texts or not messages:
+        messages.append(Said(role=role, text="\n".join(texts), place=place))
+    return messages
 
 
 def _text(blocks: Sequence[MessagesBlock], place: str) -> str:
@@ -349,7 +352,7 @@ def _unreadable(block: MessagesBlock, place: str) -> Exception:
 
 
 def _tools(given: Sequence[MessagesTool]) -> tuple[tuple[Tool, ...], list[str]]:
-    """Return the tools offered, and the places of those left out."""
+    """Return the offered tools, and the paths of tools that are ignored."""
     if len(given) > NUM_TOOLS_MAX:
         raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
     left_out = [
@@ -373,5 +376,6 @@ def _choice(wanted: MessagesChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def _format(read: MessagesBody) -> ResponseFormat:
+    # `output_format` is the name that the beta of Anthropic's API used.
     wanted = read.output_config.format or read.output_format
     return ResponseFormat(is_json=True, json_schema=wanted.schema) if wanted else ResponseFormat()

@@ -1,9 +1,8 @@
-"""`POST /v1/responses`: OpenAI's Responses body to a conversation.
+"""`POST /v1/responses`: OpenAI's Responses body and its responses.
 
-Nothing is kept from one response to the next: a client sends the whole input, as Codex and the
-Agents SDK do, and `previous_response_id` is refused by name.
-
-OpenAI's `response` objects, and the events of a stream of one.
+The gateway keeps no state between responses: a client sends the whole input, as Codex and the
+Agents SDK do, and fields such as `previous_response_id` are refused by name. Responses are
+`response` objects, or a stream of the events that build one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,15 +44,15 @@ from penstock.messages.rollout import ToolCall
 
 
 class ResponsesReplyWriter:
-    """Writes one response; items come in the order in which the policy made them."""
+    """Serializes one response; output items come in the order in which they were sampled."""
 
     def __init__(self, opening: Opening, *, custom: frozenset[str], instructions: str) -> None:
         """Begin a response.
 
         Args:
-            opening: What is known of it.
-            custom: Names of tools that take a free text.
-            instructions: As the client sent them.
+            opening: Facts known before the first token.
+            custom: Names of tools that take free text instead of JSON.
+            instructions: Instructions of the request, which the response repeats.
 
         """
         self._opening = opening
@@ -61,7 +60,7 @@ class ResponsesReplyWriter:
         self._instructions = instructions
         self._items: list[dict[str, Any]] = []
         self._text: str | None = None
-        """Of the message that is open."""
+        """Text of the message item that is open; None if no item is open."""
         self._num_events = 0
 
     def whole(self, replies: Sequence[Replied]) -> bytes:
@@ -78,7 +77,7 @@ class ResponsesReplyWriter:
             yield self._event(kind, response=self._response("in_progress"))
 
     def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        """Yield the events of new text and calls."""
+        """Yield the events for new text and calls."""
         for delta in deltas:
             if isinstance(delta, TextDelta):
                 yield from self._more_text(delta.text)
@@ -89,6 +88,7 @@ class ResponsesReplyWriter:
     def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
         """Yield `response.completed` or `response.incomplete`."""
         (reply,) = replies
+        # As in `whole`: an empty reply still has one message item.
         if not self._items and self._text is None:
             yield from self._more_text("")
         yield from self._close_text()
@@ -102,6 +102,7 @@ class ResponsesReplyWriter:
 
     def _more_text(self, text: str) -> Iterator[bytes]:
         place = {"item_id": self._item_id("msg"), "output_index": len(self._items)}
+        # The API requires an item and a part to be added before the first delta refers to them.
         if self._text is None:
             self._text = ""
             item = self._message("", "in_progress")
@@ -223,17 +224,18 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+# Assistant messages come back with the part types of responses.
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
 _CUSTOM_SCHEMA = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-"""A custom tool takes one free text."""
+"""Schema of a custom tool, which takes one free text."""
 
 
 class ResponsesPart(msgspec.Struct, frozen=True):
-    """A part of a message or of a call's output."""
+    """A part of a message or of a tool output."""
 
     type: str
     text: str | None = None
@@ -241,7 +243,7 @@ class ResponsesPart(msgspec.Struct, frozen=True):
 
 
 class ResponsesItem(msgspec.Struct, frozen=True):
-    """One item of the input: which fields it has depends on its type."""
+    """One item of the input; which fields it has depends on its type."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -254,7 +256,7 @@ class ResponsesItem(msgspec.Struct, frozen=True):
 
 
 class ResponsesTool(msgspec.Struct, frozen=True):
-    """A tool; only functions and custom tools are offered to the policy."""
+    """A tool; only tools of type function and custom are offered to the policy."""
 
     type: str
     name: str | None = None
@@ -271,14 +273,14 @@ class ResponsesNamedTool(msgspec.Struct, frozen=True):
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True):
-    """`text.format`."""
+    """The field `text.format`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     schema: dict[str, Any] | None = None
 
 
 class ResponsesText(msgspec.Struct, frozen=True):
-    """`text`."""
+    """The field `text`."""
 
     format: ResponsesTextFormat | None = None
 
@@ -308,7 +310,7 @@ class ResponsesBody(msgspec.Struct, frozen=True):
 
 
 def read_responses(body: bytes) -> Asked:
-    """Read a Responses body.
+    """Parse a Responses body.
 
     Raises:
         ApiError: 400 that names the field and what was expected.
@@ -317,7 +319,7 @@ def read_responses(body: bytes) -> Asked:
     read, ignored = read_body(body, ResponsesBody)
     for name in ("previous_response_id", "conversation", "prompt", "background"):
         if getattr(read, name):
-            text = "nothing is kept between responses here; send the whole input instead"
+            text = "the service keeps no state between responses; send the whole input instead"
             raise invalid(text, name)
     given = read.input
     items = [ResponsesItem(role="user", content=given)] if isinstance(given, str) else given
@@ -349,21 +351,22 @@ def _instructions(text: str) -> list[Said]:
 
 
 def _messages(items: Sequence[ResponsesItem]) -> list[Said]:
-    """Return messages: an assistant's text and the calls after it are one."""
-    said: list[Said] = []
+    """Return the messages of an input; calls join the assistant message before them."""
+    messages: list[Said] = []
     for index, item in enumerate(items):
         place = f"input[{index}]"
         if item.type == "message":
-            said.append(_message(item, place))
+            messages.append(_message(item, place))
         elif item.type in {"function_call", "custom_tool_call"}:
-            _append_call(said, _call(item, place), place)
+            _append_call(messages, _call(item, place), place)
         elif item.type in {"function_call_output", "custom_tool_call_output"}:
             text = _text(item.output, f"{place}.output")
             call_id = item.call_id or ""
-            said.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=place))
+            messages.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=place))
+        # Reasoning items are another model's: clients echo them, and this policy has none.
         elif item.type != "reasoning":
             raise invalid(f"items of type {item.type!r} are not supported", f"{place}.type")
-    return said
+    return messages
 
 
 def _message(item: ResponsesItem, place: str) -> Said:
@@ -373,12 +376,12 @@ def _message(item: ResponsesItem, place: str) -> Said:
     return Said(role=role, text=_text(item.content, f"{place}.content"), place=place)
 
 
-def _append_call(said: list[Said], call: Call, place: str) -> None:
-    if said and said[-1].role is Role.ASSISTANT:
-        turn = said.pop()
-        said.append(msgspec.structs.replace(turn, calls=(*turn.calls, call)))
+def _append_call(messages: list[Said], call: Call, place: str) -> None:
+    if messages and messages[-1].role is Role.ASSISTANT:
+        turn = messages.pop()
+        messages.append(msgspec.structs.replace(turn, calls=(*turn.calls, call)))
     else:
-        said.append(Said(role=Role.ASSISTANT, calls=(call,), place=place))
+        messages.append(Said(role=Role.ASSISTANT, calls=(call,), place=place))
 
 
 def _call(item: ResponsesItem, place: str) -> Call:
@@ -394,13 +397,13 @@ def _text(content: str | list[ResponsesPart] | None, place: str) -> str:
         return content or ""
     for index, part in enumerate(content):
         if part.type not in _TEXT_PARTS:
-            text = f"expected a part of text: this model cannot read {part.type!r}"
+            text = f"expected text: this model cannot read {part.type!r}"
             raise invalid(text, f"{place}[{index}].type")
     return "".join(part.text or part.refusal or "" for part in content)
 
 
 def _tools(given: Sequence[ResponsesTool]) -> tuple[tuple[Tool, ...], frozenset[str], list[str]]:
-    """Return the tools offered, which of them are custom, and the places of those left out."""
+    """Return the offered tools, the names of custom ones, and the paths of tools ignored."""
     if len(given) > NUM_TOOLS_MAX:
         raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
     offered: list[Tool] = []

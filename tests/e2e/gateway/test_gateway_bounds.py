@@ -50,7 +50,7 @@ async def test_a_full_gateway_refuses_and_recovers(bus, tmp_path, tokenizer):
         await until(lambda: site.generator.asked)
         refused = await ask(http)
         assert (refused.status, await code(refused)) == (503, "overloaded")
-        assert (await refused.json())["error"]["message"] == "all places are taken"
+        assert (await refused.json())["error"]["message"] == "the gateway is at capacity"
         assert refused.headers["Retry-After"]
         site.generator.gate.set()
         assert (await first).status == 200

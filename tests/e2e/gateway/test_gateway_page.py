@@ -92,7 +92,7 @@ async def test_a_hostile_episode_is_shown_as_text(site, tmp_path, width, height,
         await page.open(f"{url}#episodes", width=width, height=height)
         await page.until(f"{text}.includes('h0-m0')")
         await page.evaluate("location.hash = '#episode/h0-m0'")
-        await page.until(f"{text}.includes('Its group')")
+        await page.until(f"{text}.includes('Episodes of the group')")
         assert HOSTILE[:30] in await page.evaluate(text)
         await page.evaluate("[...document.querySelectorAll('button')].at(-1).click()")
         await page.until("document.querySelectorAll('.side').length === 2")
@@ -109,7 +109,7 @@ async def test_an_episode_is_labeled_on_the_page(site, tmp_path, width, height):
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
         await page.open(f"{site.url}#episode/h0-m0", width=width, height=height)
-        await page.until(f"{text}.includes('Nobody has labeled it.')")
+        await page.until(f"{text}.includes('There are no labels yet.')")
         await page.evaluate("document.querySelector('.labeling button').click()")
         comment = f"document.querySelector('.labeling textarea').value = {HOSTILE!r}"
         await page.evaluate(f"{comment}; document.querySelector('.labeling').requestSubmit()")
