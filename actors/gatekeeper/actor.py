@@ -157,7 +157,7 @@ class Gatekeeper(Actor):
         return self._advance(ctx)
 
     def _choose(self, ctx: Context) -> Effects:
-        """Choose the newest version as the candidate, unless it was tested or is `stable` already."""
+        """Choose the newest version as the candidate, unless it is `stable` or already tested."""
         candidates = self._fold.candidates
         stable = candidates.channels[Arm.STABLE]
         last = candidates.chosen.policy_version if candidates.chosen else -1
