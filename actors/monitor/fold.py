@@ -328,7 +328,7 @@ class RunFold:
         state.run.now = now
         if state.run.phase == "starting" and state.midtrain.num_tokens:
             state.run.phase = "midtrain"
-        # Summing the ledger over all rollouts is slow, and the page asks about once a second.
+        # Only after a change, as summing the ledger takes time in proportion to the run.
         if self._ledger_changed:
             state.ledger = _ledger_view(self._ledger)
             self._ledger_changed = False

@@ -51,20 +51,20 @@ class EpisodeCollector:
         if isinstance(event, RolloutFinished | Verdict | TurnSampled | EpisodeLabeled):
             self._keep(event.rollout_id, event)
 
-    async def packed(self, store: ObjectStore, log: Last) -> tuple[bytes, bytes]:
+    async def packed(self, store: ObjectStore, read_last: Last) -> tuple[bytes, bytes]:
         """Return two JSON documents: the rows, newest first, and the views by rollout id.
 
         Episodes that cannot be read, or that exceed `REPORT_BYTES_MAX`, have a row but no view.
 
         Args:
             store: Object store of the run.
-            log: Reader of the newest event, for events that belong to a task, not to an episode.
+            read_last: Reader of the newest event, for events of a task instead of an episode.
 
         """
 
         async def last(event_type: type[E], key: str, /) -> E | None:
             if event_type is SetUpRecorded:
-                return await log(event_type, key)
+                return await read_last(event_type, key)
             rollout_id = key if event_type is RolloutFinished else key.rpartition(".")[0]
             event = self._kept.get(rollout_id, {}).get((event_type, key))
             return event if isinstance(event, event_type) else None
