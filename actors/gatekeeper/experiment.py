@@ -227,7 +227,7 @@ class Experiment:
         # Two one-sided tests (better, worse) share the error probability.
         level = self._config.test.alpha / 2.0
         limit = math.log(1.0 / level)
-        own, base = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
+        candidate, stable = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
         state, words = GateState.WAITING, "neither better nor worse is shown yet"
         if self._worse.log_wealth >= limit:
             state, words = GateState.REJECTED, "it is worse"
@@ -237,18 +237,18 @@ class Experiment:
                 GateState.PASSED,
                 f"not worse by {margin:g}" if margin else "it is better",
             )
-        words = f"{words}: reward {own.value():.3g} to stable's {base.value():.3g}"
+        words = f"{words}: reward {candidate.value():.3g} to stable's {stable.value():.3g}"
         if self._users.num_uncounted:
             words += f"; {self._users.num_uncounted} replies of users over the limit not counted"
         return Gate(
             name="users",
             state=state,
             words=words,
-            value=own.value(),
-            baseline=base.value(),
+            value=candidate.value(),
+            baseline=stable.value(),
             bound=-self._config.test.margin,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )
 
     @property
@@ -334,21 +334,23 @@ class Experiment:
 
     def _discard_gate(self) -> Gate:
         settings = self._config.guard("discard_rate")
-        own, base = self._discards[Arm.CANDIDATE], self._discards[Arm.STABLE]
-        num = min(own.num, base.num)
-        words = f"{own.value():.3g} to stable's {base.value():.3g}, bound {settings.bound:g}"
+        candidate, stable = self._discards[Arm.CANDIDATE], self._discards[Arm.STABLE]
+        num = min(candidate.num, stable.num)
+        words = (
+            f"{candidate.value():.3g} to stable's {stable.value():.3g}, bound {settings.bound:g}"
+        )
         state = GateState.PASSED
         if num < settings.num_min:
             state, words = GateState.WAITING, f"{words}; {num} of {settings.num_min} samples"
-        elif own.value() - base.value() > settings.bound:
+        elif candidate.value() - stable.value() > settings.bound:
             state = GateState.FAILED
         return Gate(
             name="discard_rate",
             state=state,
             words=words,
-            value=own.value(),
-            baseline=base.value(),
+            value=candidate.value(),
+            baseline=stable.value(),
             bound=settings.bound,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )

@@ -193,11 +193,11 @@ class Guard:
 
     def gate(self) -> Gate:
         """Return the state of the guard."""
-        own, base = self._arms[Arm.CANDIDATE], self._arms[Arm.STABLE]
-        value, baseline = own.value() * self._scale, base.value() * self._scale
+        candidate, stable = self._arms[Arm.CANDIDATE], self._arms[Arm.STABLE]
+        value, baseline = candidate.value() * self._scale, stable.value() * self._scale
         beyond = max(sign * (value - baseline) for sign in self._tests) > self._settings.bound
         is_shown = any(test.log_wealth >= self._limit for test in self._tests.values())
-        num, needed = min(own.num, base.num), self._settings.num_min
+        num, needed = min(candidate.num, stable.num), self._settings.num_min
         words = f"{value:.3g} to stable's {baseline:.3g}, bound {self._settings.bound:g}"
         # Before the number of users: the test is valid at any time, so a proven breach needs no
         # minimum.
@@ -214,8 +214,8 @@ class Guard:
             value=value,
             baseline=baseline,
             bound=self._settings.bound,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )
 
 
@@ -241,27 +241,30 @@ class ToolMix:
 
     def gate(self) -> Gate:
         """Return the state of the guard; it passes if no reply calls a tool."""
-        own, base = self._num[Arm.CANDIDATE], self._num[Arm.STABLE]
+        candidate, stable = self._num[Arm.CANDIDATE], self._num[Arm.STABLE]
         distance = 0.0
-        if own and base:
+        if candidate and stable:
             first, second = self._shares[Arm.CANDIDATE], self._shares[Arm.STABLE]
             names = {*first, *second}
             distance = 0.5 * sum(
-                abs(first.get(n, 0.0) / own - second.get(n, 0.0) / base) for n in names
+                abs(first.get(n, 0.0) / candidate - second.get(n, 0.0) / stable) for n in names
             )
         needed, bound = self._settings.num_min, self._settings.bound
         words = f"total variation {distance:.3g}, bound {bound:g}"
         state = GateState.PASSED if distance <= bound else GateState.FAILED
-        if not own and not base:
+        if not candidate and not stable:
             words = "no reply called a tool"
-        elif min(own, base) < needed:
-            state, words = GateState.WAITING, f"{words}; {min(own, base)} of {needed} users per arm"
+        elif min(candidate, stable) < needed:
+            state, words = (
+                GateState.WAITING,
+                f"{words}; {min(candidate, stable)} of {needed} users per arm",
+            )
         return Gate(
             name="tool_mix",
             state=state,
             words=words,
             value=distance,
             bound=bound,
-            num_candidate=own,
-            num_stable=base,
+            num_candidate=candidate,
+            num_stable=stable,
         )

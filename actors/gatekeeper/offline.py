@@ -114,12 +114,13 @@ class OfflineGates:
         if num_tasks == 0:
             words = "the run has no held-out tasks; set gatekeeper.offline.num_tasks=0 to skip them"
             return Gate(name="offline", state=GateState.FAILED, words=words)
-        own, base = self._find(candidate, num_tasks), self._find(stable, num_tasks)
-        if own is None or base is None or not (own.is_whole and base.is_whole):
+        tested, reference = self._find(candidate, num_tasks), self._find(stable, num_tasks)
+        if tested is None or reference is None or not (tested.is_whole and reference.is_whole):
             words = f"versions {candidate} and {stable} are not evaluated on {num_tasks} tasks yet"
             return Gate(name="offline", state=GateState.WAITING, words=words)
         pairs = [
-            (own.solved[place], base.solved[place]) for place in {*own.solved} & {*base.solved}
+            (tested.solved[place], reference.solved[place])
+            for place in {*tested.solved} & {*reference.solved}
         ]
         better, worse = pairs.count((True, False)), pairs.count((False, True))
         num = len(pairs)

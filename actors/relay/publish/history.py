@@ -193,7 +193,7 @@ async def read_back(io: StoreIO, version: int) -> tuple[FlatSnapshot, WeightsPub
     return flat, path[-1]
 
 
-async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> FlatSnapshot:
+async def read_back_part(io: StoreIO, version: int, needed: Sequence[Extent]) -> FlatSnapshot:
     """Build some extents of a version from the store, reading only the objects they depend on.
 
     Returns:
@@ -206,7 +206,7 @@ async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> Fl
     """
     path = await _update_path(io, version)
     flat: FlatSnapshot | None = None
-    for manifest, shards in zip(path, bearing_shards(path, own), strict=True):
+    for manifest, shards in zip(path, bearing_shards(path, needed), strict=True):
         part = msgspec.structs.replace(manifest, shards=shards)
         flat, payloads = await _advance(io, flat, part)
         await io.offload(_check_written, flat, part, payloads)
@@ -214,9 +214,11 @@ async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> Fl
     return flat
 
 
-def bearing_shards(path: Sequence[WeightsPublished], own: Sequence[Extent]) -> list[list[ShardRef]]:
+def bearing_shards(
+    path: Sequence[WeightsPublished], needed: Sequence[Extent]
+) -> list[list[ShardRef]]:
     """Return the shards of each version that some extents depend on, including tables."""
-    ranges = _ranges(own)
+    ranges = _ranges(needed)
     # A shard can only be decoded whole, so all shards that overlap it in other versions are needed,
     # too, and those that overlap these: widen until nothing changes. If all versions are cut alike,
     # that is after one round.
@@ -230,7 +232,7 @@ def bearing_shards(path: Sequence[WeightsPublished], own: Sequence[Extent]) -> l
             for manifest in path
         ]
         extents = [extent for shards in found for shard in shards for extent in shard.extents]
-        wider = _ranges([*own, *extents])
+        wider = _ranges([*needed, *extents])
         if wider == ranges:
             return found
         ranges = wider
