@@ -95,6 +95,7 @@ class Evaluator(Actor):
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Announce the evaluation of the final version, unless the run failed."""
+        # The final version may have been announced at its step already; the book ignores repeats.
         return () if event.is_failure else self._announced(event.step, self._config.all_sets)
 
     async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:

@@ -197,6 +197,7 @@ class Gatekeeper(Actor):
             return (self._decide(Decision.PROMOTED, "every gate passed", ctx, gates),)
         if (reason := _rejected(gates)) is not None:
             return (self._decide(Decision.ROLLED_BACK, reason, ctx, gates),)
+        # Without a bound, a candidate with too few users would block all later versions.
         if ctx.now() - started.at > self._config.hold_s_max:
             return (self._decide(Decision.EXPIRED, blocked_by(gates), ctx, gates),)
         return ()
@@ -279,6 +280,7 @@ class Gatekeeper(Actor):
 
     def _changed_view(self, ctx: Context) -> Effects:
         """Return the candidate's current state if it changed since the last report."""
+        # The view changes with every reply of a user.
         if ctx.monotonic() - self._shown_at < SHOWN_EVERY_S:
             return ()
         view = self._fold.view(self._num_tasks)

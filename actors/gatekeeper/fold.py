@@ -137,6 +137,7 @@ class Candidates:
     def promotion(self) -> ExperimentDecided | None:
         """Promotion for which `stable` must still be moved; None if there is none."""
         last = self.decided
+        # A person who moved a channel after the decision has the last word.
         if last is None or last.decision is not Decision.PROMOTED or self._is_overruled:
             return None
         return None if self.is_moved(Arm.STABLE, last.number) else last

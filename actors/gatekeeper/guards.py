@@ -236,6 +236,7 @@ class ToolMix:
         self._num[arm] += 1
         shares = self._shares[arm]
         for name, count in calls.items():
+            # Clients choose tool names, so their number needs a bound.
             if name in shares or len(shares) < _NUM_TOOLS_COMPARED:
                 shares[name] = shares.get(name, 0.0) + count / total
 

@@ -126,6 +126,7 @@ class OfflineGates:
         num = len(pairs)
         difference, p = (better - worse) / max(1, num), mcnemar(worse, better)
         words = f"{num} tasks, {better} gained, {worse} lost, p-value {p:.3g}"
+        # Masked verdicts and the deadline leave tasks without a pair; a few pairs prove nothing.
         if num < min(settings.num_pairs_min, num_tasks):
             state, words = GateState.FAILED, f"{words}; expected {settings.num_pairs_min} pairs"
         elif p < settings.alpha or difference < -settings.margin:
@@ -163,6 +164,7 @@ class OfflineGates:
     def _consider(self, event: EvalCompleted) -> None:
         if not event.is_main:
             return
+        # The version from which the first live sample was trained is itself free of it.
         is_before = self._live_since is None or event.policy_version <= self._live_since
         if is_before and (self._bar is None or event.policy_version >= self._bar.policy_version):
             self._bar = event

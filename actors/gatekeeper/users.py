@@ -151,6 +151,7 @@ class Users:
         at: float,
     ) -> Iterator[Observation]:
         """Add one reply; yield the observations that are now complete."""
+        # Records of several gateways may be slightly out of order; time must not run backward.
         self._now = max(self._now, at)
         yield from self._expire()
         found = self._find(variant, propensity, tenant, user)
@@ -207,6 +208,7 @@ class Users:
             self._tenants[tenant] += 1
             share = propensity if variant.arm is Arm.CANDIDATE else 1.0 - propensity
             found = self._open[key] = _OpenWindow(arm=variant.arm, share=share, since=self._now)
+        # A user whose arm changed within a period saw both versions and counts for neither.
         return found if found.arm is variant.arm else None
 
     def _has_room(self, tenant: str) -> bool:
@@ -225,6 +227,7 @@ class Users:
             if self._now - oldest.since <= self._config.user_window_s:
                 return
             del self._open[key]
+            # Remembered, so that later replies of the same period do not count the user again.
             self._closed.add(key)
             yield from _observe_replies(oldest)
             yield from _observe_reward(oldest)
@@ -240,6 +243,7 @@ def _observe_replies(entry: _OpenWindow) -> Iterator[Observation]:
 
 
 def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
+    # Once per user and period: observations of one user are not independent.
     if not entry.has_reward and entry.rewards:
         entry.has_reward = True
         rewards = entry.rewards.values()

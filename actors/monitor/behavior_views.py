@@ -198,6 +198,7 @@ class BehaviorViews:
         version = row.policy_version
         if outcome.is_masked or version < 0:
             return
+        # The row was made when the outcome was not known, as if the rollout solved its task.
         if outcome is not Outcome.SOLVED:
             row.num_solved = row.num_looked_solved = 0
             row.num_solved_calls = row.num_solved_turns = 0

@@ -114,6 +114,7 @@ class ComputeViews:
         # so the split by kind changes, and a report may be older than the last record.
         if sum(event.processor_s.values()) > sum(known.values()):
             known = self._used_s[name] = event.processor_s
+        # The curve is kept because mid-training's end is only known later.
         curve = self._curves.setdefault(name, [])
         append_thinned(curve, (at, sum(known.values())), NUM_POINTS_MAX)
 

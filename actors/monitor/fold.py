@@ -98,6 +98,7 @@ class ActorViews:
         for view in self._actors.values():
             view.is_reporting = is_reporting(view, now)
             view.has_ended = view.at <= self.service_since
+        # Actors of a finished run are gone; their last waits must not look like a stall.
         if is_over:
             return StallView(words="the run is finished")
         known = {name: view for name, view in self._actors.items() if not view.has_ended}
@@ -119,6 +120,7 @@ class ActorViews:
         view = self._view(event.actor)
         last_at, last_busy_s = self._last.get(event.actor, (event.at - event.uptime_s, 0.0))
         self._last[event.actor] = (event.at, event.busy_s)
+        # A report that was stored twice has no time in between.
         if event.at > last_at:
             recent = (event.busy_s - last_busy_s) / (event.at - last_at)
             view.busy_fraction_recent = min(1.0, max(0.0, recent))
@@ -309,6 +311,7 @@ class RunFold:
         if handler := self._handlers.get(type(event)):
             handler(event, at)
         self.last_at = max(self.last_at, at)
+        # Only skipped steps concern the ledger: the tokens of their batch trained nothing.
         if isinstance(event, StepCompleted) and event.skipped:
             self._ledger.add_step(event)
             self._ledger_changed = True
@@ -341,6 +344,7 @@ class RunFold:
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
         state.sandbox.gauges = self._actors.gauges("sandbox_host")
         is_over = state.run.phase == "finished"
+        # Before the first progress, the time counts from the start of the run.
         since = self._moved_at or state.run.started_at or now
         # A service without requests is idle, not stalled.
         may_be_quiet = is_over or state.run.phase == "serving"

@@ -47,6 +47,7 @@ def describe(event: Event, at: float) -> LogLine | None:
     if isinstance(event, RunFinished) and event.is_failure:
         text = f"run given up at step {event.step}: {event.reason}"
         return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
+    # Only the first group that takes the last fresh task: later ones are attempts at old tasks.
     if isinstance(event, GroupGranted) and event.num_fresh + event.attempt == 0:
         text = (
             f"group {event.group_index} has the last training task that no group had attempted; "

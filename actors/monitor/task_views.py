@@ -145,6 +145,7 @@ class TaskViews:
 
     def _source(self, name: str) -> SourceView | None:
         sources = self._view.sources
+        # Bounded, so that the names in a damaged log cannot let the state grow.
         if name not in sources and len(sources) >= NUM_NAMES_MAX:
             return None
         return sources.setdefault(name, SourceView())

@@ -46,6 +46,7 @@ def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> Stal
     stalled = quiet_s >= QUIET_S
     if not chains:
         return _without_waits(actors, now, quiet_s)
+    # The longest chain reaches furthest toward the cause.
     chain = max(chains, key=lambda c: (len(c), c[0].waited_s))
     root, verdict = _root_of(chain, actors, now)
     words = f"{_sentence(chain)}; {verdict}"
@@ -58,6 +59,7 @@ def weight_backpressure(state: MonitorState) -> StallView | None:
     """Return `state.stall` with weights as its cause, or None if weights hold up nothing."""
     head, budget = state.run.step, state.staleness
     served = budget.policy_version
+    # Within the budget the pacer still grants rollouts, so weights are not what the run waits for.
     if budget.budget_max < 0 or head <= served + budget.budget_max:
         return None
     cause = (
@@ -96,6 +98,7 @@ def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[Wa
     while actor is not None and actor not in seen and len(seen) < CHAIN_MAX:
         seen.add(actor)
         wait = _oldest(actors[actor], now)
+        # The last report of a silent actor says nothing about what it waits for now.
         if wait is None or not is_reporting(actors[actor], now):
             return
         yield WaitEdge(
@@ -116,6 +119,7 @@ def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | 
     if target in actors:
         return target
     word, _, rest = target.partition(".")
+    # `generate.train.west.a` has the purpose before the replica; other services do not.
     replica = rest.partition(".")[2] if word == "generate" else rest
     if (actor := f"{_ROLE_OF.get(word)}-{replica}") in actors:
         return actor
@@ -123,6 +127,7 @@ def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | 
     members = [name for name, view in actors.items() if view.role == role]
     if not members:
         return None
+    # A member that is gone explains the wait better than one that is slow.
     gone = [name for name in members if not is_reporting(actors[name], now)]
     if gone:
         return gone[0]

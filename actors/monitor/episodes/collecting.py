@@ -91,6 +91,7 @@ class EpisodeCollector:
     def _keep(self, rollout_id: str, event: Event) -> None:
         self._kept.setdefault(rollout_id, {})[type(event), event.key()] = event
         self._num_tokens += _num_tokens(event)
+        # The newest episode stays even if it exceeds the limit by itself.
         while len(self._kept) > 1 and (
             len(self._kept) > self.index.num_max or self._num_tokens > self._num_tokens_max
         ):

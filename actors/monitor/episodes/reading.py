@@ -120,6 +120,7 @@ class EpisodeReader:
         event = await self._last(RolloutFinished, rollout_id)
         if event is None:
             raise NotFoundError(f"episode {rollout_id}: the log has no finished episode of that id")
+        # The index is bounded; an old episode has only what its own events say.
         row = index.find(rollout_id) or EpisodeRow(rollout_id=rollout_id, group_id=event.group_id)
         task = await self._task(event)
         verdict = await self._last(Verdict, f"{rollout_id}.{row.judge}") if row.judge else None

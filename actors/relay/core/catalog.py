@@ -155,6 +155,7 @@ def _shortest_paths(
     paths: dict[int, list[WeightsPublished]] = {}
     while queue:
         cost, _, place, last = heapq.heappop(queue)
+        # A version is reached on several paths; the first to leave the queue is the shortest.
         if place in paths:
             continue
         paths[place] = [] if last is None else [*paths[last.base_version], last]

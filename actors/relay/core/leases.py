@@ -34,6 +34,7 @@ async def leased_versions(store: ObjectStore, now: float) -> set[int]:
         found = _LEASE.fullmatch(key)
         if found and int(found[2]) >= now:
             versions.add(int(found[1]))
+        # Expired, or not a lease: both would stay forever, as their reader is gone.
         else:
             await store.delete(key)
     return versions

@@ -180,6 +180,7 @@ class FencedHead:
         try:
             data = msgspec.msgpack.encode(slot)
             await self._io.put_once(_slot_key(slot.number), data)
+        # Other bytes in the slot: another publisher wrote it first.
         except CorruptDataError:
             return False
         self._last = slot

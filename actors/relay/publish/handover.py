@@ -64,6 +64,7 @@ class Handover:
     def _allocate(self) -> None:
         """Allocate the whole file, and delete the files of older tokens."""
         private_folder(self._path.parent)
+        # Also one of this token with another size. A newer trainer's file is left alone.
         for old in self._path.parent.iterdir():
             if old.name <= self._path.name:
                 old.unlink(missing_ok=True)

@@ -151,6 +151,7 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
         DamagedStoreError: The manifest is damaged.
 
     """
+    # The head names its manifest, which saves listing the store in the usual case.
     if version == head.policy_version:
         try:
             return await read_manifest(store, head.manifest_key)
@@ -184,6 +185,7 @@ async def read_back(io: StoreIO, version: int) -> tuple[FlatSnapshot, WeightsPub
     flat: FlatSnapshot | None = None
     for manifest in path:
         flat, _ = await _advance(io, flat, manifest)
+        # After every update: a wrong digest is attributed to the version that caused it.
         if await io.offload(flat.digest) != manifest.target_root_digest:
             raise DamagedStoreError(
                 f"weights {manifest.policy_version}: expected root digest"

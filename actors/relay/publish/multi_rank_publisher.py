@@ -129,6 +129,7 @@ class RankUploads:
                 # wait in vain for a staged manifest.
                 for upload in uploads:
                     upload.cancel()
+        # Callers handle the error of one rank; the others were cancelled because of it.
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         self._has_failed = False

@@ -107,6 +107,7 @@ async def seal_version(
 
 async def _put(io: StoreIO, encoded: EncodedObject) -> EncodedObject:
     await io.put(encoded.ref.object_key, encoded.data)
+    # Drop the bytes at once: together, those of a full snapshot are as large as the snapshot.
     return msgspec.structs.replace(encoded, data=b"")
 
 
@@ -153,6 +154,7 @@ class Publisher:
             OSError: The store has no room, after several attempts; the base has not moved.
 
         """
+        # Checked before the work: a publisher that was taken over must not upload anything.
         await self._history.head.hold()
         flat = await self._io.offload(FlatSnapshot.of, snapshot)
         manifest = await self._history.known(policy_version)

@@ -90,6 +90,7 @@ class RankActor(Actor):
             yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
             return
         upload = self._begin(message)
+        # `wait` does not cancel the upload if the requester goes away: its next request joins it.
         while not upload.done():
             yield Ack()
             await asyncio.wait([upload], timeout=_BEAT_S)
@@ -97,6 +98,7 @@ class RankActor(Actor):
             text = f"weights {message.policy_version}: a newer attempt took over"
             yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
             return
+        # Raises the error of a failed upload, which the trainer gets as the reply.
         upload.result()
         yield Ack()
 

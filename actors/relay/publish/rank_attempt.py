@@ -68,6 +68,7 @@ def join_verifications(parts: Iterable[Verification]) -> Verification:
 
 def attempt_prefix(version: int, token: int | None = None) -> str:
     """Return the key prefix of one attempt's markers, or of all attempts without a token."""
+    # Zero-padded, so that keys sort by token and a committer can delete those of older attempts.
     attempt = "" if token is None else f"{token:08d}-"
     return f"{delta_folder(version)}attempt-{attempt}"
 
@@ -96,6 +97,7 @@ async def put_marker(io: StoreIO, key: str, marker: msgspec.Struct) -> None:
 
     """
     data = msgspec.msgpack.encode(marker)
+    # The keys of ranks' markers contain no hash, so the checksum goes into the object.
     await io.put(key, _check(data) + data)
 
 
@@ -131,6 +133,7 @@ async def await_keys(
         if are_enough(keys) or now_s() >= until_s:
             break
         await io.sleep(poll_s)
+        # A small version is ready within milliseconds, a full snapshot after minutes: back off.
         poll_s = min(2 * poll_s, _POLL_S_MAX)
         keys = await io.store.keys(prefix)
     return keys

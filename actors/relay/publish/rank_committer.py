@@ -103,6 +103,7 @@ class Committer:
         header = self._history.next_header(version, before, optimizer_step, config_json, probe)
         digests = await self._verify(header, shards, wait_s)
         manifest = await self._history.known(version)
+        # A trainer that resumed from a checkpoint publishes committed versions again.
         if manifest is not None:
             check_same(manifest, digests.root_digest())
         else:
@@ -172,6 +173,8 @@ class Committer:
         if whole.error:
             raise CorruptDataError(f"{who}: {whole.error}")
         change = sum(shard.change for shard in shards)
+        # Ranks computed the change from their own bases, verifiers the sum from the store: only if
+        # both agree was every shard made against the committed base.
         if add_to_digest("", whole.element_sum) != add_to_digest(
             header.base_element_digest, change
         ):

@@ -83,6 +83,7 @@ class RankPublisher:
         head = await read_head(self._io.store)
         if head.token > token:
             raise StaleTokenError(f"rank {self._rank}: token {token}, the head's is {head.token}")
+        # The base must be committed, as a delta against anything else could never be applied.
         if head.policy_version < version - 1:
             raise NotFoundError(f"weights {version - 1}: not committed; the head is {head}")
         base = await self._base(version - 1, head) if version else [None] * len(self._shards)
@@ -103,6 +104,7 @@ class RankPublisher:
         shards = await store_shards(self._io, header, [*inputs], self._encode)
         upload = RankUpload(rank=self._rank, table_digest=table_digest(self._table), shards=shards)
         key = f"{attempt_prefix(version, token)}{self._rank:05d}"
+        # Last: the marker tells the committer that all shards are stored.
         await put_marker(self._io, key, upload)
         self._uploaded = version, shards, copies
 

@@ -44,6 +44,7 @@ class HeldShardUploader:
         table = parse_msgpack(message.tensor_table, Table, "tensor_table")
         spans = cut_spans(table, self._num_ranks)
         layout, parts = await self._io.offload(shards_of_runs, table, spans, runs)
+        # The table is the same in every version of a run: base and snapshot are kept in between.
         if table != self._table:
             self._publisher = RankPublisher(self._io, self._rank, table, layout)
             self._verifier = SpanVerifier(self._io, self._rank, spans[self._rank])
@@ -72,6 +73,7 @@ def shards_of_runs(
     parts: list[list[np.ndarray]] = []
     before: tuple[int, str] | None = None
     size = 0
+    # In order of flat coordinates, so that neighboring small runs share a shard.
     for run in sorted(runs, key=lambda run: starts.get(run.name, 0) + run.start):
         spec = specs.get(run.name)
         if spec is None or run.start < 0 or run.start + run.values.size > spec.size:
@@ -82,6 +84,8 @@ def shards_of_runs(
         kind = places[run.name], spec.dtype
         for at in range(0, run.values.size, num_elements_max):
             values = run.values[at : at + num_elements_max]
+            # A verifier reads whole shards, so a shard must not cross its span; nor may it mix
+            # dtypes, as it has one codec.
             if kind != before or size + values.size > num_elements_max:
                 layout.append([])
                 parts.append([])

@@ -106,6 +106,8 @@ class SpanVerifier:
         found = await await_keys(self._io, staged_prefix(version, token), bool, wait_s=wait_s)
         if not found:
             raise DeadlineError(f"verifier {self._number}: no staged manifest of weights {version}")
+        # The key contains the manifest's hash, and so does the key of the result: a result never
+        # counts for another manifest.
         staged = await read_marker(self._io, found[-1], StagedManifest)
         shards = [shard for shard in staged.shards if self._span.holds(shard.ref.extents)]
         try:
@@ -164,6 +166,7 @@ class SpanVerifier:
 def _apply_shard(flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None) -> None:
     part = flat.part(runs)
     patch = delta.decode(part, data)
+    # Recorded before the write: only the changed elements, and not a second copy of the span.
     if undo is not None:
         undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
     flat.overwrite(runs, patch)

@@ -67,10 +67,12 @@ class Compactor(ConsolidatingActor):
             CorruptDataError: The origin's head is damaged.
 
         """
+        # Nothing can become due in between, and events may arrive twice.
         if event.policy_version <= self._newest or event.policy_version % MERGE_EVERY:
             return ()
         head = await read_head(ctx.store)
         await self._catalog.refresh()
+        # Manifests that were never committed must not become the base of a merged delta.
         self._catalog.keep_history([head.node])
         path = self._catalog.plan(NOTHING)
         self._newest = path[-1].policy_version if path else NOTHING

@@ -92,6 +92,7 @@ class Relay(ConsolidatingActor):
             OSError: The region's store has no room, after several attempts.
 
         """
+        # Events are redelivered, and a catch-up passes versions whose events arrive later.
         if event.policy_version <= self._version:
             return self._announce_again(event)
         began = ctx.monotonic()
@@ -148,6 +149,7 @@ class Relay(ConsolidatingActor):
         origin.add(event)
         origin.keep_history([head.node, (event.policy_version, event.target_root_digest)])
         path = origin.plan(self._version, max(head.policy_version, event.policy_version))
+        # Without a path to the head, the event's own version is still progress.
         return path or origin.plan(self._version, event.policy_version)
 
     @asynccontextmanager
@@ -177,6 +179,7 @@ class Relay(ConsolidatingActor):
         await for_each_shard(fetch, [*manifest.shards, *digests])
 
     async def _rebuild(self, version: int) -> FlatSnapshot:
+        # Without a region: a relay that asked itself for tiles would wait for itself.
         replica = WeightReplica(self._local, self._catalog)
         await replica.advance(version, self._ctx)
         return replica.snapshot

@@ -52,6 +52,7 @@ def due(manifests: Iterable[WeightsPublished], newest: int) -> list[UpdateEdge]:
     have = set(map(edge_of, manifests))
     full_versions = (edge.policy_version for edge in have if edge.kind is SnapshotKind.FULL)
     oldest = min(full_versions, default=0)
+    # Start at the full snapshot that will be the oldest one kept.
     first = max(0, newest // FULL_EVERY - NUM_FULL_KEPT + 1) * FULL_EVERY
     planned: list[UpdateEdge] = []
     for version in range(first + MERGE_EVERY, newest + 1, MERGE_EVERY):
@@ -74,6 +75,7 @@ def floor(manifests: Iterable[WeightsPublished], needed: Collection[int]) -> int
     full_versions = sorted(m.policy_version for m in manifests if m.kind is SnapshotKind.FULL)
     if not full_versions:
         return NOTHING
+    # Not the newest, so that a replica between the two need not start over.
     bound = min([full_versions[-NUM_FULL_KEPT:][0], *needed])
     return max((version for version in full_versions if version <= bound), default=full_versions[0])
 

@@ -173,6 +173,7 @@ class Receiver(Actor):
 
     async def on_weights_relayed(self, event: WeightsRelayed, ctx: Context) -> Effects:
         """Update the engine if the relayed version leads to the one it has to hold."""
+        # The log has the announcements of all regions.
         if event.region != self._region:
             return ()
         self._target.relayed(event.policy_version)
@@ -272,6 +273,8 @@ class Receiver(Actor):
 
     async def _swap(self, ctx: Context) -> float:
         """Stage and commit the changes; after a wrong digest or probe, all tensors, once."""
+        # If the engine's weights were damaged before, overwrites leave the damage in place; whole
+        # tensors replace it.
         for attempt in (self._weights.patches, lambda: self._weights.snapshot.tensors):
             patches = await ctx.offload(attempt)
             if (pause_ms := await self._commit(patches)) is not None:
@@ -282,6 +285,7 @@ class Receiver(Actor):
         wrong = msgspec.structs.replace(
             self._applied(ctx), digest_matches=digest_matches, probe_matches=not digest_matches
         )
+        # Published here, as the effects of a handler that raises are dropped.
         await ctx.publish(wrong)
         what = "computes other values than the trainer" if digest_matches else "has a wrong digest"
         log.error("quarantined at version %d: the engine %s", self._weights.version, what)

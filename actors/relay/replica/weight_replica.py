@@ -130,6 +130,7 @@ class WeightReplica:
         if self.version == target:
             return []
         path = self._catalog.plan(self.version, target)
+        # The origin may keep versions that the region has deleted.
         if not path:
             path = (await Catalog.of_origin(ctx.store)).plan(self.version, target)
         if not path:
@@ -199,6 +200,7 @@ class WeightReplica:
             self.num_mismatches += 1
             raise RepairError(str(error)) from error
         damaged = await ctx.offload(table.damaged_tiles, self.snapshot.tensors)
+        # The copy is what the table says, so the update is wrong and not the copy.
         if not damaged:
             return False
         self.num_mismatches += 1
