@@ -218,7 +218,7 @@ class Gatekeeper(Actor):
                 policy_version=chosen.policy_version,
                 stable_version=chosen.stable_version,
                 share=test.share,
-                # A fresh salt per candidate draws the users of each arm anew.
+                # A fresh salt per candidate draws the users of each arm again, independently.
                 salt=f"{chosen.number}.{ctx.random.getrandbits(64):016x}",
                 sticky_s=test.sticky_s,
                 at=ctx.now(),

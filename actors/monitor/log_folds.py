@@ -36,7 +36,7 @@ async def fold_along(
     """Yield the log's events of `types`, and apply the folds in the same pass."""
     wanted = {*types, *(event_type for fold in folds for event_type in fold.types)}
     async for delivery in bus.follow([*wanted], stop_at_end=True):
-        # Folds first, so that whoever gets the event finds them up to date.
+        # Folds first, so that they are up to date when the caller gets the event.
         for fold in folds:
             if type(delivery.event) in fold.types:
                 fold.apply(delivery.event, delivery.stored_at)

@@ -60,9 +60,9 @@ class EpisodeIndex:
             self._rows[rollout_id] = row
             self._groups[group_id].add(rollout_id)
         while len(self._rows) > self.num_max:
-            rollout_id_oldest, dropped = self._rows.popitem(last=False)
-            self.labels.forget(rollout_id_oldest)
-            self._groups[dropped.group_id].discard(rollout_id_oldest)
+            oldest_id, dropped = self._rows.popitem(last=False)
+            self.labels.forget(oldest_id)
+            self._groups[dropped.group_id].discard(oldest_id)
             if not self._groups[dropped.group_id]:
                 del self._groups[dropped.group_id]
         return row

@@ -100,7 +100,7 @@ async def seal_version(
     manifest = await io.offload(
         make_manifest, header, table, digests.root_digest(), shards, data.ref
     )
-    # Last: whoever finds a manifest may rely on all of its objects.
+    # Last: a manifest promises that all of its objects are stored.
     await io.put_manifest(manifest)
     return manifest
 

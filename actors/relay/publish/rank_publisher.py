@@ -104,7 +104,7 @@ class RankPublisher:
         shards = await store_shards(self._io, header, [*inputs], self._encode)
         upload = RankUpload(rank=self._rank, table_digest=table_digest(self._table), shards=shards)
         key = f"{attempt_prefix(version, token)}{self._rank:05d}"
-        # Last: the marker tells the committer that all shards are stored.
+        # Last: the marker promises the committer that all shards are stored.
         await put_marker(self._io, key, upload)
         self._uploaded = version, shards, copies
 
