@@ -231,7 +231,7 @@ class Gatekeeper(Actor):
             )
             return (started,)
         if ctx.now() - chosen.at > self._config.prepare_s_max:
-            reason = blocked_by(gates) or "no replica of the channel candidate serves it"
+            reason = blocked_by(gates) or "no replica of channel candidate serves the version"
             return (self._decide(Decision.EXPIRED, reason, ctx, gates),)
         versions = (chosen.stable_version, chosen.policy_version) if self._num_tasks else ()
         return [

@@ -228,16 +228,16 @@ class Experiment:
         level = self._config.test.alpha / 2.0
         limit = math.log(1.0 / level)
         candidate, stable = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
-        state, words = GateState.WAITING, "neither better nor worse is shown yet"
+        state, words = GateState.WAITING, "no significant difference yet"
         if self._worse.log_wealth >= limit:
-            state, words = GateState.REJECTED, "it is worse"
+            state, words = GateState.REJECTED, "the candidate is worse"
         elif self._better.log_wealth >= limit:
             margin = self._config.test.margin
             state, words = (
                 GateState.PASSED,
-                f"not worse by {margin:g}" if margin else "it is better",
+                f"not worse by more than {margin:g}" if margin else "the candidate is better",
             )
-        words = f"{words}: reward {candidate.value():.3g} to stable's {stable.value():.3g}"
+        words = f"{words}: reward {candidate.value():.3g}, stable {stable.value():.3g}"
         if self._users.num_uncounted:
             words += f"; {self._users.num_uncounted} replies of users over the limit not counted"
         return Gate(

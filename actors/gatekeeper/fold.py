@@ -87,7 +87,7 @@ class DriftGates:
         state = GateState.FAILED if is_bad else GateState.PASSED
         if num_tokens < settings.num_min:
             state = GateState.WAITING
-            words = f"{words}; {num_tokens} of {settings.num_min} tokens of stable were trained"
+            words = f"{words}; {num_tokens} of {settings.num_min} tokens sampled by stable"
         return Gate(
             name=name,
             state=state,

@@ -198,7 +198,7 @@ class Guard:
         beyond = max(sign * (value - baseline) for sign in self._tests) > self._settings.bound
         is_shown = any(test.log_wealth >= self._limit for test in self._tests.values())
         num, needed = min(candidate.num, stable.num), self._settings.num_min
-        words = f"{value:.3g} to stable's {baseline:.3g}, bound {self._settings.bound:g}"
+        words = f"{value:.3g}, stable {baseline:.3g}, bound {self._settings.bound:g}"
         # Before the number of users: the test is valid at any time, so a proven breach needs no
         # minimum.
         if is_shown:

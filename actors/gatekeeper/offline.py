@@ -116,7 +116,8 @@ class OfflineGates:
             return Gate(name="offline", state=GateState.FAILED, words=words)
         tested, reference = self._find(candidate, num_tasks), self._find(stable, num_tasks)
         if tested is None or reference is None or not (tested.is_whole and reference.is_whole):
-            words = f"versions {candidate} and {stable} are not evaluated on {num_tasks} tasks yet"
+            words = f"waiting for evaluations of versions {candidate} and {stable}"
+            words = f"{words} on {num_tasks} tasks"
             return Gate(name="offline", state=GateState.WAITING, words=words)
         pairs = [
             (tested.solved[place], reference.solved[place])

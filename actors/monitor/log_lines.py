@@ -45,7 +45,7 @@ def describe(event: Event, at: float) -> LogLine | None:
         text = f"step {event.step} skipped, version {event.policy_version} has unchanged weights"
         return LogLine(at=at, level="error", text=f"{text}: {event.skipped}"[:TEXT_CHARS_MAX])
     if isinstance(event, RunFinished) and event.is_failure:
-        text = f"run given up at step {event.step}: {event.reason}"
+        text = f"run failed at step {event.step}: {event.reason}"
         return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
     # Only the first group that takes the last fresh task: later ones are attempts at old tasks.
     if isinstance(event, GroupGranted) and event.num_fresh + event.attempt == 0:
@@ -106,8 +106,8 @@ def _quarantined(event: FeedbackQuarantined) -> str:
 
 
 def _charged(event: ItemCharged) -> str:
-    how = "is charged" if event.is_proven else "is suspected"
-    return f"{event.item} {how}{_of(event)}: {event.cause}"
+    how = "charged with" if event.is_proven else "suspected of"
+    return f"{event.item} {how} a failure{_of(event)}: {event.cause}"
 
 
 def _of(event: ItemCharged | ItemQuarantined) -> str:

@@ -93,7 +93,9 @@ def decode_table(data: bytes, root_digest: str) -> DigestTable:
     except ValueError as error:
         raise CorruptDataError(f"weights: not a table of digests: {error}") from error
     if table.root_digest() != root_digest:
-        raise CorruptDataError(f"weights: the table of digests is not that of {root_digest}")
+        raise CorruptDataError(
+            f"weights: expected the table of root digest {root_digest}, got {table.root_digest()}"
+        )
     return table
 
 

@@ -74,7 +74,7 @@ def dtype_at(table: Table, place: int) -> str:
         end += spec.size
         if place < end:
             return spec.dtype
-    raise ValueError(f"weights: no element {place} of {end}")
+    raise ValueError(f"weights: element {place} is outside the snapshot of {end} elements")
 
 
 def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ class FlatSnapshot:
         """
         runs = [self._run(extent) for extent in extents]
         if not runs or len({run.dtype for run in runs}) > 1:
-            raise CorruptDataError("weights: the extents of a shard are not of one dtype")
+            raise CorruptDataError("weights: expected the extents of a shard to have one dtype")
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def overwrite(self, extents: Sequence[Extent], patch: Patch) -> np.ndarray:
@@ -174,4 +174,4 @@ class FlatSnapshot:
             at = extent.start - start
             if 0 <= at < arena.size and 0 < extent.num_elements <= arena.size - at:
                 return arena[at : at + extent.num_elements]
-        raise CorruptDataError(f"weights: {extent} is not a run of this snapshot")
+        raise CorruptDataError(f"weights: {extent} is outside the snapshot, or crosses dtypes")

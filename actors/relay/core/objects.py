@@ -235,7 +235,8 @@ def apply_version(
     shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
     if len(payloads) != len(shards):
         raise CorruptDataError(
-            f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
+            f"weights {manifest.policy_version}: expected {len(shards)} objects,"
+            f" got {len(payloads)}"
         )
     # All shards are decoded before any is written, so that damage in one of them leaves the base
     # as it was.

@@ -167,7 +167,7 @@ class FencedHead:
         if not await self._put(slot):
             self._check(await read_head(self._io.store))
             raise StaleTokenError(
-                f"head slot {slot.number}: another publisher wrote it with our token"
+                f"head slot {slot.number}: another publisher wrote it with the same token"
             )
         # A stale publisher may write into a slot that was already deleted: that put succeeds, but
         # newer slots exist, and the check below finds them.

@@ -160,7 +160,7 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
     catalog = await Catalog.of_origin(store)
     kind = SnapshotKind.DELTA if version else SnapshotKind.FULL
     if (manifest := catalog.find(version, kind)) is None:
-        raise NotFoundError(f"weights {version}: its manifest is not in the store")
+        raise NotFoundError(f"weights {version}: the store does not hold the manifest")
     return manifest
 
 

@@ -136,7 +136,7 @@ class Committer:
         for upload in uploads:
             if upload.table_digest != table_digest(self._table):
                 raise CorruptDataError(
-                    f"rank {upload.rank}: its table of tensors is another than the committer's"
+                    f"rank {upload.rank}: its tensor table differs from the committer's"
                 )
         shards = [shard for upload in uploads for shard in upload.shards]
         check_cover([shard.ref.extents for shard in shards], self._spans)
@@ -149,7 +149,7 @@ class Committer:
         if missing := sorted(expected - set(found)):
             numbers = [int(key[-5:]) for key in missing[:_NAMED_MAX]]
             raise DeadlineError(
-                f"{len(missing)} of {len(keys)} {who} left nothing under"
+                f"{len(missing)} of {len(keys)} {who} left no marker under"
                 f" token {self._history.head.token} in {wait_s:g} s: {numbers}"
             )
 
@@ -178,5 +178,8 @@ class Committer:
         if add_to_digest("", whole.element_sum) != add_to_digest(
             header.base_element_digest, change
         ):
-            raise CorruptDataError(f"{who}: the ranks' digests do not add up")
+            raise CorruptDataError(
+                f"{who}: the element digests of the ranks' shards do not add up to the digest that"
+                " the verifiers read back"
+            )
         return whole.digests

@@ -103,4 +103,4 @@ def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> No
         end = start + num_elements
     for shard in shards:
         if not any(span.holds(shard) for span in spans):
-            raise CorruptDataError(f"ranks: the shard of {shard[0]} is of more than one verifier")
+            raise CorruptDataError(f"ranks: the shard at {shard[0]} crosses the spans of verifiers")

@@ -105,7 +105,10 @@ class SpanVerifier:
         """
         found = await await_keys(self._io, staged_prefix(version, token), bool, wait_s=wait_s)
         if not found:
-            raise DeadlineError(f"verifier {self._number}: no staged manifest of weights {version}")
+            raise DeadlineError(
+                f"verifier {self._number}: no manifest of weights {version} was staged in"
+                f" {wait_s:g} s"
+            )
         # The key contains the manifest's hash, and so does the key of the result: a result never
         # counts for another manifest.
         staged = await read_marker(self._io, found[-1], StagedManifest)

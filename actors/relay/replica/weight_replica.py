@@ -134,7 +134,7 @@ class WeightReplica:
         if not path:
             path = (await Catalog.of_origin(ctx.store)).plan(self.version, target)
         if not path:
-            raise NotFoundError(f"weights {target}: no update path from {self.version}")
+            raise NotFoundError(f"weights {target}: no update path from version {self.version}")
         return path
 
     async def _step(self, manifest: WeightsPublished, ctx: Context) -> None:
