@@ -1,7 +1,6 @@
 """Evaluations of policy versions on held-out tasks.
 
-`schedule.py` decides which version is due and on which tasks, `evaluation.py` counts verdicts,
-`estimates.py` has pass@k; all are pure.
-`actor.py` wires them to the log. To evaluate on another occasion, add a method to `EvalSchedule`
-that makes a version due, and its call in `actor.py`.
+`schedule.py` has the settings and decides which version is due on which tasks; `evaluation.py`
+counts verdicts and estimates pass@k. Both are pure; `actor.py` connects them to the log. To
+evaluate on another occasion, handle its event in `actor.py` and return `_announced(...)`.
 """

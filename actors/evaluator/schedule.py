@@ -1,6 +1,6 @@
-"""Which versions are evaluated, when, and on what: the settings.
+"""Evaluation settings: which versions are evaluated, and on which tasks.
 
-A version is due at the start (0), every so many steps, and at the end of the run.
+Version 0 and the final version are always evaluated; others every `every_steps` steps.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,22 @@ from penstock.messages.task import TEMPERATURE_MIN
 
 
 class EvalSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Held-out tasks, and how they are attempted."""
+    """A set of held-out tasks and how they are sampled."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}\Z")]
     sources: list[str] = []
-    """Choose among the tasks of these sources (`[[prepare.sources]]`); empty: all."""
+    """Task sources to choose from (`[[prepare.sources]]`); empty: all."""
     categories: list[str] = []
-    """Choose among the tasks of these categories; empty: all."""
+    """Task categories to choose from; empty: all."""
     num_tasks: NonNegativeInt = 0
-    """0: `evaluator.num_eval_tasks`."""
+    """Number of tasks; 0: `evaluator.num_eval_tasks`."""
     num_samples: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Attempts of each task; `pass_at_k` goes up to it."""
+    """Attempts per task, and the largest k of pass@k."""
     temperature: NonNegativeFloat | None = None
-    """0 is greedy; by default `pacer.eval_temperature`."""
+    """Sampling temperature; 0: greedy; None: `pacer.eval_temperature`."""
     every_steps: NonNegativeInt | None = None
-    """0: only version 0 and the final version; by default `evaluator.eval_every_steps`."""
+    """Steps between evaluations; 0: only version 0 and the final version; None:
+    `evaluator.eval_every_steps`."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -43,71 +44,75 @@ class EvalSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             text = f"expected 0, or at least {TEMPERATURE_MIN:g}, got {self.temperature:g}"
             raise ConfigError(f"{where}.temperature: {text}")
         if self.temperature == 0 and self.num_samples > 1:
-            text = f"expected 1 where temperature is 0, got {self.num_samples}"
+            # Greedy attempts at one task are all alike: more of them would only cost time.
+            text = f"expected 1 if temperature is 0, got {self.num_samples}"
             raise ConfigError(f"{where}.num_samples: {text}")
 
 
 class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the policy is evaluated on held-out tasks."""
+    """Settings of the evaluation on held-out tasks."""
 
     num_eval_tasks: PositiveInt = 64
+    """Number of held-out tasks per evaluation, for sets that name none."""
     eval_every_steps: NonNegativeInt = 0
-    """0: only version 0 and the final version."""
+    """Steps between evaluations; 0: only version 0 and the final version."""
     sets: tuple[EvalSetConfig, ...] = ()
-    """Several sets in place of one of all held-out tasks. The first is the main one, by which stop
-    rules, gates and headlines go."""
+    """Task sets, each evaluated separately; empty: one set of all held-out tasks. Stop rules,
+    release gates and reported pass rates use the first."""
     judge: str = "hidden_tests"
-    """The judge whose verdicts count; by default the one of `judge.judge`."""
+    """Name of the judge whose verdicts count; by default the one of `judge.judge`."""
     eval_deadline_s: PositiveFloat = 600.0
-    """Longest evaluation, from the moment that it is the next one; verdicts that are missing then
-    count as masked, also where no replica ever served the version."""
+    """Longest duration of an evaluation in seconds, from the end of the previous one; missing
+    verdicts then count as masked, even if no replica ever served the version."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
-        names = [each.name for each in self.sets]
+        names = [eval_set.name for eval_set in self.sets]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"evaluator.sets: expected each name once, got {name!r} twice")
 
     @property
     def all_sets(self) -> tuple[EvalSetConfig, ...]:
-        """The sets with nothing left to default, the main one first.
+        """All sets with defaults filled in, the main one first.
 
-        Without any, the one whose name is empty.
+        If none is configured: one set with an empty name.
         """
+        every_steps = self.eval_every_steps
         return tuple(
             msgspec.structs.replace(
-                each,
-                num_tasks=each.num_tasks or self.num_eval_tasks,
-                every_steps=self.eval_every_steps if each.every_steps is None else each.every_steps,
+                eval_set,
+                num_tasks=eval_set.num_tasks or self.num_eval_tasks,
+                every_steps=every_steps if eval_set.every_steps is None else eval_set.every_steps,
             )
-            for each in self.sets or (EvalSetConfig(name=""),)
+            for eval_set in self.sets or (EvalSetConfig(name=""),)
         )
 
     def check_sets(self, sources: Sequence[str], temperature: float) -> None:
         """Check the sets against the rest of a run's configuration.
 
         Args:
-            sources: Names of those that tasks come from.
-            temperature: Of sets that name none.
+            sources: Names of the configured task sources.
+            temperature: Sampling temperature of sets without one.
 
         Raises:
-            ConfigError: A source that there is not, or several attempts that cannot differ.
+            ConfigError: A set names an unknown source, or asks for several samples at temperature
+                0, which would all be equal.
 
         """
-        for each in self.sets:
-            where = f"evaluator.sets.{each.name}"
-            if unknown := sorted(set(each.sources) - set(sources)):
+        for eval_set in self.sets:
+            where = f"evaluator.sets.{eval_set.name}"
+            if unknown := sorted(set(eval_set.sources) - set(sources)):
                 text = f"expected some of {', '.join(sources)}, got {', '.join(unknown)}"
                 raise ConfigError(f"{where}.sources: {text}")
-            if each.temperature is None and temperature == 0 and each.num_samples > 1:
-                text = f"expected 1, as pacer.eval_temperature is 0, got {each.num_samples}"
+            if eval_set.temperature is None and temperature == 0 and eval_set.num_samples > 1:
+                text = f"expected 1, as pacer.eval_temperature is 0, got {eval_set.num_samples}"
                 raise ConfigError(f"{where}.num_samples: {text}")
 
     def due(self, policy_version: int) -> list[EvalSetConfig]:
-        """Return the sets whose period ends with a version."""
+        """Return the sets that are due for evaluation at a version."""
         return [
-            each
-            for each in self.all_sets
-            if each.every_steps and policy_version % each.every_steps == 0
+            eval_set
+            for eval_set in self.all_sets
+            if eval_set.every_steps and policy_version % eval_set.every_steps == 0
         ]

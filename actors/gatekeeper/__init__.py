@@ -1,8 +1,8 @@
-"""Gates between training and users: which version becomes `stable`, and why.
+"""Release gates between training and users: they decide which version becomes `stable`.
 
-`evidence.py` is the sequential test, `power.py` how many users it takes; `users.py` makes one
-observation of each user, `guards.py` compares arms by what replies look like, `offline.py` by
-held-out tasks. `experiment.py` puts the live part together and `fold.py` everything: what the log
-says, and what follows from it. All of these are pure; `actor.py` publishes. To add a guard: its
-entry in `GUARDS` (config.py) and in `measures` (guards.py).
+`offline.py` compares versions on held-out tasks; `users.py` reduces live traffic to one observation
+per user; `guards.py` has the sequential test and compares the arms by properties of their replies;
+`experiment.py` combines these into one candidate's live experiment, and `fold.py` derives the whole
+state from the log. All of these are pure; `actor.py` publishes. To add a guard, add its entry to
+`GUARDS` (config.py) and to `Replies.measures` (users.py).
 """

@@ -1,16 +1,17 @@
-"""The gatekeeper: moves channels as the gates say.
+"""The gatekeeper: tests candidate versions and moves the channels that users are served from.
 
 ```
  no candidate ─▶ CandidateChosen ─▶ ChannelMoved(candidate), EvalAnnounced ×2
-      quality bar and evaluation passed, a replica serves it ─▶ ExperimentStarted
+      quality bar and evaluation passed, a replica serves the version ─▶ ExperimentStarted
            all gates passed ─▶ ExperimentDecided(promoted) ─▶ ChannelMoved(stable)
            a gate rejects ─▶ ExperimentDecided(rolled_back): the gateways send everyone to stable
 ```
-Decisions are made between events, and only once the log has been read up to where it stood when
-this process started.
+The actor decides on ticks, and only after it has read the log up to the position at which it
+started.
 """
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -40,13 +41,16 @@ from penstock.messages.task import Purpose, Split
 from penstock.messages.training import BatchManifest, StepCompleted
 from penstock.messages.weights import WeightsPublished
 
+log = logging.getLogger(__name__)
+
 SHOWN_EVERY_S = 10.0
+"""Shortest time between two reports of a candidate's state, in seconds."""
 CATCH_UP_S_MAX = 600.0
-"""Longest wait for events that the log had at the start; one may be unreadable."""
+"""Longest wait, in seconds, for the events that the log held at the start."""
 
 
 class Gatekeeper(Actor):
-    """Chooses candidates, tests them, promotes them or not."""
+    """Chooses candidate versions, tests them, and promotes them or rolls them back."""
 
     role = "gatekeeper"
     can_skip = False
@@ -68,11 +72,11 @@ class Gatekeeper(Actor):
     )
 
     def __init__(self, config: GatekeeperConfig, judge: str) -> None:
-        """Start with nothing known.
+        """Start with an empty state.
 
         Args:
-            config: Gates and bounds.
-            judge: Whose verdicts count in evaluations.
+            config: Gatekeeper settings.
+            judge: Name of the judge whose verdicts count in evaluations.
 
         """
         self._config = config
@@ -80,36 +84,45 @@ class Gatekeeper(Actor):
         self._replicas = ReplicaTable()
         self._num_tasks = 0
         self._unread: dict[type[Event], str] = {}
-        """Newest events of the log at the start, which are still to be read."""
+        """Event type -> key of its newest event at the start, until that event is read."""
         self._first_stable = -1
-        """Where `stable` points first, if nobody moved it: what was newest at the start."""
+        """Newest version at the start, which becomes `stable` if no channel was ever moved."""
         self._give_up_at = 0.0
         self._shown: ExperimentView | None = None
         self._shown_at = -SHOWN_EVERY_S
 
     async def start(self, ctx: Context) -> Effects:
-        """Count the held-out tasks, and see how far the log is."""
+        """Count the held-out tasks and note the newest event of each type on the log."""
         if num_tasks := self._config.offline.num_tasks:
-            with contextlib.suppress(NotFoundError):  # The gate then says that there are none.
+            # A run may have no held-out tasks; the offline gate then reports that as its failure.
+            with contextlib.suppress(NotFoundError):
                 self._num_tasks = min(num_tasks, len(await load_tasks(ctx.store, Split.HELDOUT)))
         for kind in self._fold.types:
             if (last := await ctx.last(kind)) is not None:
                 self._unread[kind] = last.key()
                 if isinstance(last, WeightsPublished):
                     self._first_stable = last.policy_version
+        # Bounded, as one of these events may be unreadable: it would block decisions forever.
         self._give_up_at = ctx.monotonic() + CATCH_UP_S_MAX
+        log.info(
+            "comparing versions on %d held-out tasks; waiting for %d event types to catch up",
+            self._num_tasks,
+            len(self._unread),
+        )
         return ()
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Know who serves the candidate."""
+        """Update the table of replicas, which shows whether the candidate is served."""
         self._replicas.add(event, ctx.monotonic())
         return ()
 
     async def _take(self, event: Event, ctx: Context) -> Effects:
-        """Fold an event."""
+        """Apply an event to the state."""
         self._fold.apply(event)
         if self._unread.get(type(event)) == event.key():
             del self._unread[type(event)]
+            if not self._unread:
+                log.info("caught up with the log")
         return ()
 
     on_candidate_chosen = on_experiment_started = on_experiment_decided = _take
@@ -119,17 +132,24 @@ class Gatekeeper(Actor):
     on_inference_recorded = on_live_sample_joined = _take
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Do what follows from the log, one thing after the other."""
+        """Publish the next decision or move that follows from the log, and the current view."""
         self._replicas.expire(ctx.monotonic())
-        if self._unread and ctx.monotonic() < self._give_up_at:
-            return ()
-        return [*self._due(ctx), *self._shown_now(ctx)]
+        if self._unread:
+            # A decision from a partly read log could contradict one that is already on it.
+            if ctx.monotonic() < self._give_up_at:
+                return ()
+            names = ", ".join(sorted(kind.__name__ for kind in self._unread))
+            log.warning("deciding without the newest %s: not read in %g s", names, CATCH_UP_S_MAX)
+            self._unread.clear()
+        return [*self._next_effects(ctx), *self._changed_view(ctx)]
 
-    def _due(self, ctx: Context) -> Effects:
+    def _next_effects(self, ctx: Context) -> Effects:
+        """Return at most one decision or move; the next one waits until this one is on the log."""
         candidates = self._fold.candidates
         if Arm.STABLE not in candidates.channels:
             first = self._first_stable if self._first_stable >= 0 else candidates.newest
             return () if first < 0 else (self._move(Arm.STABLE, first, -1),)
+        # A gatekeeper that was killed between the decision and the move makes the move now.
         if (promoted := candidates.promotion) is not None:
             return (self._move(Arm.STABLE, promoted.policy_version, promoted.number),)
         if not candidates.is_open:
@@ -137,7 +157,7 @@ class Gatekeeper(Actor):
         return self._advance(ctx)
 
     def _choose(self, ctx: Context) -> Effects:
-        """Take the newest version as the candidate, if it is newer than all that were decided."""
+        """Choose the newest version as the candidate, unless it is `stable` or already tested."""
         candidates = self._fold.candidates
         stable = candidates.channels[Arm.STABLE]
         last = candidates.chosen.policy_version if candidates.chosen else -1
@@ -149,10 +169,16 @@ class Gatekeeper(Actor):
             stable_version=stable,
             at=ctx.now(),
         )
+        log.info(
+            "candidate %d: version %d against stable %d",
+            chosen.number,
+            chosen.policy_version,
+            stable,
+        )
         return (chosen,)
 
     def _advance(self, ctx: Context) -> Effects:
-        """Bring the open candidate one step further."""
+        """Take the open candidate's next step: move its channel, prepare it, or decide on it."""
         candidates = self._fold.candidates
         chosen, started = candidates.chosen, candidates.started
         assert chosen is not None, "there is no candidate"
@@ -165,24 +191,25 @@ class Gatekeeper(Actor):
         return self._judge(started, ctx)
 
     def _judge(self, started: ExperimentStarted, ctx: Context) -> Effects:
-        """Decide on a candidate that users know, if it is time."""
+        """Promote, roll back or expire a candidate that users are served by, if that is due."""
         gates = self._fold.gates(self._num_tasks)
         if all(gate.state is GateState.PASSED for gate in gates):
             return (self._decide(Decision.PROMOTED, "every gate passed", ctx, gates),)
         if (reason := _rejected(gates)) is not None:
             return (self._decide(Decision.ROLLED_BACK, reason, ctx, gates),)
+        # Without a bound, a candidate with too few users would block all later versions.
         if ctx.now() - started.at > self._config.hold_s_max:
             return (self._decide(Decision.EXPIRED, blocked_by(gates), ctx, gates),)
         return ()
 
     def _prepare(self, chosen: CandidateChosen, ctx: Context) -> Effects:
-        """Have both versions evaluated, then start the experiment where a replica serves it."""
+        """Announce evaluations of both versions; start the experiment once it may begin."""
         gates = self._fold.offline_gates(self._num_tasks)
         if (reason := _rejected(gates)) is not None:
             return (self._decide(Decision.ROLLED_BACK, reason, ctx, gates),)
         is_served = any(
-            one.policy_version == chosen.policy_version
-            for one in self._replicas.ready(Purpose.LIVE, Arm.CANDIDATE)
+            replica.policy_version == chosen.policy_version
+            for replica in self._replicas.ready(Purpose.LIVE, Arm.CANDIDATE)
         )
         if all(gate.state is GateState.PASSED for gate in gates) and is_served:
             test = self._config.test
@@ -191,13 +218,20 @@ class Gatekeeper(Actor):
                 policy_version=chosen.policy_version,
                 stable_version=chosen.stable_version,
                 share=test.share,
+                # A fresh salt per candidate draws the users of each arm again, independently.
                 salt=f"{chosen.number}.{ctx.random.getrandbits(64):016x}",
                 sticky_s=test.sticky_s,
                 at=ctx.now(),
             )
+            log.info(
+                "experiment %d started: version %d for %g of users",
+                chosen.number,
+                chosen.policy_version,
+                test.share,
+            )
             return (started,)
         if ctx.now() - chosen.at > self._config.prepare_s_max:
-            reason = blocked_by(gates) or "no replica of the channel candidate serves it"
+            reason = blocked_by(gates) or "no replica of channel candidate serves the version"
             return (self._decide(Decision.EXPIRED, reason, ctx, gates),)
         versions = (chosen.stable_version, chosen.policy_version) if self._num_tasks else ()
         return [
@@ -212,6 +246,7 @@ class Gatekeeper(Actor):
 
     def _move(self, arm: Arm, policy_version: int, candidate_number: int) -> ChannelMoved:
         candidates = self._fold.candidates
+        log.info("moving channel %s to version %d", arm.value, policy_version)
         return ChannelMoved(
             number=candidates.num_moves,
             channel=arm.value,
@@ -225,6 +260,14 @@ class Gatekeeper(Actor):
     ) -> ExperimentDecided:
         chosen = self._fold.candidates.chosen
         assert chosen is not None, "there is no candidate"
+        log.log(
+            logging.INFO if decision is Decision.PROMOTED else logging.WARNING,
+            "candidate %d, version %d: %s: %s",
+            chosen.number,
+            chosen.policy_version,
+            decision.value,
+            reason,
+        )
         return ExperimentDecided(
             number=chosen.number,
             decision=decision,
@@ -235,8 +278,9 @@ class Gatekeeper(Actor):
             at=ctx.now(),
         )
 
-    def _shown_now(self, ctx: Context) -> Effects:
-        """Report where the candidate stands, if that changed."""
+    def _changed_view(self, ctx: Context) -> Effects:
+        """Return the candidate's current state if it changed since the last report."""
+        # The view changes with every reply of a user.
         if ctx.monotonic() - self._shown_at < SHOWN_EVERY_S:
             return ()
         view = self._fold.view(self._num_tasks)
@@ -247,6 +291,6 @@ class Gatekeeper(Actor):
 
 
 def _rejected(gates: Sequence[Gate]) -> str | None:
-    """Return why a candidate is rolled back; None where nothing demands it."""
+    """Return the reason for a rollback, or None if no gate rejects the candidate."""
     found = [gate for gate in gates if gate.state is GateState.REJECTED]
     return f"{found[0].name}: {found[0].words}" if found else None

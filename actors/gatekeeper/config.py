@@ -14,11 +14,12 @@ from penstock.messages.settings import (
 
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far the candidate may be from stable, and how much has to be known."""
+    """Settings of one guard."""
 
     bound: PositiveFloat
+    """Largest difference from stable that passes, in the guard's unit (see `GUARDS`)."""
     num_min: PositiveInt = 200
-    """Users per arm; of `discard_rate` samples, of `kl` and `ess` tokens."""
+    """Smallest number of users per arm; for `discard_rate` samples, for `kl` and `ess` tokens."""
 
 
 GUARDS: dict[str, GuardConfig] = {
@@ -33,61 +34,63 @@ GUARDS: dict[str, GuardConfig] = {
     "kl": GuardConfig(bound=0.05, num_min=1000),
     "ess": GuardConfig(bound=0.5, num_min=1000),
 }
-"""Defaults. `reply_length`: doublings, up or down. `edit_rate`: points fewer. `unrated`: points of
-sessions that nobody judged, more. `tool_mix`: total variation. `kl`: nats per token; `ess`: the
-least share of the batch. The others: points more."""
+"""Default guards. Units of the bounds: `reply_length`: doublings, up or down; `edit_rate`: decrease
+of the rate; `unrated`: increase of the share of sessions without a rating; `tool_mix`: total
+variation distance; `kl`: nats per token; `ess`: smallest effective sample size as a share of the
+batch; all others: increase of the rate (0.02 is two percentage points)."""
 
 
 class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The paired evaluation of candidate and stable on the same held-out tasks."""
+    """Settings of the paired evaluation of candidate and stable on the same held-out tasks."""
 
     num_tasks: NonNegativeInt = 64
-    """0: none, for a service without tasks."""
+    """Number of held-out tasks; 0 turns the gate off, for a service without tasks."""
     margin: UnitInterval = 0.02
-    """The candidate may solve this share of the tasks less, ..."""
+    """Largest decrease of the candidate's pass rate that passes."""
     alpha: PositiveFloat = 0.05
-    """... and McNemar's exact test that it is worse must not reject at this level."""
+    """Level of McNemar's exact one-sided test; a p-value below it rejects the candidate."""
     num_pairs_min: PositiveInt = 16
-    """Tasks that both versions were judged on."""
+    """Smallest number of tasks on which both versions have a verdict."""
 
 
 class LiveTestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sequential test over users."""
+    """Settings of the sequential test over users."""
 
     share: Share = 0.5
-    """Of the users, for the candidate."""
+    """Share of users that the candidate serves."""
     alpha: PositiveFloat = 0.05
-    """Probability of a false decision, promotion or rollback, however long one looks: half each."""
+    """Probability of a false decision at any time, half for promotion and half for rollback."""
     margin: UnitInterval = 0.0
-    """The candidate is promoted once it is shown not to be worse by more than this; 0: better."""
+    """Largest decrease in reward that still allows promotion; 0: the candidate must be better."""
     sticky_s: PositiveFloat = 7 * 86400.0
-    """How long a user stays in one arm."""
+    """Seconds for which a user stays in one arm."""
     sessions_per_user: PositiveInt = 3
-    """Rated sessions whose mean is a user's reward, once in each such period."""
+    """Rated sessions whose mean is a user's reward; counted once per `sticky_s`."""
     replies_per_user: PositiveInt = 8
-    """Replies of a user by which guards may be shown to be broken, likewise."""
+    """First replies of a user that the guards' tests use; counted once per `sticky_s`."""
     user_window_s: PositiveFloat = 86400.0
-    """What counts of a user is within this time of their first reply; sessions that nobody has
-    rated by then are unrated."""
+    """Seconds after a user's first reply in which replies and ratings count; a session without a
+    rating by then is unrated."""
     users_max: PositiveInt = 200_000
-    """Users of one experiment; further ones are served and not counted."""
+    """Largest number of users counted in one experiment; further users are served normally."""
     tenant_share_max: UnitInterval = 0.3
-    """A tenant's share of the users that are counted; with few tenants 1.5 equal shares."""
+    """Largest share of one tenant among the counted users; with few tenants 1.5 equal shares."""
     effect: PositiveFloat = 0.016
-    """Difference in reward whose number of sessions is reported: 2.28% of a keep rate of 70%."""
+    """Difference in reward for which the number of missing sessions is reported; the default is
+    2.28% of a keep rate of 70%."""
 
 
 class GatekeeperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a version has to show before all users are served by it."""
+    """Settings of the gates that a version must pass before all users are served by it."""
 
     quality_bar: UnitInterval = 0.25
-    """Held-out pass rate of the newest evaluation before live training began; 0: none."""
+    """Smallest held-out pass rate in the newest evaluation before live training; 0: no bar."""
     offline: OfflineConfig = OfflineConfig()
     test: LiveTestConfig = LiveTestConfig()
     guards: dict[str, GuardConfig] = {}
-    """By name, in place of the defaults."""
+    """Guard settings by name, in place of the defaults."""
     guard_alpha: PositiveFloat = 0.001
-    """Level at which a guard is shown to be broken, however long one looks: that is a rollback."""
+    """Level of each guard's sequential test, valid at any time; a rejection rolls back."""
     edit_tools: tuple[str, ...] = (
         "write", "write_file", "edit", "edit_file", "replace", "str_replace", "insert",
         "apply_patch", "patch", "delete", "str_replace_editor", "str_replace_based_edit_tool",
@@ -95,15 +98,15 @@ class GatekeeperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     )  # fmt: skip
     """Names of tools that change files."""
     prepare_s_max: PositiveFloat = 86400.0
-    """Longest time until a candidate's experiment starts; then the next one has its turn."""
+    """Longest wait for a candidate's experiment to start, in seconds; it expires after that."""
     hold_s_max: NonNegativeFloat = 14 * 86400.0
-    """Longest experiment; then the candidate leaves as it came."""
+    """Longest experiment in seconds; an undecided candidate expires after that."""
 
     def __post_init__(self) -> None:
         """Check the names of the guards.
 
         Raises:
-            ConfigError: There is no such guard.
+            ConfigError: A guard's name is unknown.
 
         """
         for name in self.guards:
@@ -112,5 +115,5 @@ class GatekeeperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 raise ConfigError(f"gatekeeper.guards: expected {expected}, got {name!r}")
 
     def guard(self, name: str) -> GuardConfig:
-        """Return the settings of one guard."""
+        """Return the settings of one guard, configured or default."""
         return self.guards.get(name, GUARDS[name])

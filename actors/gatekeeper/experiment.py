@@ -1,14 +1,13 @@
-"""The live part of one candidate: arms, guards over users, and the sequential test. Pure.
+"""One candidate's live experiment: reward estimates per arm, guards, and the sequential test. Pure.
 
-What each arm is worth to a user, estimated three ways from arms with recorded propensities.
-
-With A the arm of a user, p the probability of it and Y the reward, for each arm a:
-IPS is the mean of 1{A=a} Y / p; SNIPS divides by the mean of 1{A=a} / p instead of 1; the doubly
-robust one is the mean of m + 1{A=a} (Y - m) / p, where m is the arm's mean before this user.
+`ArmEstimates` estimates the mean reward of an arm in three ways from recorded propensities. With A
+the arm of a user, p its probability and Y the reward, for each arm a: IPS is the mean of
+1{A=a} Y / p; SNIPS divides that by the mean of 1{A=a} / p; the doubly robust estimate is the mean
+of m + 1{A=a} (Y - m) / p, where m is the arm's mean before this user.
 Source: Dudik, Langford and Li, "Doubly robust policy evaluation and learning", ICML 2011;
 Swaminathan and Joachims, "The self-normalized estimator for counterfactual learning", NIPS 2015.
 
-How many users a test needs to see an effect.
+`users_needed` and `fixed_sessions` compute the sample sizes that a test needs to detect an effect.
 """
 
 import math
@@ -41,7 +40,7 @@ from penstock.messages.training import SampleEntry
 
 
 class ArmEstimates:
-    """One arm's; fed with the users of both."""
+    """Reward estimates of one arm, computed from the users of both arms."""
 
     def __init__(self, arm: Arm) -> None:
         self._arm = arm
@@ -50,19 +49,21 @@ class ArmEstimates:
         self._weights = 0.0
         self._robust = 0.0
         self.rewards = Mean()
-        """Of the users in the arm."""
+        """Mean reward of the users in the arm."""
         self.num_sessions = 0
 
     def add(self, arm: Arm, share: float, reward: float, num_sessions: int) -> None:
-        """Take one user.
+        """Add one user.
 
         Args:
-            arm: Theirs.
+            arm: Arm that the user was drawn into.
             share: Probability of the candidate's arm.
-            reward: Mean of their rated sessions.
-            num_sessions: Rated.
+            reward: Mean over the user's rated sessions.
+            num_sessions: Number of the user's rated sessions.
 
         """
+        # The model must not depend on this user, or the doubly robust estimate would be biased;
+        # 0.5 is the middle of the range of rewards.
         model = self.rewards.value(0.5)
         self._num += 1
         self._robust += model
@@ -77,31 +78,33 @@ class ArmEstimates:
 
     @property
     def ips(self) -> float:
-        """Unbiased; its scale varies with the number drawn into the arm."""
+        """IPS estimate: unbiased, but it varies with the number of users drawn into the arm."""
         return self._weighted / self._num if self._num else 0.0
 
     @property
     def snips(self) -> float:
-        """Between the smallest and the largest reward."""
+        """SNIPS estimate: slightly biased, always within the range of rewards."""
         return self._weighted / self._weights if self._weights else 0.0
 
     @property
     def doubly_robust(self) -> float:
-        """Unbiased, with the variance of what the model leaves."""
+        """Doubly robust estimate: unbiased, with the variance of the model's residuals only."""
         return self._robust / self._num if self._num else 0.0
 
 
 POWER = 0.8
+"""Probability of detecting the effect, the usual choice in sample-size calculations."""
 
 
 def users_needed(effect: float, variance: float, share: float, alpha: float) -> float:
-    """Return how many users, both arms together, until `BettingTest` sees an effect.
+    """Return the users of both arms after which `BettingTest` detects an effect.
 
-    With probability `POWER`, from the normal approximation of the log wealth of the best stake.
+    Detection is with probability `POWER`, by the normal approximation of the log wealth of the best
+    stake.
 
     Args:
         effect: Difference from the null hypothesis, > 0.
-        variance: Of a user's observation within an arm.
+        variance: Variance of a user's observation within an arm.
         share: Probability of the candidate's arm.
         alpha: Level of the one-sided test.
 
@@ -111,6 +114,8 @@ def users_needed(effect: float, variance: float, share: float, alpha: float) -> 
     needed = math.inf
     for stake in stakes(share):
         growth = stake * effect - stake * stake * (spread + effect * effect) / 2.0
+        # With n users the log wealth has mean n * growth and deviation sqrt(n) * spread: solve the
+        # quadratic in sqrt(n). A stake that is too large for the effect never gets there.
         if growth > 0:
             swing = quantile * stake * math.sqrt(spread)
             root = (swing + math.sqrt(swing * swing + 4.0 * growth * limit)) / (2.0 * growth)
@@ -119,11 +124,11 @@ def users_needed(effect: float, variance: float, share: float, alpha: float) -> 
 
 
 def fixed_sessions(rate: float, effect: float, alpha: float = 0.05) -> float:
-    """Return the sessions per arm of a test of two proportions that looks once (two-sided).
+    """Return the sessions per arm that a two-sided, fixed-horizon test of two proportions needs.
 
     Example:
-        2.28% of a keep rate of 70%, at the usual 5% and 80%: `fixed_sessions(0.7, 0.016)` is
-        about 13,000. Looking at any time costs a bit over twice as many.
+        To detect 2.28% of a keep rate of 70% at level 5% and power 80%, `fixed_sessions(0.7,
+        0.016)` is about 13,000. A test that may stop at any time needs slightly over twice as many.
 
     """
     normal = NormalDist()
@@ -134,20 +139,21 @@ def fixed_sessions(rate: float, effect: float, alpha: float = 0.05) -> float:
 
 
 NUM_SAMPLES_MAX = 200_000
-"""Samples whose arm is remembered until the trainer settles them."""
+"""Largest number of samples whose arm is kept until the trainer uses or discards them."""
 LOG_SHOWN_MAX = 100.0
+"""Largest exponent of a reported e-value, so that it stays a finite number."""
 _USER_GUARDS = [name for name in GUARDS if name not in {"tool_mix", "discard_rate", "kl", "ess"}]
 
 
 class Experiment:
-    """Folds the requests and samples of one candidate's experiment, in the order of the log."""
+    """State of one candidate's experiment, from its requests and samples in log order."""
 
     def __init__(self, number: int, config: GatekeeperConfig) -> None:
-        """Begin without users.
+        """Start without users.
 
         Args:
-            number: The candidate's.
-            config: Bounds and levels.
+            number: Number of the candidate.
+            config: Gatekeeper settings.
 
         """
         self.number = number
@@ -166,7 +172,7 @@ class Experiment:
         self._times: tuple[float, float] | None = None
 
     def add_record(self, event: InferenceRecorded) -> None:
-        """Take a reply, if it is one of this experiment."""
+        """Add a reply; ignore it if it is not part of this experiment."""
         variant = self._variant(event.variant, event.propensity)
         if variant is None or not event.user:
             return
@@ -185,7 +191,7 @@ class Experiment:
         )
 
     def add_sample(self, event: LiveSampleJoined) -> None:
-        """Take a session's reward."""
+        """Add a session's reward; ignore it if it is not part of this experiment."""
         variant = self._variant(event.variant, event.propensity)
         if variant is None or not event.user:
             return
@@ -199,85 +205,87 @@ class Experiment:
                 tenant=event.tenant,
                 user=event.user,
                 sample=event.sample_id,
+                # A session in which no turn is rated has no reward, whatever the event's default.
                 reward=None if len(event.unrated) == len(event.turns) else event.reward,
             )
         )
 
     def add_settled(self, samples: Iterable[SampleEntry]) -> None:
-        """See which samples the trainer took and which it discarded."""
+        """Count which of the arms' samples the trainer used and which it discarded."""
         for sample in samples:
             arm = self._arm_of.pop(sample.rollout_id, None)
             if arm is not None:
                 self._discards[arm].add(float(not sample.outcome.is_trained))
 
     def gates(self) -> list[Gate]:
-        """Return the guards and the test."""
+        """Return the gates of all guards, followed by that of the test."""
         guards = [guard.gate() for guard in self._guards.values()]
         return [*guards, self._tools.gate(), self._discard_gate(), self.test_gate()]
 
     def test_gate(self) -> Gate:
-        """Return what users' rewards say."""
+        """Return the state of the sequential test on users' rewards."""
+        # Two one-sided tests (better, worse) share the error probability.
         level = self._config.test.alpha / 2.0
         limit = math.log(1.0 / level)
-        own, base = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
-        state, words = GateState.WAITING, "neither better nor worse is shown yet"
+        candidate, stable = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
+        state, words = GateState.WAITING, "no significant difference yet"
         if self._worse.log_wealth >= limit:
-            state, words = GateState.REJECTED, "it is worse"
+            state, words = GateState.REJECTED, "the candidate is worse"
         elif self._better.log_wealth >= limit:
             margin = self._config.test.margin
             state, words = (
                 GateState.PASSED,
-                f"not worse by {margin:g}" if margin else "it is better",
+                f"not worse by more than {margin:g}" if margin else "the candidate is better",
             )
-        words = f"{words}: reward {own.value():.3g} to stable's {base.value():.3g}"
+        words = f"{words}: reward {candidate.value():.3g}, stable {stable.value():.3g}"
         if self._users.num_uncounted:
-            words += f"; {self._users.num_uncounted} replies are of more users than count"
+            words += f"; {self._users.num_uncounted} replies of users over the limit not counted"
         return Gate(
             name="users",
             state=state,
             words=words,
-            value=own.value(),
-            baseline=base.value(),
+            value=candidate.value(),
+            baseline=stable.value(),
             bound=-self._config.test.margin,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )
 
     @property
     def evidence(self) -> tuple[float, float]:
-        """E-values for better and for worse; bounded for display."""
+        """E-values for "better" and for "worse", capped for display."""
         better, worse = self._better.log_wealth, self._worse.log_wealth
         return math.exp(min(better, LOG_SHOWN_MAX)), math.exp(min(worse, LOG_SHOWN_MAX))
 
     def bounds(self) -> tuple[float, float]:
-        """Return the confidence bounds of the difference, which hold at any time."""
+        """Return the anytime-valid confidence bounds of the difference in reward."""
         return self._differences.bounds(self._config.test.alpha)
 
     def arms(self, versions: dict[Arm, int]) -> list[ArmView]:
-        """Return both arms in figures."""
+        """Return the metrics of both arms."""
         return [
             ArmView(
                 arm=arm,
                 policy_version=versions[arm],
-                num_users=one.rewards.num,
-                num_sessions=one.num_sessions,
-                reward_mean=one.rewards.value(),
-                ips=one.ips,
-                snips=one.snips,
-                doubly_robust=one.doubly_robust,
+                num_users=estimates.rewards.num,
+                num_sessions=estimates.num_sessions,
+                reward_mean=estimates.rewards.value(),
+                ips=estimates.ips,
+                snips=estimates.snips,
+                doubly_robust=estimates.doubly_robust,
             )
-            for arm, one in self.estimates.items()
+            for arm, estimates in self.estimates.items()
         ]
 
     def missing(self, effect: float) -> tuple[int, float]:
-        """Return the sessions per arm that an effect still needs, and the seconds for them.
+        """Return the sessions per arm still needed to detect an effect, and the seconds they take.
 
-        At the variance, the sessions per user and the traffic so far; -1 seconds where there is
-        none yet.
+        Extrapolates the variance, sessions per user and traffic so far; -1 seconds without traffic.
         """
         test, arms = self._config.test, self.estimates.values()
-        num_users = sum(one.rewards.num for one in arms)
-        num_sessions = sum(one.num_sessions for one in arms)
+        num_users = sum(estimates.rewards.num for estimates in arms)
+        num_sessions = sum(estimates.num_sessions for estimates in arms)
+        # 1/4 is the largest variance of a reward in 0..1: pessimistic until there is an estimate.
         variance = self._all.variance if num_users > 1 else 0.25
         needed = users_needed(effect + test.margin, variance, test.share, test.alpha / 2.0)
         per_user = num_sessions / num_users if num_users else 1.0
@@ -289,17 +297,18 @@ class Experiment:
         return math.ceil(missing), missing / smaller * elapsed_s / num_sessions
 
     def _variant(self, text: str, propensity: float) -> Variant | None:
-        """Return a variant of this experiment, drawn with its probability; None of any other."""
+        """Parse a variant; return None if it is not one of this experiment."""
         variant = parse_variant(text)
         if variant is None or variant.number != self.number:
             return None
+        # A record drawn with another probability (the share was changed) would bias the weights.
         share = self._config.test.share
         expected = share if variant.arm is Arm.CANDIDATE else 1.0 - share
         return variant if math.isclose(propensity, expected) else None
 
     def _observe(self, observations: Iterable[Observation]) -> None:
-        for one in observations:
-            match one:
+        for observation in observations:
+            match observation:
                 case RepliesSeen(arm, before, after):
                     for name, value in after.items():
                         self._guards[name].see(arm, before.get(name), value)
@@ -311,34 +320,37 @@ class Experiment:
                     self._guards["unrated"].see(arm, None, unrated)
                     self._guards["unrated"].observe(arm, share, unrated)
                 case RewardObserved():
-                    self._rewarded(one)
+                    self._add_user_reward(observation)
 
-    def _rewarded(self, one: RewardObserved) -> None:
-        z = weighted(one.arm, one.share, one.reward - self._all.value(0.5))
+    def _add_user_reward(self, observed: RewardObserved) -> None:
+        # Centered on the mean before this user: any value known in advance keeps the test valid.
+        z = weighted(observed.arm, observed.share, observed.reward - self._all.value(0.5))
         self._better.add(z)
         self._worse.add(-z)
         self._differences.add(z)
-        self._all.add(one.reward)
+        self._all.add(observed.reward)
         for estimate in self.estimates.values():
-            estimate.add(one.arm, one.share, one.reward, one.num_rated)
+            estimate.add(observed.arm, observed.share, observed.reward, observed.num_rated)
 
     def _discard_gate(self) -> Gate:
         settings = self._config.guard("discard_rate")
-        own, base = self._discards[Arm.CANDIDATE], self._discards[Arm.STABLE]
-        num = min(own.num, base.num)
-        words = f"{own.value():.3g} to stable's {base.value():.3g}, bound {settings.bound:g}"
+        candidate, stable = self._discards[Arm.CANDIDATE], self._discards[Arm.STABLE]
+        num = min(candidate.num, stable.num)
+        words = (
+            f"{candidate.value():.3g} to stable's {stable.value():.3g}, bound {settings.bound:g}"
+        )
         state = GateState.PASSED
         if num < settings.num_min:
             state, words = GateState.WAITING, f"{words}; {num} of {settings.num_min} samples"
-        elif own.value() - base.value() > settings.bound:
+        elif candidate.value() - stable.value() > settings.bound:
             state = GateState.FAILED
         return Gate(
             name="discard_rate",
             state=state,
             words=words,
-            value=own.value(),
-            baseline=base.value(),
+            value=candidate.value(),
+            baseline=stable.value(),
             bound=settings.bound,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )

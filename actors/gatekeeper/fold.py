@@ -1,16 +1,15 @@
-"""Everything the gatekeeper knows is a fold of the log, and every decision follows from it. Pure.
+"""The gatekeeper's state, folded from the log: candidates, channels, drift and gates. Pure.
 
-All readers of the log come to the same decision, and the one that is published first stands, as its
-subject is the candidate's number. So two gatekeepers are no more than one, and one that is killed
-between a decision and the move of the channel makes up for the move when it is back.
+Every reader of the log reaches the same decisions. A decision's subject contains the candidate's
+number, so the first one published stands and a second gatekeeper changes nothing. A gatekeeper that
+is killed between a decision and the move of the channel makes the move after its restart.
 
-How far the candidate's weights are from the stable version, on what stable sampled. Pure.
+`DriftGates` measures how far the candidate is from stable. At each step the trainer computes the
+logprobs of users' tokens under the version it trains from, next to those recorded by the version
+that sampled them (`StepCompleted.drift`); the step that trains from the candidate thus compares the
+candidate with stable.
 
-The trainer computes, for each step, the logprobs of users' tokens under the version that it trains
-from, beside those of the version that sampled them (`StepCompleted.drift`): that of the step after
-the candidate is the candidate against stable.
-
-Which version is the candidate, and where the channels point: what the log says. Pure.
+`Candidates` tracks which version is the candidate and where the channels point:
 
 ```
             chosen ─────────▶ its channel moved ─▶ started ─────────▶ decided ─▶ stable moved
@@ -44,36 +43,36 @@ from penstock.messages.training import BatchManifest, StepCompleted, VersionDrif
 from penstock.messages.weights import WeightsPublished
 
 NUM_STEPS_MAX = 4096
-"""Steps whose figures are kept."""
+"""Largest number of steps whose drift is kept."""
 
 
 class DriftGates:
-    """The guards `kl` and `ess`."""
+    """The guards `kl` and `ess`, which measure the drift of the candidate from stable."""
 
     def __init__(self, config: GatekeeperConfig) -> None:
         self._config = config
         self._steps: OrderedDict[int, dict[int, VersionDrift]] = OrderedDict()
-        """Version trained from -> version that sampled -> figures."""
+        """Version trained from -> version that sampled -> drift between them."""
 
     def add(self, event: StepCompleted) -> None:
-        """Take a step's figures."""
+        """Record the drift that a step measured."""
         if event.drift:
             self._steps[event.step - 1] = event.drift
             if len(self._steps) > NUM_STEPS_MAX:
                 self._steps.popitem(last=False)
 
     def gates(self, candidate: int, stable: int) -> list[Gate]:
-        """Return both guards, over the first steps from the candidate on that read enough.
-
-        Later steps train from versions that are further away, so they are no excuse.
-        """
+        """Return both gates, averaged over tokens of stable from the candidate's step on."""
         needed = max(self._config.guard(name).num_min for name in ("kl", "ess"))
         num, kl, ess = 0, 0.0, 0.0
-        for version, of in self._steps.items():
-            if version >= candidate and (one := of.get(stable)) is not None and num < needed:
-                num += one.num_tokens
-                kl += one.kl * one.num_tokens
-                ess += one.ess * one.num_tokens
+        for version, by_sampler in self._steps.items():
+            # Only as many steps as are needed: later ones train from versions further from stable
+            # than the candidate is.
+            is_counted = version >= candidate and num < needed
+            if is_counted and (drift := by_sampler.get(stable)) is not None:
+                num += drift.num_tokens
+                kl += drift.kl * drift.num_tokens
+                ess += drift.ess * drift.num_tokens
         return [
             self._gate("kl", kl / max(1, num), 0.0, num, is_bad_above=True),
             self._gate("ess", ess / num if num else 1.0, 1.0, num, is_bad_above=False),
@@ -88,7 +87,7 @@ class DriftGates:
         state = GateState.FAILED if is_bad else GateState.PASSED
         if num_tokens < settings.num_min:
             state = GateState.WAITING
-            words = f"{words}; {num_tokens} of {settings.num_min} tokens of stable were trained"
+            words = f"{words}; {num_tokens} of {settings.num_min} tokens sampled by stable"
         return Gate(
             name=name,
             state=state,
@@ -101,28 +100,28 @@ class DriftGates:
 
 
 class Candidates:
-    """The candidate that is open, if one is, and what was decided last."""
+    """The newest candidate, the newest decision, and the positions of the channels."""
 
     def __init__(self) -> None:
-        """Know of nothing."""
+        """Start without candidates."""
         self.chosen: CandidateChosen | None = None
-        """The newest; open as long as it is not decided."""
+        """Newest candidate; open until it is decided."""
         self.started: ExperimentStarted | None = None
-        """Its experiment."""
+        """Newest experiment that was started."""
         self.decided: ExperimentDecided | None = None
-        """The newest decision."""
+        """Newest decision."""
         self.newest = -1
-        """Newest version published."""
+        """Newest published version; -1 before the first."""
         self.channels: dict[str, int] = {}
         self.num_moves = 0
         self._moved_for: dict[str, int] = {}
-        """Channel -> the newest candidate for which it was moved."""
+        """Channel -> number of the newest candidate for which it was moved."""
         self._is_overruled = False
-        """Whether a person moved a channel since the candidate was chosen."""
+        """Whether a person has moved a channel since the candidate was chosen."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a candidate is on its way."""
+        """Whether a candidate is chosen and not decided."""
         return self.chosen is not None and not self._is_decided(self.chosen.number)
 
     @property
@@ -131,44 +130,46 @@ class Candidates:
         return self.chosen.number + 1 if self.chosen else 0
 
     def is_moved(self, arm: Arm, number: int) -> bool:
-        """Return whether a channel was moved for a candidate."""
+        """Return whether a channel was moved for a candidate or a later one."""
         return self._moved_for.get(arm.value, -1) >= number
 
     @property
     def promotion(self) -> ExperimentDecided | None:
-        """The promotion for which `stable` is still to be moved."""
+        """Promotion for which `stable` must still be moved; None if there is none."""
         last = self.decided
+        # A person who moved a channel after the decision has the last word.
         if last is None or last.decision is not Decision.PROMOTED or self._is_overruled:
             return None
         return None if self.is_moved(Arm.STABLE, last.number) else last
 
     @property
     def is_overruled(self) -> bool:
-        """Whether a person moved a channel while the candidate is open."""
+        """Whether a person has moved a channel while the candidate is open."""
         return self.is_open and self._is_overruled
 
     def published(self, policy_version: int) -> None:
-        """See a version."""
+        """Record a published version."""
         self.newest = max(self.newest, policy_version)
 
     def choose(self, event: CandidateChosen) -> None:
-        """See a candidate."""
+        """Record a candidate; ignore one that was already chosen."""
         if event.number >= self.next_number:
             self.chosen, self._is_overruled = event, False
 
     def start(self, event: ExperimentStarted) -> None:
-        """See its experiment."""
+        """Record the start of an experiment."""
         self.started = event
 
     def decide(self, event: ExperimentDecided) -> None:
-        """See its end."""
+        """Record a decision."""
         self.decided = event
 
     def moved(self, event: ChannelMoved) -> None:
-        """See where channels point."""
+        """Record a move of a channel; ignore one that was already applied."""
         if event.number < self.num_moves:
             return
         self.num_moves, self.channels = event.number + 1, event.channels
+        # Moves made by hand carry no candidate.
         if event.candidate_number < 0:
             self._is_overruled = True
         else:
@@ -179,14 +180,14 @@ class Candidates:
 
 
 class GateFold:
-    """The candidate, its gates and its experiment."""
+    """Complete state of the gatekeeper: the candidate, its gates and its experiment."""
 
     def __init__(self, config: GatekeeperConfig, judge: str) -> None:
-        """Know of nothing.
+        """Start with an empty log.
 
         Args:
-            config: Gates and bounds.
-            judge: Whose verdicts count in evaluations.
+            config: Gatekeeper settings.
+            judge: Name of the judge whose verdicts count in evaluations.
 
         """
         self._config = config
@@ -194,7 +195,7 @@ class GateFold:
         self.offline = OfflineGates(config, judge)
         self.drift = DriftGates(config)
         self.experiment = Experiment(-1, config)
-        """The newest whose users were seen, or that was started."""
+        """Newest experiment that was started or has users."""
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             CandidateChosen: self.candidates.choose,
             ExperimentStarted: self._started,
@@ -212,39 +213,40 @@ class GateFold:
 
     @property
     def types(self) -> tuple[type[Event], ...]:
-        """All event types that the fold reads."""
+        """Event types that the fold reads."""
         return tuple(self._handlers)
 
     def apply(self, event: Event) -> None:
-        """Fold one event."""
+        """Apply one event of the log."""
         self._handlers[type(event)](event)
 
     def offline_gates(self, num_tasks: int) -> list[Gate]:
-        """Return the gates that come before any user."""
+        """Return the gates to pass before users are served by the candidate."""
         chosen = self.candidates.chosen
         assert chosen is not None, "there is no candidate"
         paired = self.offline.paired_gate(chosen.policy_version, chosen.stable_version, num_tasks)
         return [self.offline.quality_gate(), paired]
 
     def gates(self, num_tasks: int) -> list[Gate]:
-        """Return all gates of the candidate, in the order in which they are passed."""
+        """Return all gates of the candidate, the offline ones first."""
         chosen = self.candidates.chosen
         assert chosen is not None, "there is no candidate"
         drift = self.drift.gates(chosen.policy_version, chosen.stable_version)
         return [*self.offline_gates(num_tasks), *drift, *self._experiment_of(chosen.number).gates()]
 
     def view(self, num_tasks: int) -> ExperimentView | None:
-        """Return the newest candidate in figures; None where there was none."""
+        """Return the state of the newest candidate; None before the first."""
         chosen, decided = self.candidates.chosen, self.candidates.decided
         if chosen is None:
             return None
         experiment = self._experiment_of(chosen.number)
         is_decided = decided is not None and decided.number == chosen.number
+        # A decided candidate keeps the gates of its decision: users may still rate old sessions.
         gates = decided.gates if is_decided and decided else self.gates(num_tasks)
         low, high = experiment.bounds()
         better, worse = experiment.evidence
         num_missing, seconds_missing = experiment.missing(self._config.test.effect)
-        robust = {arm: one.doubly_robust for arm, one in experiment.estimates.items()}
+        robust = {arm: estimates.doubly_robust for arm, estimates in experiment.estimates.items()}
         started = self.candidates.started
         is_started = started is not None and started.number == chosen.number
         phase = "arms" if is_started else "offline"
@@ -268,7 +270,7 @@ class GateFold:
         )
 
     def _experiment_of(self, number: int) -> Experiment:
-        """Return the experiment of a candidate; one without users where none was seen yet."""
+        """Return the experiment of a candidate, or a newer one; create it if there is none."""
         if self.experiment.number < number:
             self.experiment = Experiment(number, self._config)
         return self.experiment
@@ -278,7 +280,8 @@ class GateFold:
         self._experiment_of(event.number)
 
     def _recorded(self, event: InferenceRecorded) -> None:
-        if variant := parse_variant(event.variant):  # The start is on another stream: maybe later.
+        # A record may arrive before the start of its experiment, which is on another stream.
+        if variant := parse_variant(event.variant):
             self._experiment_of(variant.number).add_record(event)
 
     def _joined(self, event: LiveSampleJoined) -> None:
@@ -292,7 +295,7 @@ class GateFold:
 
 
 def blocked_by(gates: list[Gate]) -> str:
-    """Return what blocks promotion, the gravest first; empty where nothing does."""
+    """Return the most severe reason that blocks promotion; empty if there is none."""
     for state in (GateState.REJECTED, GateState.FAILED, GateState.WAITING):
         for gate in gates:
             if gate.state is state:

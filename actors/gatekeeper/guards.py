@@ -1,20 +1,18 @@
-"""Guards: what the candidate's replies look like beside stable's, user by user. Pure.
+"""Guards, which compare the candidate's replies with stable's, and the sequential test. Pure.
 
-A guard blocks promotion while fewer users are known than it asks for, or while the difference of
-the arms' means, over all replies so far, is beyond its bound; and it demands a rollback once a
-sequential test over users shows that it is. A reward that was hacked looks good; these do not
-follow it.
+A guard blocks promotion while it has too few users, or while the difference between the arms' means
+over all replies exceeds its bound. It demands a rollback once a sequential test over users proves
+that the difference exceeds the bound. Guards catch a policy that games the reward: they do not
+depend on it.
 
-A sequential test whose error holds whenever one stops: betting on users.
-
-Each user is drawn into an arm by a coin of known bias that is independent of everything about
-them, so under the null hypothesis that both arms are alike the inverse-propensity difference
-`Z = (A / p - (1 - A) / (1 - p)) (Y - m)` has mean 0 given the past, whatever users are like,
-however they differ and however they drift; m may be any number known before the user came (here
-the mean so far, which makes Z small). A bettor who stakes a share of the wealth on `Z > margin`
-then has a wealth that is a nonnegative supermartingale, and it reaches 1 / alpha with probability
-alpha at most (Ville). Stakes are mixed over a geometric grid, so that small and large effects both
-show.
+`BettingTest` is a sequential test by betting, whose error bound holds at any stopping time. Each
+user is drawn into an arm with a known probability, independent of everything about the user. Under
+the null hypothesis that both arms are alike, the inverse-propensity difference
+`Z = (A / p - (1 - A) / (1 - p)) (Y - m)` therefore has mean 0 given the past, however users differ
+or drift; m may be any number known before the user arrives (here the mean so far, which keeps Z
+small). The wealth of a bettor who stakes a fixed share on `Z > margin` is then a nonnegative
+supermartingale, and reaches 1 / alpha with probability at most alpha (Ville's inequality). The
+stakes form a geometric grid, so that the test has power for both small and large effects.
 
 Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B
 2024, section 4 (arXiv 2010.09686); with propensities: Karampatziakis, Mineiro and Ramdas,
@@ -32,31 +30,34 @@ from penstock.actors.gatekeeper.users import LENGTH_SCALE, Replies
 from penstock.messages.gates import Arm, Gate, GateState
 
 NUM_STAKES = 7
+"""Number of stakes in the grid; each is half of the one before it."""
 _LARGEST_STAKE = 0.9
-"""Of what would lose everything on the worst outcome."""
+"""Largest stake, as a share of the stake that loses everything on the worst outcome."""
 _NUM_BISECTIONS = 14
+"""Bisections of [-1, 1]: the bounds are exact to 2 / 2**14, about 0.0001."""
 _GROWTH = 1.01
-"""By how much the users grow before bounds are computed again: they are shown, nothing follows."""
+"""Growth of the number of users after which the bounds are computed again."""
 
 
 def stakes(share: float) -> list[float]:
     """Return the grid of stakes for arms drawn with probability `share`.
 
-    |Z| <= 1 / min(share, 1 - share), and a margin adds at most 1.
+    The largest keeps the wealth positive whatever happens.
     """
+    # |Z| is at most 1 / min(share, 1 - share), and a margin adds at most 1.
     largest = _LARGEST_STAKE / (1.0 / min(share, 1.0 - share) + 1.0)
     return [largest * 0.5**k for k in range(NUM_STAKES)]
 
 
 class BettingTest:
-    """Evidence that `E Z > margin`, one user after the other."""
+    """Sequential test of `E Z > margin`, updated with one user at a time."""
 
     def __init__(self, share: float, margin: float) -> None:
-        """Begin with a wealth of 1.
+        """Start with a wealth of 1.
 
         Args:
             share: Probability of the candidate's arm.
-            margin: -1..1; the null hypothesis is a difference of this or less.
+            margin: Largest difference under the null hypothesis, -1..1.
 
         """
         self._margin = margin
@@ -72,29 +73,31 @@ class BettingTest:
     @property
     def log_wealth(self) -> float:
         """Logarithm of the e-value: log(1 / alpha) rejects at level alpha."""
+        # Log-sum-exp around the largest term: the wealth itself overflows with many users.
         top = max(self._logs)
-        return top + math.log(sum(math.exp(one - top) for one in self._logs) / NUM_STAKES)
+        return top + math.log(sum(math.exp(wealth - top) for wealth in self._logs) / NUM_STAKES)
 
 
 class Differences:
-    """The Z of each user, for the bounds of the difference."""
+    """Confidence bounds of the difference between the arms, from the Z of each user."""
 
     def __init__(self, share: float) -> None:
         self._stakes = np.asarray(stakes(share))[:, None]
         self._z = array("d")
         self._known: tuple[int, tuple[float, float]] | None = None
-        """Users that the last bounds were of, and these."""
+        """Number of users of the last computed bounds, and the bounds."""
 
     def add(self, z: float) -> None:
-        """Take one user's."""
+        """Add one user's Z."""
         self._z.append(z)
 
     def bounds(self, alpha: float) -> tuple[float, float]:
-        """Return the differences that are not rejected, each side at alpha / 2, at any time.
+        """Return the range of differences not rejected at any time, at alpha / 2 on each side.
 
-        Of hundreds of thousands of users it takes seconds, and moves by nothing with one more: they
-        are computed again once there are 1% more.
+        The result may lag behind by 1% of the users.
         """
+        # With hundreds of thousands of users this takes seconds, and one more user does not change
+        # the result visibly. The bounds are only displayed; no decision depends on them.
         if self._known is not None and len(self._z) < _GROWTH * self._known[0]:
             return self._known[1]
         z = np.frombuffer(self._z, dtype=np.float64)
@@ -104,7 +107,7 @@ class Differences:
         return found
 
     def _reach(self, z: np.ndarray, limit: float) -> float:
-        """Return the largest difference that `z` does not rule out from above."""
+        """Return the smallest upper bound of the difference that `z` supports."""
         low, high = -1.0, 1.0
         for _ in range(_NUM_BISECTIONS):
             middle = (low + high) / 2.0
@@ -118,26 +121,27 @@ class Differences:
 
 
 _NUM_TOOLS_COMPARED = 256
+"""Largest number of tool names per arm: models may invent any number of them."""
 _UP, _DOWN = (1.0,), (-1.0,)
 _DIRECTIONS = {"reply_length": (1.0, -1.0), "edit_rate": _DOWN}
-"""In which direction a measure may be bad; up where none is named."""
+"""Directions in which a change of a measure is bad; by default only an increase."""
 
 
 class Mean(msgspec.Struct):
-    """A running mean."""
+    """Running mean and variance."""
 
     num: int = 0
     total: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take one value."""
+        """Add one value."""
         self.num += 1
         self.total += value
         self.squares += value * value
 
     def replace(self, before: float | None, after: float) -> None:
-        """Take a value in place of an earlier one, or a new one."""
+        """Replace an earlier value, or add a new one if there is none."""
         if before is None:
             self.add(after)
         else:
@@ -145,24 +149,25 @@ class Mean(msgspec.Struct):
             self.squares += after * after - before * before
 
     def value(self, otherwise: float = 0.0) -> float:
-        """Return the mean, or `otherwise` of nothing."""
+        """Return the mean, or `otherwise` without values."""
         return self.total / self.num if self.num else otherwise
 
     @property
     def variance(self) -> float:
-        """Of the values; 0 of fewer than two."""
+        """Sample variance; 0 with fewer than two values."""
         if self.num < 2:
             return 0.0
+        # Cancellation can leave a tiny negative number.
         return max(0.0, self.squares - self.total * self.total / self.num) / (self.num - 1)
 
 
 def weighted(arm: Arm, share: float, value: float) -> float:
-    """Return the inverse-propensity difference of one user (see `evidence`)."""
+    """Return the inverse-propensity difference Z of one user (see the module's docstring)."""
     return value / share if arm is Arm.CANDIDATE else -value / (1.0 - share)
 
 
 class Guard:
-    """One measure, compared over users."""
+    """Guard of one measure, compared between the arms over users."""
 
     def __init__(self, name: str, config: GatekeeperConfig, share: float) -> None:
         self._name = name
@@ -171,29 +176,31 @@ class Guard:
         self._limit = math.log(1.0 / config.guard_alpha)
         self._arms = {arm: Mean() for arm in Arm}
         self._all = Mean()
-        """Of the users in the test."""
+        """Mean over the users in the test."""
         margin = self._settings.bound / self._scale
         self._tests = {sign: BettingTest(share, margin) for sign in _DIRECTIONS.get(name, _UP)}
 
     def see(self, arm: Arm, before: float | None, after: float) -> None:
-        """Take a user's measure so far, in place of an earlier one."""
+        """Update a user's measure, replacing the one from before the newest reply."""
         self._arms[arm].replace(before, after)
 
     def observe(self, arm: Arm, share: float, value: float) -> None:
-        """Take a user's measure for the test, once."""
+        """Add a user's final measure to the test; call it once per user."""
         z = weighted(arm, share, value - self._all.value(0.5))
         for sign, test in self._tests.items():
             test.add(sign * z)
         self._all.add(value)
 
     def gate(self) -> Gate:
-        """Return where it stands."""
-        own, base = self._arms[Arm.CANDIDATE], self._arms[Arm.STABLE]
-        value, baseline = own.value() * self._scale, base.value() * self._scale
+        """Return the state of the guard."""
+        candidate, stable = self._arms[Arm.CANDIDATE], self._arms[Arm.STABLE]
+        value, baseline = candidate.value() * self._scale, stable.value() * self._scale
         beyond = max(sign * (value - baseline) for sign in self._tests) > self._settings.bound
         is_shown = any(test.log_wealth >= self._limit for test in self._tests.values())
-        num, needed = min(own.num, base.num), self._settings.num_min
-        words = f"{value:.3g} to stable's {baseline:.3g}, bound {self._settings.bound:g}"
+        num, needed = min(candidate.num, stable.num), self._settings.num_min
+        words = f"{value:.3g}, stable {baseline:.3g}, bound {self._settings.bound:g}"
+        # Before the number of users: the test is valid at any time, so a proven breach needs no
+        # minimum.
         if is_shown:
             state = GateState.REJECTED
         elif num < needed:
@@ -207,13 +214,13 @@ class Guard:
             value=value,
             baseline=baseline,
             bound=self._settings.bound,
-            num_candidate=own.num,
-            num_stable=base.num,
+            num_candidate=candidate.num,
+            num_stable=stable.num,
         )
 
 
 class ToolMix:
-    """Which tools are called: total variation between the arms' mean shares over users."""
+    """Guard of the tools called: total variation between the arms' mean shares over users."""
 
     def __init__(self, config: GatekeeperConfig) -> None:
         self._settings = config.guard("tool_mix")
@@ -221,7 +228,7 @@ class ToolMix:
         self._num = dict.fromkeys(Arm, 0)
 
     def observe(self, arm: Arm, replies: Replies) -> None:
-        """Take one user's calls; each user counts alike."""
+        """Add one user's tool calls; every user has the same weight."""
         calls = replies.tools
         total = sum(calls.values())
         if not total:
@@ -229,32 +236,36 @@ class ToolMix:
         self._num[arm] += 1
         shares = self._shares[arm]
         for name, count in calls.items():
+            # Clients choose tool names, so their number needs a bound.
             if name in shares or len(shares) < _NUM_TOOLS_COMPARED:
                 shares[name] = shares.get(name, 0.0) + count / total
 
     def gate(self) -> Gate:
-        """Return where it stands; where nobody calls tools there is no mix to compare."""
-        own, base = self._num[Arm.CANDIDATE], self._num[Arm.STABLE]
+        """Return the state of the guard; it passes if no reply calls a tool."""
+        candidate, stable = self._num[Arm.CANDIDATE], self._num[Arm.STABLE]
         distance = 0.0
-        if own and base:
+        if candidate and stable:
             first, second = self._shares[Arm.CANDIDATE], self._shares[Arm.STABLE]
             names = {*first, *second}
             distance = 0.5 * sum(
-                abs(first.get(n, 0.0) / own - second.get(n, 0.0) / base) for n in names
+                abs(first.get(n, 0.0) / candidate - second.get(n, 0.0) / stable) for n in names
             )
         needed, bound = self._settings.num_min, self._settings.bound
         words = f"total variation {distance:.3g}, bound {bound:g}"
         state = GateState.PASSED if distance <= bound else GateState.FAILED
-        if not own and not base:
-            words = "nobody's reply called a tool"
-        elif min(own, base) < needed:
-            state, words = GateState.WAITING, f"{words}; {min(own, base)} of {needed} users per arm"
+        if not candidate and not stable:
+            words = "no reply called a tool"
+        elif min(candidate, stable) < needed:
+            state, words = (
+                GateState.WAITING,
+                f"{words}; {min(candidate, stable)} of {needed} users per arm",
+            )
         return Gate(
             name="tool_mix",
             state=state,
             words=words,
             value=distance,
             bound=bound,
-            num_candidate=own,
-            num_stable=base,
+            num_candidate=candidate,
+            num_stable=stable,
         )

@@ -1,4 +1,4 @@
-"""What is observed of each user in a period, and when. Pure.
+"""Reduces live traffic to a few observations per user and period. Pure.
 
 ```
  InferenceRecorded ─▶ each reply ─────────────────────────────▶ RepliesSeen (so far)
@@ -6,10 +6,11 @@
  LiveSampleJoined ──▶ `sessions_per_user` rated, or the window ──▶ RewardObserved, once
                       the window is over ──────────────────────▶ WindowEnded, once
 ```
-Arms are drawn for users, so users are what may be counted: sessions of one user are alike, and a
-test over sessions would take one user's taste for many. What is observed of replies does not wait
-for ratings: a reply that is so broken that nobody rates it must not escape. Time is that of the
-records, not of the reader, so that every reader of the log observes the same in the same order.
+Arms are drawn per user, so the user is the unit of the test: sessions of one user are correlated,
+and a test over sessions would count one user's taste many times. Observations of replies do not
+wait for ratings, so that replies too broken to be rated still count. Time is taken from the
+records, not from a clock, so that every reader of the log makes the same observations in the same
+order.
 """
 
 import math
@@ -22,21 +23,21 @@ from penstock.actors.gatekeeper.config import LiveTestConfig
 from penstock.messages.gates import NUM_TOOLS_MAX, Arm, ReplyFacts, Variant
 
 NUM_USERS_FREE = 20
-"""Users of a tenant that count whatever its share."""
+"""Number of users of a tenant that count regardless of the tenant's share."""
 _CROWDED = 1.5
-"""With few tenants, equal shares that one may have."""
+"""Largest share of a tenant when there are few, in multiples of an equal share."""
 NUM_SESSIONS_MAX = 64
-"""Sessions of one user counted in one window."""
+"""Largest number of sessions counted per user and window."""
 
 
 Measures = dict[str, float]
-"""By guard, each in 0..1."""
+"""Measures by guard, each in 0..1."""
 LENGTH_SCALE = 20.0
-"""log2(1 + tokens) of any reply is below it, so that the measure is at most 1."""
+"""Divisor of log2(1 + tokens), larger than that of any reply, so that the measure is at most 1."""
 
 
 class Replies(msgspec.Struct, kw_only=True):
-    """Sums over replies."""
+    """Sums over a user's replies."""
 
     num: int = 0
     log_tokens: float = 0.0
@@ -45,7 +46,7 @@ class Replies(msgspec.Struct, kw_only=True):
     num_invalid: int = 0
     num_questions: int = 0
     num_edits: int = 0
-    """Replies that call a tool which changes files."""
+    """Number of replies that call a tool which changes files."""
     tools: dict[str, int] = {}
 
     def add(self, facts: ReplyFacts, edit_tools: frozenset[str]) -> None:
@@ -61,7 +62,7 @@ class Replies(msgspec.Struct, kw_only=True):
                 self.tools[name] = self.tools.get(name, 0) + count
 
     def measures(self) -> Measures:
-        """Return what guards compare; nothing of no reply."""
+        """Return the measures that guards compare; empty without replies."""
         if not self.num:
             return {}
         return {
@@ -74,7 +75,7 @@ class Replies(msgspec.Struct, kw_only=True):
 
 
 class RepliesSeen(msgspec.Struct, frozen=True):
-    """A user's replies so far, in place of those before the newest one."""
+    """Measures of a user's replies so far, with those before the newest reply."""
 
     arm: Arm
     before: Measures
@@ -82,7 +83,7 @@ class RepliesSeen(msgspec.Struct, frozen=True):
 
 
 class RepliesObserved(msgspec.Struct, frozen=True):
-    """A user's first replies."""
+    """A user's first replies, complete and observed once."""
 
     arm: Arm
     share: float
@@ -91,28 +92,28 @@ class RepliesObserved(msgspec.Struct, frozen=True):
 
 
 class RewardObserved(msgspec.Struct, frozen=True):
-    """What a user makes of their first sessions."""
+    """A user's mean reward over the first rated sessions."""
 
     arm: Arm
     share: float
     reward: float
-    """Mean over the rated sessions."""
+    """Mean reward over the rated sessions."""
     num_rated: int
 
 
 class WindowEnded(msgspec.Struct, frozen=True):
-    """How many of a user's sessions somebody rated."""
+    """The end of a user's window, with the share of sessions that nobody rated."""
 
     arm: Arm
     share: float
     unrated: float
-    """Share of them that nobody did."""
+    """Share of the sessions without a rating."""
 
 
 Observation = RepliesSeen | RepliesObserved | RewardObserved | WindowEnded
 
 
-class _Open(msgspec.Struct, kw_only=True):
+class _OpenWindow(msgspec.Struct, kw_only=True):
     arm: Arm
     share: float
     since: float
@@ -120,7 +121,7 @@ class _Open(msgspec.Struct, kw_only=True):
     rewards: dict[str, float] = {}
     replies: Replies = msgspec.field(default_factory=Replies)
     has_replies: bool = False
-    """Its first replies are observed."""
+    """Whether the first replies are already observed."""
     has_reward: bool = False
 
 
@@ -130,15 +131,15 @@ class Users:
     def __init__(self, config: LiveTestConfig, edit_tools: frozenset[str]) -> None:
         self._config = config
         self._edit_tools = edit_tools
-        self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], _OpenWindow] = OrderedDict()
         self._closed: set[tuple[str, int]] = set()
         self._tenants: Counter[str] = Counter()
-        """Users counted of each."""
+        """Number of counted users by tenant."""
         self._now = 0.0
         self.num_uncounted = 0
-        """Replies to users beyond what a tenant, or all together, may have."""
+        """Number of replies to users over the limit of their tenant or of the experiment."""
 
-    def add_reply(  # noqa: PLR0913 - what a record says
+    def add_reply(  # noqa: PLR0913 - the fields of a record
         self,
         variant: Variant,
         propensity: float,
@@ -149,7 +150,8 @@ class Users:
         facts: ReplyFacts,
         at: float,
     ) -> Iterator[Observation]:
-        """Take one reply; yield what is observed by then."""
+        """Add one reply; yield the observations that are now complete."""
+        # Records of several gateways may be slightly out of order; time must not run backward.
         self._now = max(self._now, at)
         yield from self._expire()
         found = self._find(variant, propensity, tenant, user)
@@ -163,7 +165,7 @@ class Users:
         if found.replies.num >= self._config.replies_per_user:
             yield from _observe_replies(found)
 
-    def add_reward(  # noqa: PLR0913 - what a sample says
+    def add_reward(  # noqa: PLR0913 - the fields of a sample
         self,
         variant: Variant,
         propensity: float,
@@ -173,9 +175,9 @@ class Users:
         sample: str,
         reward: float | None,
     ) -> Iterator[Observation]:
-        """Take a session's reward, or its revision; yield what is observed by then.
+        """Set or revise a session's reward; yield the observations that are now complete.
 
-        None takes the reward back.
+        A reward of None withdraws the earlier one.
         """
         found = self._find(variant, propensity, tenant, user)
         if found is None:
@@ -188,8 +190,13 @@ class Users:
         if len(found.rewards) >= self._config.sessions_per_user:
             yield from _observe_reward(found)
 
-    def _find(self, variant: Variant, propensity: float, tenant: str, user: str) -> _Open | None:
-        """Return the open entry of a user in a period; None if it is over, or one too many."""
+    def _find(
+        self, variant: Variant, propensity: float, tenant: str, user: str
+    ) -> _OpenWindow | None:
+        """Return a user's open window in a period; None if it has ended or a limit is reached.
+
+        A user whose arm changed within the period is not counted either.
+        """
         key = (user, variant.period)
         if key in self._closed:
             return None
@@ -200,26 +207,27 @@ class Users:
                 return None
             self._tenants[tenant] += 1
             share = propensity if variant.arm is Arm.CANDIDATE else 1.0 - propensity
-            found = self._open[key] = _Open(arm=variant.arm, share=share, since=self._now)
+            found = self._open[key] = _OpenWindow(arm=variant.arm, share=share, since=self._now)
+        # A user whose arm changed within a period saw both versions and counts for neither.
         return found if found.arm is variant.arm else None
 
     def _has_room(self, tenant: str) -> bool:
-        """Return whether one more user of a tenant counts.
-
-        A tenant names its own users, and could name as many as would decide. Who is left out does
-        not depend on the arm, so that the comparison stays fair.
-        """
+        """Return whether one more user of a tenant counts."""
+        # Tenants choose their own user ids, and could invent enough users to decide the test. The
+        # limit does not depend on the arm, so the comparison stays unbiased.
         num = self._tenants.total()
         share = max(self._config.tenant_share_max, _CROWDED / max(1, len(self._tenants)))
         allowed = NUM_USERS_FREE + share * num
         return num < self._config.users_max and self._tenants[tenant] < allowed
 
     def _expire(self) -> Iterator[Observation]:
+        # Windows are in order of their start: the first that is still open ends the search.
         while self._open:
             key, oldest = next(iter(self._open.items()))
             if self._now - oldest.since <= self._config.user_window_s:
                 return
             del self._open[key]
+            # Remembered, so that later replies of the same period do not count the user again.
             self._closed.add(key)
             yield from _observe_replies(oldest)
             yield from _observe_reward(oldest)
@@ -228,13 +236,14 @@ class Users:
             yield WindowEnded(oldest.arm, oldest.share, unrated)
 
 
-def _observe_replies(entry: _Open) -> Iterator[Observation]:
+def _observe_replies(entry: _OpenWindow) -> Iterator[Observation]:
     if not entry.has_replies and entry.replies.num:
         entry.has_replies = True
         yield RepliesObserved(entry.arm, entry.share, entry.replies)
 
 
-def _observe_reward(entry: _Open) -> Iterator[Observation]:
+def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
+    # Once per user and period: observations of one user are not independent.
     if not entry.has_reward and entry.rewards:
         entry.has_reward = True
         rewards = entry.rewards.values()

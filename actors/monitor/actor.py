@@ -1,8 +1,6 @@
-"""The monitor as an actor: follows all streams; answers for the run's state and its episodes.
+"""The monitor actor: follows all streams and serves the run's state, metrics and episodes."""
 
-The view model in Prometheus' text format.
-"""
-
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,12 +18,15 @@ from penstock.messages.base import Message
 from penstock.messages.bus import Bus, Serve
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
 
+log = logging.getLogger(__name__)
+
 Samples = Iterable[tuple[list[str], float]]
-"""Label values and the value."""
+"""Samples of a metric family: label values, and the value."""
 
 
 def exposition(state: MonitorState) -> bytes:
-    """Return all series of one state, from a registry of its own."""
+    """Return all metrics of a state in the Prometheus text format."""
+    # Not the global registry: that would add the metrics of this process and of earlier states.
     registry = CollectorRegistry()
     registry.register(_StateCollector(state))
     return generate_latest(registry)
@@ -62,8 +63,8 @@ class _StateCollector(Collector):
 
     def _behavior(self) -> Samples:
         recent = self._state.behavior.recent
-        figures = behavior_figures(recent) if recent is not None else {}
-        return [([name], value) for name, value in figures.items() if value is not None]
+        metrics = behavior_figures(recent) if recent is not None else {}
+        return [([name], value) for name, value in metrics.items() if value is not None]
 
     def _weights(self) -> Iterator[Metric]:
         regions, label = self._state.regions, ["region"]
@@ -136,26 +137,29 @@ def _value(name: str, text: str, value: float) -> Metric:
 
 
 def _gauge(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
-    return _filled(GaugeMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+    return _with_samples(GaugeMetricFamily(f"penstock_{name}", text, labels=labels), samples)
 
 
 def _counter(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
-    return _filled(CounterMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+    return _with_samples(CounterMetricFamily(f"penstock_{name}", text, labels=labels), samples)
 
 
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+def _with_samples(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
     for labels, value in samples:
         family.add_metric(labels, value)
     return family
 
 
 class Monitor(Actor):
-    """Follows the log without handlers, since it needs the time at which each event was stored."""
+    """Follows the log and serves the run's state.
+
+    It has no `on_` handlers, because it needs the time at which the log stored each event.
+    """
 
     role = "monitor"
 
     def __init__(self, bus: Bus) -> None:
-        """Take the bus to follow."""
+        """Create a monitor that follows a bus."""
         self._bus = bus
         self._fold = RunFold()
         self._index = EpisodeIndex()
@@ -163,7 +167,7 @@ class Monitor(Actor):
         self._ctx: Context | None = None
 
     def services(self) -> Mapping[str, Serve]:
-        """Serve the state of the run, and its episodes."""
+        """Return the services for the run's state and its episodes."""
         return {
             "monitor.state": self._read,
             "monitor.episodes": self._list_episodes,
@@ -175,6 +179,7 @@ class Monitor(Actor):
         self._ctx = ctx
         self._episodes = EpisodeService(self._index, ctx)
         ctx.spawn("follow", self._follow())
+        log.info("following %d event types from the start of the log", len(self._fold.types))
         return ()
 
     async def _follow(self) -> None:

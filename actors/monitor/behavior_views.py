@@ -1,7 +1,7 @@
-"""How episodes go while the policy learns: calls side by side, reading before editing, effort.
+"""How the policy works in its episodes: parallel calls, reading before editing, effort per task.
 
-Counts over all judged rollouts of a policy version, not over those that were trained: what the
-batcher filters out was done all the same. Counts add up; shares are computed where they are shown.
+Rows count all judged rollouts of a policy version, including those that the batcher did not train.
+Rows hold counts, which can be added; shares are computed only for display.
 """
 
 from collections import OrderedDict
@@ -18,33 +18,36 @@ from penstock.messages.task import Purpose
 
 T = TypeVar("T")
 NUM_WAITING_MAX = 16_384
-"""Ends without a verdict, and verdicts without an end: the two are on different streams."""
+"""Largest number of rollouts kept that wait for a verdict, and of verdicts that wait for a
+rollout."""
 NUM_EVALS_MAX = NUM_POINTS_MAX
-"""Evaluations that are shown, of all sets together."""
+"""Largest number of evaluations shown, over all sets."""
 NUM_RECENT = 64
-"""Rollouts of which the newest figures are made."""
+"""Smallest number of rollouts in the newest metrics."""
 
 
 class BehaviorRow(msgspec.Struct, kw_only=True):
-    """What the rollouts of some policy versions did, in numbers that add up."""
+    """Counts over the rollouts of one or several consecutive policy versions."""
 
     policy_version: int
-    """The newest that drew a token of them; of several versions, the first."""
+    """Newest version that sampled a token of a rollout; the first of several versions."""
     num_rollouts: int = 0
     num_turns: int = 0
     num_parallel_turns: int = 0
-    """Turns with two calls or more."""
+    """Number of turns with two or more calls."""
     num_looked: int = 0
-    """Rollouts that read a file before they changed any."""
+    """Number of rollouts that read a file before they changed any."""
     num_solved: int = 0
     num_looked_solved: int = 0
+    """Number of rollouts that read a file before they changed any, and solved their task."""
     num_solved_calls: int = 0
-    """Calls of those that solved their task."""
+    """Number of calls in rollouts that solved their task."""
     num_solved_turns: int = 0
+    """Number of turns in rollouts that solved their task."""
 
     @property
     def parallel_share(self) -> float | None:
-        """Share of turns with two calls or more."""
+        """Share of turns with two or more calls."""
         return _share(self.num_parallel_turns, self.num_turns)
 
     @property
@@ -54,37 +57,37 @@ class BehaviorRow(msgspec.Struct, kw_only=True):
 
     @property
     def pass_rate(self) -> float | None:
-        """Share that solved its task."""
+        """Share of rollouts that solved their task."""
         return _share(self.num_solved, self.num_rollouts)
 
     @property
     def pass_rate_looked(self) -> float | None:
-        """Share that solved its task, of those that looked."""
+        """Pass rate of the rollouts that read a file before they changed any."""
         return _share(self.num_looked_solved, self.num_looked)
 
     @property
     def calls_per_solved(self) -> float | None:
-        """Calls of a rollout that solved its task."""
+        """Mean number of calls in rollouts that solved their task."""
         return _share(self.num_solved_calls, self.num_solved)
 
     @property
     def turns_per_solved(self) -> float | None:
-        """Turns of a rollout that solved its task."""
+        """Mean number of turns in rollouts that solved their task."""
         return _share(self.num_solved_turns, self.num_solved)
 
 
 class GainView(msgspec.Struct, kw_only=True):
-    """What the gain from the first evaluation to the last is made of.
+    """Decomposition of the gain in pass rate from the first evaluation to the last.
 
-    A policy that looks more often gains without working better. With s the share that looks and p
-    the pass rate of those that do, better work is s after x (p after - p before); the rest of the
-    gain is looking more often, and what passes without a look.
+    A policy can gain only by reading files more often before it edits. With s the share of rollouts
+    that do so and p their pass rate, the part due to better work is s_after * (p_after - p_before);
+    the rest comes from reading more often, and from rollouts that pass without it.
     """
 
     eval_set: str = ""
-    """Of which evaluations; empty: the run's only ones."""
+    """Name of the evaluation set; empty: the only one."""
     temperature: float | None = None
-    """0 is greedy; None: `pacer.eval_temperature`."""
+    """Sampling temperature; 0: greedy; None: `pacer.eval_temperature`."""
     version_before: int
     version_after: int
     pass_before: float
@@ -92,23 +95,24 @@ class GainView(msgspec.Struct, kw_only=True):
     share_looks_before: float
     share_looks_after: float
     pass_given_look_before: float | None
-    """None: nobody looked."""
+    """Pass rate of the rollouts that read before editing; None if there were none."""
     pass_given_look_after: float | None
     gain_by_better_work: float | None
-    """Share of the gain; None without a gain, or where nobody looked."""
+    """Share of the gain that is due to better work; None without a gain, or if no rollout read
+    before editing."""
 
 
 class BehaviorView(msgspec.Struct, kw_only=True):
-    """How episodes go."""
+    """How the policy works in its episodes: a section of the page."""
 
     training: list[BehaviorRow] = []
-    """By version; a long run's rows have several versions each."""
+    """Training rollouts by version; in a long run each row covers several versions."""
     evals: list[BehaviorRow] = []
-    """By version: held-out tasks of the main evaluation set."""
+    """Rollouts of the main evaluation set, by version."""
     recent: BehaviorRow | None = None
-    """The newest versions' training rollouts, `NUM_RECENT` or more where there are so many."""
+    """Training rollouts of the newest versions, at least `NUM_RECENT` if there are as many."""
     gains: list[GainView] = []
-    """Of each evaluation set that has two evaluations, the main one first."""
+    """Gains of the evaluation sets with two or more evaluations, the main set first."""
 
 
 class _Rollout(msgspec.Struct, frozen=True):
@@ -118,11 +122,11 @@ class _Rollout(msgspec.Struct, frozen=True):
     eval_id: str
     is_of_one_version: bool
     row: BehaviorRow
-    """What it adds if it solved its task."""
+    """Counts to add if the rollout solved its task."""
 
 
 class BehaviorViews:
-    """Folds the ends of rollouts and their verdicts, whichever comes first."""
+    """Fold of finished rollouts and their verdicts, whichever arrives first."""
 
     def __init__(self, view: BehaviorView) -> None:
         self._view = view
@@ -130,11 +134,11 @@ class BehaviorViews:
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
         self._training: dict[int, BehaviorRow] = {}
         self._width = 1
-        """Versions in a row of training."""
+        """Number of versions per row of training."""
         self._evals: dict[tuple[str, int], BehaviorRow] = {}
-        """By evaluation, and the version that drew the tokens."""
+        """(evaluation, version that sampled the tokens) -> counts."""
         self._evaluated: dict[str, EvalAnnounced] = {}
-        """Evaluation -> what it is of: tokens of another version do not count."""
+        """Announcements by evaluation id; they name the version whose tokens count."""
         self._has_changed = False
 
     def measure(self) -> None:
@@ -159,7 +163,7 @@ class BehaviorViews:
                 view.gains.append(gain_between(pairs[0][0], pairs[-1][0], pairs[-1][1]))
 
     def announced(self, event: EvalAnnounced) -> None:
-        """See which version an evaluation is of, and of which set."""
+        """Record an announced evaluation."""
         self._evaluated[event.eval_id] = event
         self._has_changed = True
         if len(self._evaluated) > NUM_EVALS_MAX:
@@ -167,13 +171,14 @@ class BehaviorViews:
             self._evals = {k: row for k, row in self._evals.items() if k[0] in self._evaluated}
 
     def finished(self, event: RolloutFinished) -> None:
-        """See what a rollout did."""
+        """Count a finished rollout, or keep it until its verdict arrives."""
         rollout = _Rollout(
             event.purpose is Purpose.EVAL,
             event.group_id,
             event.min_policy_version == event.max_policy_version,
             _row_of(event),
         )
+        # Rollouts and verdicts are on different streams, so either may arrive first.
         outcome = self._outcomes.pop(event.rollout_id, None)
         if outcome is None:
             _keep(self._rollouts, event.rollout_id, rollout)
@@ -181,7 +186,7 @@ class BehaviorViews:
             self._count(rollout, outcome)
 
     def judged(self, event: Verdict) -> None:
-        """See whether it solved its task."""
+        """Count a judged rollout, or keep the outcome until the rollout arrives."""
         rollout = self._rollouts.pop(event.rollout_id, None)
         if rollout is None:
             _keep(self._outcomes, event.rollout_id, event.outcome)
@@ -193,6 +198,7 @@ class BehaviorViews:
         version = row.policy_version
         if outcome.is_masked or version < 0:
             return
+        # The row was made when the outcome was not known, as if the rollout solved its task.
         if outcome is not Outcome.SOLVED:
             row.num_solved = row.num_looked_solved = 0
             row.num_solved_calls = row.num_solved_turns = 0
@@ -203,8 +209,9 @@ class BehaviorViews:
             _add(self._evals.setdefault((rollout.eval_id, version), _empty(version)), row)
 
     def _training_row(self, version: int) -> BehaviorRow:
-        """Return the row of a version: in a long run one of several versions."""
+        """Return the row of a version, merging rows when there are too many."""
         start = version - version % self._width
+        # Doubling the width keeps the number of rows bounded however long the run is.
         while start not in self._training and len(self._training) >= NUM_POINTS_MAX:
             self._width *= 2
             rows, self._training = self._training, {}
@@ -216,7 +223,7 @@ class BehaviorViews:
 
 
 def gain_between(before: BehaviorRow, after: BehaviorRow, about: EvalAnnounced) -> GainView:
-    """Return what the gain between two evaluations of the same set is made of."""
+    """Return the decomposition of the gain between two evaluations of the same set."""
     pass_before, pass_after = before.pass_rate or 0.0, after.pass_rate or 0.0
     looked_before, looked_after = before.pass_rate_looked, after.pass_rate_looked
     looks_after, gain = after.looked_share or 0.0, pass_after - pass_before
@@ -239,17 +246,16 @@ def gain_between(before: BehaviorRow, after: BehaviorRow, about: EvalAnnounced) 
 
 
 def behavior_figures(row: BehaviorRow) -> dict[str, float | None]:
-    """Return the figures of a row by the names that the summary and the metrics have for them."""
+    """Return the shares and means of a row, by their names in the summary and in Prometheus."""
     names = ("parallel_share", "looked_share", "pass_rate", "pass_rate_looked")
     return {name: getattr(row, name) for name in (*names, "calls_per_solved", "turns_per_solved")}
 
 
 def has_looked(tool_names: Sequence[Sequence[str]]) -> bool:
-    """Return whether a file was read in a turn before the first that changes one.
-
-    A file that is read and changed in the same turn was changed unread.
-    """
+    """Return whether a file was read in a turn before the first turn that changes one."""
     for names in tool_names:
+        # Writing is checked first: calls of one turn are sent together, so a file that is read and
+        # changed in the same turn was changed without knowing its content.
         if not WRITING_TOOLS.isdisjoint(names):
             return False
         if not READING_TOOLS.isdisjoint(names):
@@ -258,7 +264,7 @@ def has_looked(tool_names: Sequence[Sequence[str]]) -> bool:
 
 
 def _row_of(event: RolloutFinished) -> BehaviorRow:
-    """Return what a rollout adds if it solved its task."""
+    """Return the counts that a rollout adds if it solved its task."""
     looked = int(has_looked(event.tool_names))
     return BehaviorRow(
         policy_version=event.max_policy_version,
@@ -274,7 +280,7 @@ def _row_of(event: RolloutFinished) -> BehaviorRow:
 
 
 def _recent(rows: Sequence[BehaviorRow]) -> BehaviorRow | None:
-    """Return the newest rows as one, as many as have `NUM_RECENT` rollouts."""
+    """Return the sum of the newest rows that together have `NUM_RECENT` rollouts."""
     if not rows:
         return None
     total = _empty(rows[-1].policy_version)
@@ -287,7 +293,7 @@ def _recent(rows: Sequence[BehaviorRow]) -> BehaviorRow | None:
 
 
 def _thinned(evaluated: dict[str, EvalAnnounced]) -> dict[str, EvalAnnounced]:
-    """Return every second evaluation of each set, with its first and its newest."""
+    """Return every second evaluation of each set, always including its first and its newest."""
     by_set: dict[str, list[EvalAnnounced]] = {}
     for event in evaluated.values():
         by_set.setdefault(event.eval_set, []).append(event)
@@ -314,7 +320,8 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _keep(table: OrderedDict[str, T], name: str, value: T) -> None:
-    """Keep a value; the oldest goes."""
+    """Add a value and drop the oldest if the table is full."""
     table[name] = value
+    # Bounded: a rollout whose worker was killed never gets its counterpart.
     if len(table) > NUM_WAITING_MAX:
         table.popitem(last=False)

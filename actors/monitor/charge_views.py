@@ -1,24 +1,25 @@
-"""What failed because of one item, and what is not worked on any more: a section of the page."""
+"""View of failures charged to work items, and of quarantined items: a section of the page."""
 
 import msgspec
 
 
 class ChargeView(msgspec.Struct, kw_only=True):
-    """An item that is not worked on any more."""
+    """A quarantined item, which is not retried."""
 
     item: str
     task_id: str
     cause: str
     at: float
-    """Unix seconds."""
+    """Time of the quarantine, Unix seconds."""
 
 
 class ChargesView(msgspec.Struct, kw_only=True):
-    """Failures charged to what was in progress."""
+    """Failures charged to the items that were in progress."""
 
     num_proven: int = 0
+    """Number of charges of items that were in progress when nothing else was."""
     num_suspected: int = 0
-    """Charges of items that were in progress with others."""
+    """Number of charges of items that were in progress together with others."""
     num_quarantined: int = 0
     quarantined: list[ChargeView] = []
-    """The newest."""
+    """Newest quarantined items."""

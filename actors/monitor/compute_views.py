@@ -1,4 +1,4 @@
-"""Where processor time and tokens go: by role, over the whole run and since mid-training."""
+"""CPU time and tokens by role, over the whole run and since mid-training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.messages.base import Event
 from penstock.messages.telemetry import ActorReported, ProcessorUsed
 
 NUM_POINTS_MAX = 64
-"""Of an actor's curve; the time since mid-training is read off between two of them."""
+"""Largest number of points in an actor's curve of CPU time."""
 _GROUPS = {
     "trainer": "trainer",
     "publisher": "trainer",
@@ -18,68 +18,74 @@ _GROUPS = {
     "receiver": "generators",
     "rollout_worker": "workers",
     "sandbox_host": "sandboxes",
-    "sandbox": "sandboxes",  # its name in logs of former releases
+    # Logs of former releases call the sandbox host "sandbox".
+    "sandbox": "sandboxes",
     "judge": "judge",
     "gateway": "front",
     "monitor": "front",
     "launcher": "launcher",
     "nats-server": "event log",
 }
-"""Roles that are counted together; the others are `control`."""
+"""Role -> group in which it is counted; all other roles are counted as `control`."""
 
 
 class RoleCompute(msgspec.Struct, kw_only=True):
-    """What one kind of roles took."""
+    """CPU time and tokens of one group of roles."""
 
     processor_s: float = 0.0
-    """Of all processors, over all starts; of sandboxes, machines that have ended included."""
+    """CPU seconds over all processors and all starts; for sandboxes, including ended machines."""
     rl_processor_s: float = 0.0
-    """Of these, from the end of mid-training to the last step, as the wall clock of RL: with the
-    evaluation before the first step, without the one after the last."""
+    """CPU seconds from the end of mid-training to the last step; includes the evaluation before the
+    first step and excludes the one after the last."""
     share: float = 0.0
-    """Of the whole run's."""
+    """Share of the run's CPU time."""
     rl_share: float = 0.0
+    """Share of the run's CPU time from the end of mid-training to the last step."""
     tokens: dict[str, int] = {}
-    """What it read, sampled or trained."""
+    """Number of tokens read, sampled or trained, by what was done with them."""
 
 
 class ComputeView(msgspec.Struct, kw_only=True):
-    """Processor seconds and tokens, and their split."""
+    """CPU time and tokens of the run, in total and by group of roles."""
 
     processor_s: float = 0.0
+    """CPU seconds of the whole run."""
     rl_processor_s: float = 0.0
+    """CPU seconds from the end of mid-training to the last step."""
     machines_s: float = 0.0
-    """Of machines alone; part of the sandboxes'."""
+    """CPU seconds of sandbox machines only; included in `sandboxes`."""
     roles: dict[str, RoleCompute] = {}
+    """Group of roles -> CPU time and tokens, the largest CPU time first."""
 
 
 class ComputeViews:
-    """Folds what processes report; a report, kept in memory, and a record, kept for good, agree."""
+    """Fold of the CPU time that processes report, in reports (in memory) and records (on disk)."""
 
     def __init__(self, view: ComputeView) -> None:
         self._view = view
         self._group_of: dict[str, str] = {}
         self._used_s: dict[str, dict[str, float]] = {}
-        """Actor -> kind -> seconds, where their sum is the most so far: what an engine's process
-        has used is its parent's once it has ended."""
+        """Actor -> kind -> CPU seconds, from the report with the largest sum so far."""
         self._curves: dict[str, list[tuple[float, float]]] = {}
-        """Actor -> unix seconds, and all its processor seconds by then."""
-        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {ProcessorUsed: self._take}
+        """Actor -> (Unix seconds, CPU seconds used by then)."""
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            ProcessorUsed: self._record
+        }
 
     def add_report(self, event: ActorReported) -> None:
-        """See an actor's report."""
+        """Record the CPU time in an actor's report."""
         if event.processor_s:
-            self._take(event, event.at)
+            self._record(event, event.at)
 
     def measure(
         self, rl_started_at: float, rl_ended_at: float, tokens: dict[str, dict[str, int]]
     ) -> None:
-        """Set the view.
+        """Update the view.
 
         Args:
-            rl_started_at: End of mid-training, unix seconds; 0 before it.
-            rl_ended_at: The last step, unix seconds; 0 before it.
-            tokens: Kind of roles -> what was done -> tokens.
+            rl_started_at: End of mid-training in Unix seconds; 0 before it.
+            rl_ended_at: Time of the last step in Unix seconds; 0 before it.
+            tokens: Group of roles -> what was done -> number of tokens.
 
         """
         roles = {name: RoleCompute(tokens=counts) for name, counts in tokens.items()}
@@ -88,8 +94,8 @@ class ComputeViews:
             total_s = sum(used_s.values())
             role.processor_s += total_s
             if rl_started_at:
-                by_end_s = self._by(actor, rl_ended_at) if rl_ended_at else total_s
-                role.rl_processor_s += by_end_s - self._by(actor, rl_started_at)
+                by_end_s = self._used_by(actor, rl_ended_at) if rl_ended_at else total_s
+                role.rl_processor_s += by_end_s - self._used_by(actor, rl_started_at)
         view = self._view
         view.machines_s = sum(used_s.get("machines", 0.0) for used_s in self._used_s.values())
         view.processor_s = sum(role.processor_s for role in roles.values())
@@ -100,17 +106,20 @@ class ComputeViews:
         by_time = sorted(roles.items(), key=lambda item: -item[1].processor_s)
         view.roles = dict(by_time)
 
-    def _take(self, event: ActorReported | ProcessorUsed, at: float) -> None:
+    def _record(self, event: ActorReported | ProcessorUsed, at: float) -> None:
         name = event.actor
         self._group_of[name] = _GROUPS.get(event.role, "control")
         known = self._used_s.setdefault(name, {})
+        # Only an increase counts: the time of an engine's process moves to its parent when it ends,
+        # so the split by kind changes, and a report may be older than the last record.
         if sum(event.processor_s.values()) > sum(known.values()):
             known = self._used_s[name] = event.processor_s
+        # The curve is kept because mid-training's end is only known later.
         curve = self._curves.setdefault(name, [])
         append_thinned(curve, (at, sum(known.values())), NUM_POINTS_MAX)
 
-    def _by(self, actor: str, at: float) -> float:
-        """Return what an actor had used by a time, between the points of its curve."""
+    def _used_by(self, actor: str, at: float) -> float:
+        """Return an actor's CPU seconds at a time, interpolated between points of its curve."""
         before = (at, 0.0)
         for point in sorted(self._curves[actor]):
             if point[0] >= at:

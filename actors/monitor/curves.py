@@ -1,4 +1,4 @@
-"""Bounded collections: curves, tails and medians."""
+"""Bounded collections for views: thinned curves, tails and medians."""
 
 from collections.abc import Collection
 from statistics import median
@@ -6,14 +6,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 NUM_POINTS_MAX = 240
+"""Largest number of points in a curve."""
 NUM_SAMPLES_MAX = 4096
-"""Newest values that a median is taken of."""
+"""Number of newest values from which a median is computed."""
 
 
 def append_thinned(points: list[T], point: T, num_max: int = NUM_POINTS_MAX) -> None:
-    """Append; when full, drop every second point but the newest and the oldest.
+    """Append a point; when full, drop every second point except the oldest and the newest.
 
-    So a curve keeps its whole length, and its older part becomes coarser.
+    The curve keeps its whole length, and its older part becomes coarser.
     """
     points.append(point)
     if len(points) > num_max:
@@ -21,12 +22,12 @@ def append_thinned(points: list[T], point: T, num_max: int = NUM_POINTS_MAX) -> 
 
 
 def append_tail(lines: list[T], line: T, num_max: int) -> None:
-    """Append and drop the oldest."""
+    """Append a line; drop the oldest ones beyond `num_max`."""
     lines.append(line)
     if len(lines) > num_max:
         del lines[: len(lines) - num_max]
 
 
 def median_or_none(values: Collection[float]) -> float | None:
-    """Return the median, or None of no values."""
+    """Return the median, or None without values."""
     return median(values) if values else None

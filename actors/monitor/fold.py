@@ -1,8 +1,8 @@
-"""Folds events into the view model of the run: pure, the same live as from a finished log.
+"""Folds events into the view model of the run, in the same way live as from a finished log. Pure.
 
-The actors: which report, how busy they are, and what each waits for.
-
-The learning curves: mid-training, steps, evaluations, staleness.
+`ActorViews` covers which actors report, how busy they are and what each waits for; `LearningViews`
+covers mid-training, steps, evaluations and staleness; `RunFold` combines these with the views of
+the other modules.
 """
 
 import math
@@ -61,20 +61,23 @@ from penstock.messages.telemetry import ActorReported, MidtrainProgressed, perce
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
 NUM_WAITS_SHOWN = 4
+"""Number of waits kept per actor, the oldest first."""
 ERROR_CHARS_MAX = 300
+"""Longest error text kept of an actor."""
 CUMULATIVE_GAUGES = ("engine_busy_s", "digest_mismatches", "generated_tokens", "prefill_tokens")
-"""Gauges of generators and receivers that count up from each start."""
+"""Names of gauges that generators and receivers count up from 0 after each start."""
 
 
 class ActorViews:
-    """Folds starts, failures and reports."""
+    """Fold of actors' starts, failures and reports."""
 
     def __init__(self, actors: dict[str, ActorView]) -> None:
         self._actors = actors
         self.service_since = 0.0
-        """Start of the service on the run, which does not miss the run's other actors."""
+        """Start of `penstock serve` on the run, in Unix seconds; actors that only the training run
+        needs do not report after it."""
         self._last: dict[str, tuple[float, float]] = {}
-        """Actor -> time and busy seconds of its last report."""
+        """Actor -> time and busy seconds of the actor's last report."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             ActorStarted: self._on_started,
             ActorFailed: self._on_failed,
@@ -82,7 +85,7 @@ class ActorViews:
         }
 
     def gauges(self, role: str) -> dict[str, float]:
-        """Return the gauges of a role, summed over its actors."""
+        """Return the gauges of a role, each summed over the role's actors."""
         total: dict[str, float] = {}
         for view in self._actors.values():
             if view.role == role:
@@ -91,10 +94,11 @@ class ActorViews:
         return total
 
     def explain(self, now: float, quiet_s: float, *, is_over: bool) -> StallView:
-        """Return what the run waits for; a finished one waits for nothing."""
+        """Return what the run waits for; a finished run waits for nothing."""
         for view in self._actors.values():
             view.is_reporting = is_reporting(view, now)
             view.has_ended = view.at <= self.service_since
+        # Actors of a finished run are gone; their last waits must not look like a stall.
         if is_over:
             return StallView(words="the run is finished")
         known = {name: view for name, view in self._actors.items() if not view.has_ended}
@@ -105,6 +109,7 @@ class ActorViews:
         view.pid = event.pid
         view.num_starts += 1
         view.at = max(view.at, at)
+        # Busy seconds count from 0 again after a start.
         self._last.pop(event.actor, None)
 
     def _on_failed(self, event: ActorFailed, at: float) -> None:
@@ -115,6 +120,7 @@ class ActorViews:
         view = self._view(event.actor)
         last_at, last_busy_s = self._last.get(event.actor, (event.at - event.uptime_s, 0.0))
         self._last[event.actor] = (event.at, event.busy_s)
+        # A report that was stored twice has no time in between.
         if event.at > last_at:
             recent = (event.busy_s - last_busy_s) / (event.at - last_at)
             view.busy_fraction_recent = min(1.0, max(0.0, recent))
@@ -124,6 +130,7 @@ class ActorViews:
         for name in CUMULATIVE_GAUGES:
             if name in event.gauges:
                 value, before = event.gauges[name], view.gauges.get(name, 0.0)
+                # A smaller value than before means that the actor restarted and counts from 0.
                 added = value - before if value >= before else value
                 view.totals[name] = view.totals.get(name, 0.0) + added
         view.gauges = event.gauges
@@ -134,15 +141,15 @@ class ActorViews:
 
 
 NUM_METRICS_MAX = 56
-"""Metrics kept of a step, so that the state stays small; a step of the trainer has fewer."""
+"""Largest number of metrics kept per step, to keep the state small; the trainer reports fewer."""
 DIGITS = 6
-"""Of each of them, for the same reason."""
+"""Significant digits kept of each metric, which keeps the state small."""
 NUM_STEPS_MAX = 180
-"""Points of the steps' curve: likewise."""
+"""Largest number of points in the curve of steps, which keeps the state small."""
 
 
 class LearningViews:
-    """Folds the reports of the trainer, the pacer and the evaluator."""
+    """Fold of the reports of the trainer, the pacer and the evaluator."""
 
     def __init__(self, state: MonitorState, tasks: TaskViews) -> None:
         self._state = state
@@ -159,7 +166,7 @@ class LearningViews:
         }
 
     def measure_medians(self) -> None:
-        """Set the medians over steps."""
+        """Update the medians and percentiles over steps."""
         self._state.training.step_s_p50 = median_or_none(self._steps_s)
         self._state.training.wait_s_p95 = percentile(self._waits_s, 95) if self._waits_s else None
         self._state.training.route_bytes_p50 = median_or_none(self._route_bytes)
@@ -171,8 +178,10 @@ class LearningViews:
         view.num_tokens, view.num_tokens_total = event.num_tokens, event.num_tokens_total
         view.tokens_per_s = event.tokens_per_s
         view.loss_last = event.loss
+        # Not every report measures the held-out loss; keep the last one measured.
         view.heldout_loss = event.heldout_loss or view.heldout_loss
         view.num_saves = event.num_saves
+        # JSON has no NaN or infinity.
         if math.isfinite(event.loss):
             point = MidtrainPoint(
                 num_tokens=event.num_tokens, loss=event.loss, heldout_loss=event.heldout_loss
@@ -181,6 +190,7 @@ class LearningViews:
 
     def _midtrain_completed(self, event: MidtrainCompleted, at: float) -> None:
         view = self._state.midtrain
+        # Streams are read side by side: the end of the run may have been read before this event.
         if self._state.run.phase not in {"finished", "serving"}:
             self._state.run.phase = "rl"
         self._state.run.rl_started_at = at
@@ -233,15 +243,19 @@ class LearningViews:
 
 
 NUM_LOG_LINES_MAX = 200
+"""Number of lines in the log tail."""
 NUM_LEDGER_ROWS_MAX = 64
+"""Number of ledger rows shown, those of the newest versions."""
 NUM_QUARANTINED_SHOWN = 64
+"""Number of quarantined items shown, the newest."""
 NUM_VIOLATIONS_SHOWN = 8
-_MOVES = (TurnSampled, RolloutFinished, Verdict, StepCompleted, MidtrainProgressed)
-"""Events that mean progress."""
+"""Number of ledger violations shown, the first."""
+_PROGRESS_EVENTS = (TurnSampled, RolloutFinished, Verdict, StepCompleted, MidtrainProgressed)
+"""Types of events that show that the run makes progress."""
 
 
 class RunFold:
-    """The view model of a run and what further events need to update it."""
+    """Fold of a run's events into its view model."""
 
     def __init__(self) -> None:
         self._state = MonitorState()
@@ -257,7 +271,7 @@ class RunFold:
         self._isolation_classes: set[str] = set()
         self._moved_at = 0.0
         self.last_at = 0.0
-        """When the newest event was stored, unix seconds."""
+        """Time at which the newest event was stored, Unix seconds."""
         self._live_reward_sum = 0.0
         self._ledger_changed = False
         self._handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -289,18 +303,19 @@ class RunFold:
 
     @property
     def types(self) -> tuple[type[Event], ...]:
-        """All event types that the fold reads."""
+        """Event types that the fold reads."""
         return tuple({**self._handlers, **dict.fromkeys(LOGGED)})
 
     def apply(self, event: Event, at: float) -> None:
-        """Fold one event that was stored at `at` (unix seconds)."""
+        """Apply one event that was stored at `at` (Unix seconds)."""
         if handler := self._handlers.get(type(event)):
             handler(event, at)
         self.last_at = max(self.last_at, at)
+        # Only skipped steps concern the ledger: the tokens of their batch trained nothing.
         if isinstance(event, StepCompleted) and event.skipped:
             self._ledger.add_step(event)
             self._ledger_changed = True
-        if isinstance(event, _MOVES):
+        if isinstance(event, _PROGRESS_EVENTS):
             self._moved_at = max(self._moved_at, at)
         if isinstance(event, ActorReported):
             self._compute.add_report(event)
@@ -308,11 +323,15 @@ class RunFold:
             append_tail(self._state.log, line, NUM_LOG_LINES_MAX)
 
     def state(self, now: float) -> MonitorState:
-        """Return the state at `now` (unix seconds); later events change it."""
+        """Return the state at `now` (Unix seconds).
+
+        The object is live: later events change it.
+        """
         state = self._state
         state.run.now = now
         if state.run.phase == "starting" and state.midtrain.num_tokens:
             state.run.phase = "midtrain"
+        # Only after a change, as summing the ledger takes time in proportion to the run.
         if self._ledger_changed:
             state.ledger = _ledger_view(self._ledger)
             self._ledger_changed = False
@@ -325,7 +344,9 @@ class RunFold:
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
         state.sandbox.gauges = self._actors.gauges("sandbox_host")
         is_over = state.run.phase == "finished"
+        # Before the first progress, the time counts from the start of the run.
         since = self._moved_at or state.run.started_at or now
+        # A service without requests is idle, not stalled.
         may_be_quiet = is_over or state.run.phase == "serving"
         quiet_s = 0.0 if may_be_quiet else max(0.0, now - since)
         state.stall = self._actors.explain(now, quiet_s, is_over=is_over)
@@ -371,10 +392,11 @@ class RunFold:
     def _rollout_finished(self, event: RolloutFinished, at: float) -> None:
         view = self._state.rollouts
         view.num_finished += 1
-        own = event.own_turns
-        view.num_turns += len(own)
-        view.num_sampled_tokens += sum(turn.num_sampled for turn in own)
-        summaries = [turn for turn in own if turn.is_summary]
+        # Turns that a branch shares with its trunk are counted once, with the trunk.
+        turns = event.own_turns
+        view.num_turns += len(turns)
+        view.num_sampled_tokens += sum(turn.num_sampled for turn in turns)
+        summaries = [turn for turn in turns if turn.is_summary]
         view.num_summaries += len(summaries)
         view.num_summary_tokens += sum(turn.num_sampled for turn in summaries)
         if event.purpose is Purpose.TRAIN:
@@ -385,7 +407,7 @@ class RunFold:
         view.num_invalid_calls += event.num_invalid_calls
         view.ends[event.end] = view.ends.get(event.end, 0) + 1
         self._behavior.finished(event)
-        self._machine(event.sandbox)
+        self._count_machine(event.sandbox)
 
     def _verdict(self, event: Verdict, at: float) -> None:
         self._behavior.judged(event)
@@ -394,9 +416,9 @@ class RunFold:
             outcomes = self._state.rollouts.outcomes
             outcomes[event.outcome] = outcomes.get(event.outcome, 0) + 1
         add_verdict(self._state.judges, event)
-        self._machine(event.sandbox)
+        self._count_machine(event.sandbox)
 
-    def _machine(self, record: SandboxRecord | None) -> None:
+    def _count_machine(self, record: SandboxRecord | None) -> None:
         if record is None:
             return
         view = self._state.sandbox
@@ -442,6 +464,7 @@ class RunFold:
     def _live_joined(self, event: LiveSampleJoined, at: float) -> None:
         self._ledger.add_live(event)
         self._ledger_changed = True
+        # A revision replaces the reward of a sample that is already counted.
         if event.revision:
             return
         live = self._state.live
@@ -465,9 +488,9 @@ def _ledger_view(ledger: Ledger) -> LedgerView:
 
 
 def _tokens(state: MonitorState) -> dict[str, dict[str, int]]:
-    """Return the tokens that each kind of roles went through."""
+    """Return the number of tokens processed, by group of roles and what was done with them."""
 
-    def engines(gauge: str) -> int:
+    def summed_gauge(gauge: str) -> int:
         return int(sum(view.totals.get(gauge, 0.0) for view in state.actors.values()))
 
     return {
@@ -477,8 +500,8 @@ def _tokens(state: MonitorState) -> dict[str, dict[str, int]]:
             "trained": state.ledger.totals.trained,
         },
         "generators": {
-            "sampled": engines("generated_tokens"),
-            "prefilled": engines("prefill_tokens"),
+            "sampled": summed_gauge("generated_tokens"),
+            "prefilled": summed_gauge("prefill_tokens"),
         },
         "judge": {
             "read": sum(view.num_prompt_tokens for view in state.judges.values()),

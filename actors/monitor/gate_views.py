@@ -1,4 +1,4 @@
-"""Channels, the candidate, its gates and its arms: a section of the page."""
+"""View of the channels and of the candidate with its gates and arms: a section of the page."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,11 @@ from penstock.messages.gates import (
 from penstock.messages.generation import ChannelMoved
 
 NUM_DECIDED_SHOWN = 16
+"""Number of decisions shown, the newest."""
 
 
 class DecisionView(msgspec.Struct, kw_only=True):
-    """How one candidate ended."""
+    """The decision on one candidate."""
 
     number: int
     policy_version: int
@@ -27,25 +28,25 @@ class DecisionView(msgspec.Struct, kw_only=True):
     decision: str
     reason: str
     at: float
-    """Unix seconds."""
+    """Time of the decision, Unix seconds."""
 
 
 class GatesView(msgspec.Struct, kw_only=True):
-    """What is between training and users."""
+    """The release gates between training and users."""
 
     channels: dict[str, int] = {}
-    """Channel -> version, of those that were ever moved."""
+    """Channel -> version, for channels that were moved at least once."""
     candidate: ExperimentView | None = None
-    """The newest; None where nothing was chosen."""
+    """Newest candidate; None before the first."""
     decided: list[DecisionView] = []
-    """The newest."""
+    """Newest decisions, the latest last."""
 
 
 class GateViews:
-    """Folds what the gatekeeper says.
+    """Fold of the gatekeeper's events and reports.
 
-    Its reports are telemetry, which ends with the server; without them the candidate is shown as
-    the log alone has it.
+    Reports are telemetry, which is lost when the server stops. Without them the candidate is shown
+    with what the log has.
     """
 
     def __init__(self, view: GatesView) -> None:
@@ -62,7 +63,8 @@ class GateViews:
         self._view.channels = event.channels
 
     def _chosen(self, event: CandidateChosen, at: float) -> None:
-        if event.number > self._number:  # A report of it may have come before.
+        # A report on this candidate, which has more detail, may have arrived first.
+        if event.number > self._number:
             self._view.candidate = ExperimentView(
                 number=event.number,
                 policy_version=event.policy_version,
@@ -76,8 +78,8 @@ class GateViews:
             self._view.candidate = msgspec.structs.replace(shown, phase="arms", share=event.share)
 
     def _evaluated(self, event: GateEvaluated, at: float) -> None:
-        """Show a report, unless a newer candidate is there, or this one is decided."""
-        last = max((one.number for one in self._view.decided), default=-1)
+        """Show a report, unless there is a newer candidate or this one is decided."""
+        last = max((decision.number for decision in self._view.decided), default=-1)
         if event.view.number >= self._number and event.view.number > last:
             self._view.candidate = event.view
 
@@ -99,5 +101,5 @@ class GateViews:
 
     @property
     def _number(self) -> int:
-        """Of the candidate that is shown; -1 where none is."""
+        """Number of the candidate that is shown; -1 if none is."""
         return self._view.candidate.number if self._view.candidate else -1

@@ -1,43 +1,43 @@
-"""What judges beside the tests said and cost, and why one says nothing: a section of the status."""
+"""View of the scores, costs and failures of judges other than the tests, a section of the page."""
 
 import msgspec
 
 from penstock.messages.reward import JudgeScore, Verdict
 
 NUM_ROWS_MAX = 128
-"""Judges times criteria; a log names no more than a configuration allows."""
+"""Largest number of pairs of judge and criterion, as many as a configuration may have."""
 
 
 class JudgeView(msgspec.Struct, kw_only=True):
-    """One judge and criterion over the run; `judge/criterion` is its name."""
+    """Scores of one judge and criterion over the run, named `judge/criterion`."""
 
     version: str = ""
-    """The newest."""
+    """Newest version of the judge."""
     num_scored: int = 0
     num_failed: int = 0
-    """Rollouts that its service gave no score for."""
+    """Number of rollouts for which the judge's service returned no score."""
     score_sum: float = 0.0
     disagreement_sum: float = 0.0
     num_prompt_tokens: int = 0
     num_reply_tokens: int = 0
     is_failing: bool = False
-    """Whether its service gave no score when it was asked last."""
+    """Whether the newest request to the judge's service returned no score."""
     note: str = ""
-    """The newest failure, or what else it noted."""
+    """Newest failure or other note of the judge."""
 
     @property
     def score_mean(self) -> float:
-        """Mean over the scored rollouts."""
+        """Mean score over the scored rollouts."""
         return self.score_sum / max(1, self.num_scored)
 
     @property
     def disagreement_mean(self) -> float:
-        """Likewise."""
+        """Mean disagreement between repeated scores, over the scored rollouts."""
         return self.disagreement_sum / max(1, self.num_scored)
 
 
 def add_verdict(views: dict[str, JudgeView], verdict: Verdict) -> None:
-    """Count the scores of a verdict."""
+    """Add the scores of a verdict to the views."""
     for score in verdict.scores:
         name = f"{score.judge}/{score.criterion}" if score.criterion else score.judge
         if name in views or len(views) < NUM_ROWS_MAX:
@@ -48,6 +48,7 @@ def _add(view: JudgeView, score: JudgeScore) -> None:
     view.version = score.version
     view.num_prompt_tokens += score.num_prompt_tokens
     view.num_reply_tokens += score.num_reply_tokens
+    # A score without a request (no repeats) does not show that a failing service is back.
     if score.score is None or score.repeats or not view.is_failing:
         view.is_failing = score.score is None
         view.note = score.detail or view.note

@@ -1,4 +1,4 @@
-"""Reads a run's log once for everything that is made of it."""
+"""Reads a run's log once and applies several folds in the same pass."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -10,20 +10,20 @@ from penstock.messages.bus import Bus, Delivery
 
 
 class Fold(Protocol):
-    """What is made of a log's events."""
+    """A state that is derived from a log's events."""
 
     @property
     def types(self) -> tuple[type[Event], ...]:
-        """The event types that it reads."""
+        """Event types that the fold reads."""
         ...
 
     def apply(self, event: Event, at: float) -> None:
-        """Fold one event that was stored at `at` (unix seconds)."""
+        """Apply one event that was stored at `at` (Unix seconds)."""
         ...
 
 
 async def fold_log(bus: Bus, *others: Fold) -> MonitorState:
-    """Return the state at the end of a run's log, as of its last event; fill the other folds."""
+    """Return a run's state as of the last event of its log, and fill the other folds."""
     fold = RunFold()
     async for _ in fold_along(bus, (fold, *others), ()):
         pass
@@ -33,9 +33,10 @@ async def fold_log(bus: Bus, *others: Fold) -> MonitorState:
 async def fold_along(
     bus: Bus, folds: Sequence[Fold], types: tuple[type[Event], ...]
 ) -> AsyncIterator[Delivery]:
-    """Yield the log's events of `types`, and fold all others in the same pass."""
-    wanted = {*types, *(each for fold in folds for each in fold.types)}
+    """Yield the log's events of `types`, and apply the folds in the same pass."""
+    wanted = {*types, *(event_type for fold in folds for event_type in fold.types)}
     async for delivery in bus.follow([*wanted], stop_at_end=True):
+        # Folds first, so that they are up to date when the caller gets the event.
         for fold in folds:
             if type(delivery.event) in fold.types:
                 fold.apply(delivery.event, delivery.stored_at)

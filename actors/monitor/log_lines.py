@@ -1,4 +1,4 @@
-"""Lines of the log tail: the events that are worth one, in words."""
+"""Describes events in words, for the log tail on the page."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +25,7 @@ from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepC
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
 TEXT_CHARS_MAX = 240
+"""Longest line; errors may carry whole tracebacks."""
 _STEP_METRICS = (
     ("reward", "reward_mean"),
     ("pass rate", "pass_rate"),
@@ -36,23 +37,24 @@ _STEP_METRICS = (
 
 
 def describe(event: Event, at: float) -> LogLine | None:
-    """Return the line of an event, or None if it gets none."""
+    """Return the line for an event, or None if the event has none."""
     if isinstance(event, WeightsApplied) and not event.digest_matches:
-        text = f"{event.replica}: version {event.policy_version} does not have the right digest"
+        text = f"{event.replica}: version {event.policy_version} has a wrong digest"
         return LogLine(at=at, level="error", text=text)
     if isinstance(event, StepCompleted) and event.skipped:
-        text = f"step {event.step} is skipped, version {event.policy_version} is as before"
+        text = f"step {event.step} skipped, version {event.policy_version} has unchanged weights"
         return LogLine(at=at, level="error", text=f"{text}: {event.skipped}"[:TEXT_CHARS_MAX])
     if isinstance(event, RunFinished) and event.is_failure:
-        text = f"run given up at step {event.step}: {event.reason}"
+        text = f"run failed at step {event.step}: {event.reason}"
         return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
+    # Only the first group that takes the last fresh task: later ones are attempts at old tasks.
     if isinstance(event, GroupGranted) and event.num_fresh + event.attempt == 0:
         text = (
-            f"group {event.group_index} has the last training task that none attempted; the groups "
-            "after it attempt tasks again, by how uncertain their solve rates are"
+            f"group {event.group_index} has the last training task that no group had attempted; "
+            "later groups repeat tasks, preferring those with the most uncertain solve rate"
         )
         return LogLine(at=at, level="warn", text=text)
-    entry = _WORDS.get(type(event))
+    entry = _DESCRIPTIONS.get(type(event))
     if entry is None:
         return None
     level, words = entry
@@ -70,7 +72,7 @@ def _evaluated(event: EvalCompleted) -> str:
     rate = event.num_solved / max(1, event.num_tasks)
     shares = [f"{name} {share:.2f}" for name, share in event.pass_rate_by_category.items()]
     if event.num_wrong_version:
-        shares.append(f"{event.num_wrong_version} of a wrong version left out")
+        shares.append(f"{event.num_wrong_version} from a wrong version left out")
     shares += [f"pass@{k} {value:.2f}" for k, value in event.pass_at_k.items() if k > 1]
     counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
     tasks = f"the held-out tasks of {event.eval_set}" if event.eval_set else "held-out tasks"
@@ -99,13 +101,13 @@ def _preferred(event: PreferencesTrained) -> str:
 
 
 def _quarantined(event: FeedbackQuarantined) -> str:
-    text = f"feedback of {event.tenant}, {event.user} is quarantined: {event.num_signals} pieces"
-    return f"{text} in a window, {event.usual:.0f} at most before; {event.key()}"
+    text = f"feedback of {event.tenant}, {event.user} quarantined: {event.num_signals} signals"
+    return f"{text} in a window, at most {event.usual:.0f} before; {event.key()}"
 
 
 def _charged(event: ItemCharged) -> str:
-    how = "is charged" if event.is_proven else "is suspected"
-    return f"{event.item} {how}{_of(event)}: {event.cause}"
+    how = "charged with" if event.is_proven else "suspected of"
+    return f"{event.item} {how} a failure{_of(event)}: {event.cause}"
 
 
 def _of(event: ItemCharged | ItemQuarantined) -> str:
@@ -116,7 +118,7 @@ def _decided(event: ExperimentDecided) -> str:
     return f"version {event.policy_version} is {event.decision.replace('_', ' ')}: {event.reason}"
 
 
-_WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
+_DESCRIPTIONS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("info", lambda e: f"run {e.run_id} started, seed {e.seed}"),
     RunFinished: ("info", lambda e: f"run finished at step {e.step}: {e.reason}"),
     ActorStarted: ("info", lambda e: f"{e.actor} started (pid {e.pid})"),
@@ -129,17 +131,17 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     StepCompleted: ("info", _step),
     CheckpointSaved: ("info", lambda e: f"checkpoint of step {e.step} saved"),
     WeightsPublished: ("info", _published),
-    EvalRequested: ("info", lambda e: f"evaluation {e.eval_id} is under way"),
+    EvalRequested: ("info", lambda e: f"evaluation {e.eval_id} started"),
     EvalCompleted: ("info", _evaluated),
     ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
     FeedbackQuarantined: ("warn", _quarantined),
     CandidateChosen: ("info", lambda e: f"version {e.policy_version} is the candidate"),
-    ExperimentStarted: ("info", lambda e: f"users are divided: candidate {e.policy_version}"),
+    ExperimentStarted: ("info", lambda e: f"experiment started: version {e.policy_version}"),
     ExperimentDecided: ("info", _decided),
     FeedbackReceived: ("info", lambda e: f"feedback {e.name} = {e.value:g} on {e.request_id}"),
     FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
     LiveSampleJoined: ("info", lambda e: f"{e.sample_id} joined with reward {e.reward:.2f}"),
 }
 
-LOGGED = tuple(_WORDS)
-"""Event types that always have a line."""
+LOGGED = tuple(_DESCRIPTIONS)
+"""Types of the events that always have a line."""

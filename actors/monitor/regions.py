@@ -1,4 +1,4 @@
-"""Weight versions: the cost of each per region, and how far each region is behind.
+"""Folds the transfers of weight versions: their cost per region, and each region's lag.
 
 ```
  published v7 ──── lag_s of v7 in west ────▶ applied by west's slowest replica
@@ -22,12 +22,13 @@ from penstock.messages.weights import (
 )
 
 NUM_VERSIONS_KNOWN_MAX = 1024
+"""Largest number of versions whose manifest and publication time are kept."""
 SILENT_S = 10.0
-"""A replica that has not reported for so long is lost."""
+"""Time without a report, in seconds, after which a replica counts as lost."""
 
 
 class RegionViews:
-    """Folds manifests and acknowledgements."""
+    """Fold of published, relayed and applied versions into the views of regions."""
 
     def __init__(self, state: MonitorState) -> None:
         self._totals = state.published
@@ -37,7 +38,7 @@ class RegionViews:
         self._published: OrderedDict[int, WeightsPublished] = OrderedDict()
         self._published_at: dict[int, float] = {}
         self._seen_at: dict[str, float] = {}
-        """Replica -> its last report, unix seconds; 0 when it left."""
+        """Replica -> time of the last report in Unix seconds; 0 after the replica left."""
         self._queue_s: dict[str, float] = {}
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             WeightsPublished: self._on_published,
@@ -47,14 +48,15 @@ class RegionViews:
         }
 
     def measure_lag(self, now: float) -> None:
-        """Set how far each region is behind at `now` (unix seconds).
+        """Update the lag of each region at `now` (Unix seconds).
 
-        A version that is no longer known counts as old as the oldest known one.
+        A version that is no longer known counts as if published with the oldest known one.
         """
         head = max(self._published, default=0)
         for region in self._regions.values():
             region.lost = self._lost(region, now)
             held = [v for name, v in region.replicas.items() if name not in region.lost]
+            # With all replicas lost, the versions that they last served are the best estimate.
             served = min(held or region.replicas.values(), default=-1)
             region.lag_versions = max(0, head - served)
             names = region.replicas.keys() - region.lost
@@ -64,16 +66,17 @@ class RegionViews:
             region.lag_s = max(0.0, now - min(lacking, default=now))
 
     def _lost(self, region: RegionView, now: float) -> list[str]:
-        """Return the replicas that reported once, and do so no longer."""
+        """Return the replicas that have reported before and no longer do."""
         seen = {name: self._seen_at[name] for name in region.replicas if name in self._seen_at}
         return sorted(name for name, at in seen.items() if now - at > SILENT_S)
 
     def measure_medians(self) -> None:
-        """Set the medians over versions and replicas."""
+        """Update the medians over versions and replicas."""
         self._totals.ratio_p50 = median_or_none(self._ratios)
         self._totals.pause_ms_p50 = median_or_none(self._pauses_ms)
 
     def _on_published(self, event: WeightsPublished, at: float) -> None:
+        # A publisher that restarts may publish a version twice.
         if event.policy_version not in self._published:
             self._add_totals(event)
         self._published[event.policy_version] = event
@@ -105,14 +108,16 @@ class RegionViews:
         point.num_bytes = point.num_bytes or event.num_bytes
         point.stage_ms = max(point.stage_ms, event.stage_ms)
         point.pause_ms = max(point.pause_ms, event.pause_ms)
+        # Version 0 is loaded before anything is served, so its swap pauses nobody.
         if event.policy_version > 0:
             self._pauses_ms.append(event.pause_ms)
             self._totals.pause_ms_max = max(self._totals.pause_ms_max or 0.0, event.pause_ms)
-        if event.from_version >= 0:  # A replica that joins was not behind.
+        # A replica that just joined was not behind: it has no earlier version.
+        if event.from_version >= 0:
             _note_lag(region, event, at, self._published_at)
 
     def _on_reported(self, event: ReplicaReported, at: float) -> None:
-        """See that a replica is there; it may go back to an older version."""
+        """Record that a replica is alive, and its version, which may be older than before."""
         self._seen_at[event.replica] = 0.0 if event.is_leaving else at
         self._queue_s[event.replica] = event.queue_s
         if event.policy_version >= 0:
@@ -122,7 +127,7 @@ class RegionViews:
         return self._regions.setdefault(name, RegionView())
 
     def _point(self, name: str, policy_version: int) -> DeltaPoint:
-        """Return the region's point of a version, made from its manifest if it is new."""
+        """Return a region's point of a version; create it from the version's manifest."""
         region = self._region(name)
         for point in reversed(region.deltas):
             if point.policy_version == policy_version:
@@ -141,7 +146,7 @@ class RegionViews:
 def _note_lag(
     region: RegionView, event: WeightsApplied, at: float, published_at: dict[int, float]
 ) -> None:
-    """Set the lag of the version that was applied, and of those that it skipped."""
+    """Update the lag of the applied version and of the versions that were skipped."""
     for point in reversed(region.deltas):
         if event.from_version < point.policy_version <= event.policy_version:
             lag_s = at - published_at.get(point.policy_version, at)

@@ -1,4 +1,4 @@
-"""What a run waits for, as a section of the view model."""
+"""View of what a run waits for: a section of the page."""
 
 import msgspec
 
@@ -14,13 +14,14 @@ class WaitEdge(msgspec.Struct, kw_only=True):
 
 
 class StallView(msgspec.Struct, kw_only=True):
-    """What the run waits for."""
+    """The chain of waits that holds up the run, in data and in words."""
 
     is_stalled: bool = False
-    """Nothing has moved for longer than `waits.QUIET_S`."""
+    """Whether the run has made no progress for `wait_graph.QUIET_S`."""
     quiet_s: float = 0.0
-    """Time since something moved."""
+    """Seconds since the last event that shows progress."""
     chain: list[WaitEdge] = []
+    """Edges of the longest chain of waits, in order."""
     root: str = ""
-    """Last actor or thing of the chain."""
+    """Actor or object at the end of the chain."""
     words: str = "nothing is waiting"

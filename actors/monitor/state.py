@@ -1,8 +1,6 @@
 """The view model of a run: plain structs that encode to JSON, one top-level field per section.
 
 `penstock status`, `summary.json`, the live page, `report.html` and `/metrics` all render it.
-
-Weights in each region, as their relays and receivers report them: a section of the page.
 """
 
 import msgspec
@@ -20,7 +18,7 @@ from penstock.messages.training import LedgerRow
 
 
 class DeltaPoint(msgspec.Struct, kw_only=True):
-    """The transfer of one policy version to one region; times are of the slowest replica."""
+    """The transfer of one policy version to one region; times are those of the slowest replica."""
 
     policy_version: int
     kind: str = ""
@@ -31,30 +29,30 @@ class DeltaPoint(msgspec.Struct, kw_only=True):
     stage_ms: float = 0.0
     pause_ms: float = 0.0
     lag_s: float = 0.0
-    """From its publication until the replica served it or a newer one."""
+    """Seconds from the version's publication until the replica served it or a newer one."""
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the full snapshot; 0 if unknown."""
+        """Size of the full snapshot over the size of the transfer; 0 if unknown."""
         return self.full_bytes / self.num_bytes if self.num_bytes else 0.0
 
 
 class RegionView(msgspec.Struct, kw_only=True):
-    """Weights in one region."""
+    """Policy versions in one region, as its relay and receivers report them."""
 
     replicas: dict[str, int] = {}
-    """Replica -> the version that it serves, or served last."""
+    """Replica -> version that it serves or served last."""
     lost: list[str] = []
     """Replicas that left or no longer report; the region's lag does not count them."""
     deltas: list[DeltaPoint] = []
     lag_versions: int = 0
-    """Versions between the newest published one and the one that the slowest replica serves."""
+    """Number of versions by which the slowest replica is behind the newest published one."""
     lag_s: float = 0.0
-    """Age of the first version that this replica lacks; 0 at the head."""
+    """Age in seconds of the first version that the slowest replica lacks; 0 if it lacks none."""
     queue_s: float = 0.0
-    """Mean queue time of its generators."""
+    """Mean queue time of the region's generators, in seconds."""
     num_bytes: int = 0
-    """Fetched by the region's relay, all versions together."""
+    """Bytes fetched by the region's relay, over all versions."""
     num_full_after_v0: int = 0
     num_digest_mismatches: int = 0
 
@@ -65,37 +63,37 @@ class RunView(msgspec.Struct, kw_only=True):
     run_id: str = ""
     seed: int = 0
     phase: str = "starting"
-    """starting, midtrain, rl, finished; serving: by `penstock serve`, whatever came before."""
+    """Phase of the run: starting, midtrain, rl or finished; serving: under `penstock serve`."""
     started_at: float = 0.0
-    """Unix seconds; 0 before the run began."""
+    """Start of the run, Unix seconds; 0 before it."""
     rl_started_at: float = 0.0
-    """End of mid-training; 0 before it."""
+    """End of mid-training, Unix seconds; 0 before it."""
     finished_at: float = 0.0
-    """0 until it is finished."""
+    """End of the run, Unix seconds; 0 before it."""
     now: float = 0.0
-    """Unix seconds of this state."""
+    """Time of this state, Unix seconds."""
     step: int = 0
     finish_reason: str = ""
     is_given_up: bool = False
-    """Whether it finished because it cannot go on."""
+    """Whether the run ended because of a failure that it cannot recover from."""
     versions: dict[str, str] = {}
     cached: list[str] = []
-    """What it took from the user's cache, in words."""
+    """Names of the results that came from the user's cache."""
     num_rejected: int = 0
-    """Messages in the dead-letter stream."""
+    """Number of messages in the dead-letter stream."""
 
 
 class MidtrainPoint(msgspec.Struct, kw_only=True):
-    """Losses after some tokens, in nats per token."""
+    """Losses in nats per token after a number of tokens of mid-training."""
 
     num_tokens: int
     loss: float
     heldout_loss: float = 0.0
-    """0 if not measured."""
+    """Loss on held-out text; 0 if it was not measured."""
 
 
 class MidtrainView(msgspec.Struct, kw_only=True):
-    """Mid-training."""
+    """Progress and losses of mid-training."""
 
     num_tokens: int = 0
     num_tokens_total: int = 0
@@ -106,10 +104,10 @@ class MidtrainView(msgspec.Struct, kw_only=True):
     heldout_loss: float = 0.0
     heldout_perplexity: float = 0.0
     wall_s: float = 0.0
-    """0 until it is complete."""
+    """Duration in seconds; 0 until mid-training is complete."""
     num_saves: int = 0
     num_resumed: int = 0
-    """Times that it went on from a save."""
+    """Number of times that mid-training resumed from a save."""
 
 
 class StepPoint(msgspec.Struct, kw_only=True):
@@ -120,144 +118,147 @@ class StepPoint(msgspec.Struct, kw_only=True):
     train_s: float
     wait_s: float
     metrics: dict[str, float]
-    """reward_mean, pass_rate, loss, grad_norm, ess, mismatch_k1, mismatch_k3 ..."""
+    """Metrics by name: reward_mean, pass_rate, loss, grad_norm, ess, mismatch_k1 ..."""
 
 
 class TrainingView(msgspec.Struct, kw_only=True):
-    """All optimizer steps together."""
+    """Totals and medians over all optimizer steps."""
 
     train_s: float = 0.0
     step_s_p50: float | None = None
-    """Waiting and training."""
+    """Median duration of a step in seconds, including the wait for its batch."""
     wait_s_p95: float | None = None
-    """Of a step, for its batch."""
+    """95th percentile of a step's wait for its batch, in seconds."""
     num_skipped: int = 0
-    """Steps that changed no weight: their loss or gradient was no finite number."""
+    """Number of steps skipped because their loss or gradient was not finite."""
     tokens_read: float = 0.0
     route_bytes: float = 0.0
-    """Recorded routes that the trained rollouts brought along."""
+    """Size of the recorded expert routes of the trained rollouts, in bytes."""
     route_bytes_p50: float | None = None
-    """Per step."""
+    """Median size of the recorded expert routes per step, in bytes."""
 
 
 class StalenessView(msgspec.Struct, kw_only=True):
-    """Staleness of the trained tokens, and the budget."""
+    """Staleness of the trained tokens, and the pacer's budget."""
 
     tokens: dict[int, int] = {}
     """Staleness in versions -> number of trained tokens."""
     seen_max: int = 0
     budget_max: int = -1
-    """`staleness_max`; -1 until the pacer has reported it."""
+    """Largest staleness allowed (`staleness_max`); -1 until the pacer has reported it."""
     num_groups_granted: int = 0
     num_groups_trained: int = 0
     num_groups_discarded: int = 0
     num_groups_allowed: int = 0
     policy_version: int = -1
-    """The oldest version that the replicas of training serve."""
+    """Oldest version that a training replica serves."""
 
 
 class PublishedView(msgspec.Struct, kw_only=True):
-    """All published versions together."""
+    """Totals and medians over all published versions."""
 
     num_versions: int = 0
     num_empty_deltas: int = 0
-    """Deltas in which no weight changed."""
+    """Number of deltas in which no weight changed."""
     num_full_after_v0: int = 0
+    """Number of full snapshots after version 0."""
     ratio_p50: float | None = None
-    """Size of the full snapshot over the size of the delta; empty deltas are left out."""
+    """Median of the full snapshot's size over the delta's size, without empty deltas."""
     pause_ms_p50: float | None = None
-    """Swap pauses of all replicas, after version 0."""
+    """Median swap pause over all replicas, without version 0."""
     pause_ms_max: float | None = None
+    """Longest swap pause over all replicas, without version 0."""
 
 
 class RolloutsView(msgspec.Struct, kw_only=True):
-    """Episodes of training and evaluation."""
+    """Totals over training and evaluation rollouts."""
 
     num_finished: int = 0
     num_turns: int = 0
-    """Sampled turns; those that a branch shares with its trunk count once."""
+    """Number of sampled turns; those that a branch shares with its trunk count once."""
     num_sampled_tokens: int = 0
-    """Tokens of these turns."""
+    """Number of tokens in the sampled turns."""
     num_train: int = 0
-    """Training rollouts."""
+    """Number of training rollouts."""
     num_train_turns: int = 0
-    """Turns of training rollouts; each branch counts its trunk's."""
+    """Number of turns in training rollouts; a branch includes the turns of its trunk."""
     num_train_segments: int = 0
-    """Contexts of training rollouts, one after the other; 1 of each that has no summary."""
+    """Number of contexts in training rollouts; a rollout without summaries has one."""
     num_summaries: int = 0
     num_summary_tokens: int = 0
     num_calls: int = 0
     num_invalid_calls: int = 0
     ends: dict[str, int] = {}
     outcomes: dict[str, int] = {}
-    """Verdicts on training rollouts."""
+    """Outcome -> number of verdicts on training rollouts."""
 
 
 class SandboxView(msgspec.Struct, kw_only=True):
-    """Machines."""
+    """The run's sandbox machines."""
 
     backend: str = ""
-    """Several are joined by `+`, likewise below."""
+    """Name of the backend; several are joined by `+`."""
     isolation_class: str = ""
+    """Isolation class of the machines; several are joined by `+`."""
     num_vms: int = 0
-    """Machines that ran an episode or a test."""
+    """Number of machines that ran an episode or a test."""
     boot_ms_p50: float = 0.0
     gauges: dict[str, float] = {}
-    """Newest reports of the pools, summed over hosts."""
+    """Gauges of the pools, summed over hosts."""
 
 
 class LedgerView(msgspec.Struct, kw_only=True):
-    """The conservation ledger."""
+    """The conservation ledger, which accounts for every sampled token."""
 
     totals: LedgerRow = LedgerRow()
     rows: dict[int, LedgerRow] = {}
-    """Rows of the newest policy versions."""
+    """Ledger rows of the newest policy versions."""
     balanced: bool = True
     violations: list[str] = []
     num_violations: int = 0
     preferences: dict[str, int] = {}
-    """Users' corrections and judgments by fate; empty where there is none."""
+    """Number of users' corrections and labels by fate; empty without any."""
 
 
 class LiveView(msgspec.Struct, kw_only=True):
-    """Users' requests and their outcomes."""
+    """Users' requests, feedback and joined samples."""
 
     num_requests: int = 0
     num_consented: int = 0
     num_counted: int = 0
-    """Requests that may not be stored: of these the log has counts alone."""
+    """Number of requests that may not be stored; the log has only their counts."""
     num_external: int = 0
-    """Sessions that were sampled elsewhere and submitted; not among the requests."""
+    """Number of sessions sampled elsewhere and submitted; not included in the requests."""
     num_feedback: int = 0
     num_retracted: int = 0
     num_joined: int = 0
     num_trained: int = 0
     reward_mean: float = 0.0
-    """Mean over the joined samples."""
+    """Mean reward over the joined samples."""
 
 
 class ActorView(msgspec.Struct, kw_only=True):
-    """One actor."""
+    """The newest report of one actor, and its starts and errors."""
 
     role: str = ""
     pid: int = 0
     at: float = 0.0
-    """Unix seconds of its last report."""
+    """Time of the last report, Unix seconds."""
     is_reporting: bool = True
     has_ended: bool = False
-    """Whether it was the run's alone: the service on the run works without it."""
+    """Whether the actor belonged only to the training run, which `penstock serve` replaced."""
     uptime_s: float = 0.0
     busy_fraction: float = 0.0
-    """Share of the time since it started."""
+    """Share of busy time since the actor's start."""
     busy_fraction_recent: float = 0.0
-    """Share of the time between its last two reports."""
+    """Share of busy time between the last two reports."""
     num_handled: int = 0
     num_queued: int = 0
     num_starts: int = 0
     last_error: str = ""
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}
-    """Gauges that count up from each start of the actor, summed over its starts."""
+    """Cumulative gauges, summed over all starts of the actor."""
     waits: list[Wait] = []
 
 
@@ -266,19 +267,19 @@ class LogLine(msgspec.Struct, kw_only=True):
 
     at: float
     level: str
-    """info, warn, error."""
+    """Severity: info, warn or error."""
     text: str
 
 
 class MonitorState(msgspec.Struct, kw_only=True):
-    """The whole view; each field is a section of the page."""
+    """The complete view model of a run; each field is a section of the page."""
 
     run: RunView = msgspec.field(default_factory=RunView)
     midtrain: MidtrainView = msgspec.field(default_factory=MidtrainView)
     steps: list[StepPoint] = []
     training: TrainingView = msgspec.field(default_factory=TrainingView)
     evals: list[EvalPoint] = []
-    """Of the main set."""
+    """Evaluations of the main set."""
     tasks: TasksView = msgspec.field(default_factory=TasksView)
     staleness: StalenessView = msgspec.field(default_factory=StalenessView)
     published: PublishedView = msgspec.field(default_factory=PublishedView)
@@ -303,10 +304,10 @@ def encode_state(state: MonitorState) -> bytes:
 
 
 def decode_state(data: bytes) -> MonitorState:
-    """Read what `encode_state` wrote.
+    """Return the state that `encode_state` encoded.
 
     Raises:
-        CodecError: The bytes are not a state.
+        CodecError: The bytes do not decode to a state.
 
     """
     return parse_json(data, MonitorState, "the state of a run")

@@ -1,4 +1,4 @@
-"""Which tasks groups attempt and how these go, by source; and the sets of evaluations."""
+"""View of training tasks by source and of evaluations by set: a section of the page."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,9 @@ from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verd
 from penstock.messages.task import GroupGranted, Purpose
 
 NUM_NAMES_MAX = 64
-"""Sources, or sets; a log names no more than a configuration allows."""
+"""Largest number of sources, and of sets, as many as a configuration may have."""
 NUM_POINTS_MAX = 60
+"""Largest number of evaluations kept per set."""
 
 
 class EvalPoint(msgspec.Struct, kw_only=True):
@@ -20,15 +21,15 @@ class EvalPoint(msgspec.Struct, kw_only=True):
 
     policy_version: int
     at: float = 0.0
-    """Unix seconds of its end."""
+    """End of the evaluation, Unix seconds."""
     wall_s: float = 0.0
-    """From the request of its rollouts to its end."""
+    """Seconds from the request of the rollouts to the end of the evaluation."""
     num_solved: int
     num_tasks: int
-    """Attempts that count."""
+    """Number of attempts that count."""
     num_masked: int
     num_wrong_version: int = 0
-    """Verdicts on tokens of another version, which do not count."""
+    """Number of verdicts on tokens of another version, which do not count."""
     by_category: dict[str, float] = {}
     by_source: dict[str, float] = {}
     num_samples: int = 1
@@ -36,7 +37,7 @@ class EvalPoint(msgspec.Struct, kw_only=True):
 
     @property
     def pass_rate(self) -> float:
-        """Share of the attempts that solved their task."""
+        """Share of the counted attempts that solved their task."""
         return self.num_solved / max(1, self.num_tasks)
 
 
@@ -45,37 +46,37 @@ class SourceView(msgspec.Struct, kw_only=True):
 
     num_groups: int = 0
     num_judged: int = 0
-    """Rollouts that were solved or not by the policy's own doing."""
+    """Number of rollouts with a verdict that is not masked."""
     num_solved: int = 0
 
     @property
     def pass_rate(self) -> float:
-        """Of the judged rollouts, the share that solved their task."""
+        """Share of the judged rollouts that solved their task."""
         return self.num_solved / max(1, self.num_judged)
 
 
 class TasksView(msgspec.Struct, kw_only=True):
-    """All training tasks, and all sets of evaluations."""
+    """All training tasks and all evaluation sets."""
 
     num_groups: int = 0
     num_fresh: int = 0
-    """Tasks that no group has attempted yet."""
+    """Number of tasks that no group has attempted yet."""
     num_revisits: int = 0
-    """Groups whose task another one had attempted before."""
+    """Number of groups whose task an earlier group had attempted."""
     num_skipped: int = 0
-    """Tasks that the newest revisit left out, as always or never solved."""
+    """Number of tasks that the newest revisit skipped because they are always or never solved."""
     sources: dict[str, SourceView] = {}
     sets: dict[str, list[EvalPoint]] = {}
-    """Evaluations by the name of their set; that of a run's only one is empty."""
+    """Evaluations by the name of their set; the default set has an empty name."""
     num_evals: int = 0
     num_eval_attempts: int = 0
-    """Of all evaluations, those that do not count among them."""
+    """Number of attempts in all evaluations, including those that do not count."""
     eval_s: float = 0.0
-    """Sum over evaluations, each from its request to its end."""
+    """Total duration of the evaluations in seconds, each from its request to its end."""
 
     @property
     def words(self) -> str:
-        """How far the fresh tasks reach."""
+        """Summary of fresh, repeated and skipped tasks, in words."""
         if not self.num_groups:
             return "–"
         left = f"{self.num_fresh:,} fresh" if self.num_fresh else "all were attempted"
@@ -84,19 +85,19 @@ class TasksView(msgspec.Struct, kw_only=True):
 
 
 class TaskViews:
-    """Folds grants, verdicts of training and results."""
+    """Fold of granted groups, training verdicts and evaluation results."""
 
     def __init__(self, view: TasksView) -> None:
         self._view = view
         self._requested: dict[str, float] = {}
-        """When the open evaluations were requested."""
+        """Open evaluation -> time of its request, Unix seconds."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             GroupGranted: self._group_granted,
             EvalRequested: self._eval_requested,
         }
 
     def judged(self, event: Verdict) -> None:
-        """Count a training rollout for its source."""
+        """Count a verdict for the source of its task; ignore masked and evaluation verdicts."""
         if event.purpose is not Purpose.TRAIN or event.outcome.is_masked:
             return
         if source := self._source(event.source):
@@ -104,7 +105,7 @@ class TaskViews:
             source.num_solved += event.outcome is Outcome.SOLVED
 
     def evaluated(self, event: EvalCompleted, at: float) -> EvalPoint:
-        """Add a result to its set, and return its point."""
+        """Add an evaluation's result to its set and return its point."""
         point = EvalPoint(
             policy_version=event.policy_version,
             at=at,
@@ -128,7 +129,8 @@ class TaskViews:
 
     def _eval_requested(self, event: EvalRequested, at: float) -> None:
         self._requested[event.eval_id] = at
-        if len(self._requested) > NUM_NAMES_MAX:  # Some never end.
+        # Bounded: an evaluation never ends if its evaluator is gone.
+        if len(self._requested) > NUM_NAMES_MAX:
             del self._requested[next(iter(self._requested))]
 
     def _group_granted(self, event: GroupGranted, at: float) -> None:
@@ -143,6 +145,7 @@ class TaskViews:
 
     def _source(self, name: str) -> SourceView | None:
         sources = self._view.sources
+        # Bounded, so that the names in a damaged log cannot let the state grow.
         if name not in sources and len(sources) >= NUM_NAMES_MAX:
             return None
         return sources.setdefault(name, SourceView())

@@ -1,17 +1,17 @@
-"""The wait-for graph: who waits for whom, and which chain of waits holds the run up.
+"""The wait-for graph: which actor waits for which, and which chain of waits holds up the run.
 
-A wait names an actor, a role, a service of a role (`generate.train`) or of one replica
-(`generate.train.west.a`), or a thing (`group 12`). A role stands for its slowest member, since the
-one that answers may be any of them; a chain that comes back to itself is a deadlock.
+The target of a wait is an actor, a role, a service of a role (`generate.train`) or of one replica
+(`generate.train.west.a`), or an object (`group 12`). A role stands for its slowest member, since
+any member may be the one that answers. A chain that returns to itself is a deadlock.
 
-Weights can hold the run up as well: no replica may fall further behind than the budget allows.
+Weights can hold up the run, too: no replica may fall further behind than the budget allows.
 
 ```
  trainer at 6 ──▶ pacer: granted = allowed, as the slowest replica serves 3 and staleness_max is 2
                     └─ no new rollout, so no batch, until that replica serves 4
 ```
-The pacer counts what the slowest replica of training serves; a trainer that is more than
-`staleness_max` versions ahead of it has used up every rollout that it was granted.
+The pacer counts from the version of the slowest training replica; a trainer that is more than
+`staleness_max` versions ahead of it has consumed every rollout that was granted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,30 +21,32 @@ from penstock.actors.monitor.state import ActorView, MonitorState
 from penstock.messages.telemetry import Wait
 
 QUIET_S = 15.0
-"""The run counts as stalled when nothing has moved for this long."""
+"""Time without progress, in seconds, after which the run counts as stalled."""
 SILENT_S = 6.0
-"""An actor that has not reported for this long counts as gone."""
+"""Time without a report, in seconds, after which an actor counts as gone."""
 SHORT_S = 0.5
-"""Shorter waits are normal."""
+"""Duration of a wait, in seconds, below which it is not reported."""
 CHAIN_MAX = 16
+"""Largest number of edges in a chain."""
 WEIGHTS = "weights"
-"""Root of a stall that weights cause."""
+"""Root of a stall that is caused by weights."""
 _ROLE_OF = {
     "generate": "generator",
     "abort": "generator",
     "engine": "generator",
     "rollouts": "rollout_worker",
 }
-"""First word of a service's name or of a wait's target -> the role that it means."""
+"""First word of a service's name or of a wait's target -> role."""
 
 
 def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> StallView:
-    """Return the longest chain of waits, in words; of two equally long ones, the older."""
+    """Return the longest chain of waits; among equally long ones, the oldest."""
     chains = [list(_walk(name, actors, now)) for name in actors]
     chains = [chain for chain in chains if chain and chain[0].waited_s >= SHORT_S]
     stalled = quiet_s >= QUIET_S
     if not chains:
         return _without_waits(actors, now, quiet_s)
+    # The longest chain reaches furthest toward the cause.
     chain = max(chains, key=lambda c: (len(c), c[0].waited_s))
     root, verdict = _root_of(chain, actors, now)
     words = f"{_sentence(chain)}; {verdict}"
@@ -54,9 +56,10 @@ def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> Stal
 
 
 def weight_backpressure(state: MonitorState) -> StallView | None:
-    """Return `state.stall` with this cause before it, or None if weights hold nothing up."""
+    """Return `state.stall` with weights as its cause, or None if weights hold up nothing."""
     head, budget = state.run.step, state.staleness
     served = budget.policy_version
+    # Within the budget the pacer still grants rollouts, so weights are not what the run waits for.
     if budget.budget_max < 0 or head <= served + budget.budget_max:
         return None
     cause = (
@@ -74,7 +77,8 @@ def weight_backpressure(state: MonitorState) -> StallView | None:
 
 
 def _slowest(state: MonitorState, served: int) -> str:
-    """Name the replicas that serve this version; one that never served anything is not known."""
+    """Return a phrase that names the replicas at this version, as far as they are known."""
+    # A replica that never served a version has no entry, so there may be no name.
     names = sorted(
         f"{region}/{replica}"
         for region, view in state.regions.items()
@@ -85,12 +89,16 @@ def _slowest(state: MonitorState, served: int) -> str:
 
 
 def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[WaitEdge]:
-    """Follow each actor's oldest wait to an actor that does not wait, a thing, or a loop."""
+    """Yield the chain of oldest waits that starts at an actor.
+
+    It ends at an actor that does not wait or does not report, at an object, or at a loop.
+    """
     seen: set[str] = set()
     actor: str | None = name
     while actor is not None and actor not in seen and len(seen) < CHAIN_MAX:
         seen.add(actor)
         wait = _oldest(actors[actor], now)
+        # The last report of a silent actor says nothing about what it waits for now.
         if wait is None or not is_reporting(actors[actor], now):
             return
         yield WaitEdge(
@@ -104,10 +112,14 @@ def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[Wa
 
 
 def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | None:
-    """Return the actor that a wait's target means: itself, or the slowest of its role."""
+    """Return the actor that a wait's target stands for; None if it is not an actor.
+
+    A role stands for a member that does not report, or else for the one that has waited longest.
+    """
     if target in actors:
         return target
     word, _, rest = target.partition(".")
+    # `generate.train.west.a` has the purpose before the replica; other services do not.
     replica = rest.partition(".")[2] if word == "generate" else rest
     if (actor := f"{_ROLE_OF.get(word)}-{replica}") in actors:
         return actor
@@ -115,6 +127,7 @@ def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | 
     members = [name for name, view in actors.items() if view.role == role]
     if not members:
         return None
+    # A member that is gone explains the wait better than one that is slow.
     gone = [name for name in members if not is_reporting(actors[name], now)]
     if gone:
         return gone[0]
@@ -125,7 +138,7 @@ def _root_of(chain: list[WaitEdge], actors: Mapping[str, ActorView], now: float)
     last = chain[-1]
     name = _resolve(last.target, actors, now)
     if name is None:
-        return last.target, f"{last.target} is what all of it waits for"
+        return last.target, f"everything waits for {last.target}"
     if any(edge.actor == name for edge in chain):
         return name, f"that is a deadlock: {name} is part of the chain"
     view = actors[name]
@@ -156,7 +169,7 @@ def _sentence(chain: list[WaitEdge]) -> str:
 
 
 def is_reporting(view: ActorView, now: float) -> bool:
-    """Return whether an actor has reported lately."""
+    """Return whether an actor has reported within the last `SILENT_S`."""
     return now - view.at <= SILENT_S
 
 

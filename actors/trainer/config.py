@@ -102,8 +102,8 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Objective of an RL step."""
 
     name: Annotated[str, one_of_or_own(LOSSES)] = "policy_gradient"
-    """Name of a loss, or own code `module:name`: a `LossSpec`, or a function of `LossTokens` and these
-    settings, which takes no correction."""
+    """Name of a loss, or own code `module:name`: a `LossSpec`, or a function of `LossTokens` and
+    these settings, which takes no correction."""
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
     ratio_cap: AtLeastOne = 2.0
     """Cap C of truncated importance sampling; icepop and geometric cap staleness with it."""

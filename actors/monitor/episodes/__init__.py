@@ -1,9 +1,9 @@
-"""Single episodes: what the policy read, drew and called, how it was judged, and what trained it.
+"""Single episodes for people to read: turns, tool calls, verdicts, and the batch they trained.
 
 ```
  RolloutFinished, Verdict, BatchManifest ──▶ EpisodeIndex ──▶ rows: search, filter, a group's rows
  one rollout id ──▶ EpisodeReader ──▶ EpisodeView: turns as text, diff, verdict, its group
 ```
-Log and store alone suffice. `penstock show` and the page render both; what a model or a task wrote
-is text in them, never markup.
+Everything is read from the log and the object store. `penstock show` and the page render rows and
+views; they escape whatever a model or a task wrote, so that it is never interpreted as markup.
 """

@@ -1,5 +1,6 @@
-"""The newest episodes of a log, kept while it is read once, for a report that stands alone."""
+"""Collects the newest episodes during one pass over a log, for a self-contained report."""
 
+import logging
 import math
 from collections import OrderedDict
 from typing import TypeVar
@@ -18,16 +19,19 @@ from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
 from penstock.messages.signals.episode_labels import EpisodeLabeled
 
+log = logging.getLogger(__name__)
+
 E = TypeVar("E", bound=Event)
 
 NUM_TOKENS_MAX = 4_000_000
-"""Read and sampled, of all episodes that are kept."""
+"""Largest number of tokens, read and sampled, over all kept episodes."""
 REPORT_BYTES_MAX = 32 << 20
-"""Of the views in a report, as JSON; packed, they take about a tenth."""
+"""Size of the views in a report, as JSON, after which no more are added; compression reduces it to
+about a tenth."""
 
 
 class EpisodeCollector:
-    """Keeps the events of the newest episodes; a fold beside the run's own."""
+    """Keeper of the events of the newest episodes; runs next to the fold of the run's state."""
 
     types: tuple[type[Event], ...]
 
@@ -41,26 +45,26 @@ class EpisodeCollector:
         self._kept: OrderedDict[str, dict[tuple[type[Event], str], Event]] = OrderedDict()
 
     def apply(self, event: Event, at: float) -> None:
-        """Keep an event that was stored at `at` (unix seconds)."""
+        """Apply an event that was stored at `at` (Unix seconds)."""
         if handler := self.index.handlers.get(type(event)):
             handler(event, at)
         if isinstance(event, RolloutFinished | Verdict | TurnSampled | EpisodeLabeled):
             self._keep(event.rollout_id, event)
 
-    async def packed(self, store: ObjectStore, log: Last) -> tuple[bytes, bytes]:
-        """Return as JSON the rows, newest first, and an object of views by rollout id.
+    async def packed(self, store: ObjectStore, read_last: Last) -> tuple[bytes, bytes]:
+        """Return two JSON documents: the rows, newest first, and the views by rollout id.
 
-        Episodes that cannot be read, or that no room is left for, have a row alone.
+        Episodes that cannot be read, or that exceed `REPORT_BYTES_MAX`, have a row but no view.
 
         Args:
-            store: The run's.
-            log: Reads what is of a task and not of one episode.
+            store: Object store of the run.
+            read_last: Reader of the newest event, for events of a task instead of an episode.
 
         """
 
         async def last(event_type: type[E], key: str, /) -> E | None:
             if event_type is SetUpRecorded:
-                return await log(event_type, key)
+                return await read_last(event_type, key)
             rollout_id = key if event_type is RolloutFinished else key.rpartition(".")[0]
             event = self._kept.get(rollout_id, {}).get((event_type, key))
             return event if isinstance(event, event_type) else None
@@ -74,8 +78,10 @@ class EpisodeCollector:
                 continue
             try:
                 view = await reader.read(row.rollout_id, self.index)
-            except PenstockError:
+            except PenstockError as error:
+                log.warning("episode %s left out of the report: %s", row.rollout_id, error)
                 continue
+            # Without the group: each view would repeat the rows of all its siblings.
             views[row.rollout_id] = msgspec.Raw(
                 msgspec.json.encode(msgspec.structs.replace(view, group=[]))
             )
@@ -85,6 +91,7 @@ class EpisodeCollector:
     def _keep(self, rollout_id: str, event: Event) -> None:
         self._kept.setdefault(rollout_id, {})[type(event), event.key()] = event
         self._num_tokens += _num_tokens(event)
+        # The newest episode stays even if it exceeds the limit by itself.
         while len(self._kept) > 1 and (
             len(self._kept) > self.index.num_max or self._num_tokens > self._num_tokens_max
         ):

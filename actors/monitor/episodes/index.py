@@ -1,4 +1,4 @@
-"""The rows of a run's newest episodes, folded from its log."""
+"""The index of a run's newest episodes, folded from its log."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from penstock.messages.signals.episode_labels import EpisodeLabeled, EpisodeLabe
 from penstock.messages.training import BatchManifest
 
 NUM_EPISODES_MAX = 20_000
-"""The newest ones that an index knows; of older ones the log has everything."""
+"""Largest number of episodes in an index; older ones are still on the log."""
 
 
 class EpisodeIndex:
-    """Rows by rollout id, in the order in which the log first names them."""
+    """Rows by rollout id, in the order of their first event on the log."""
 
     def __init__(self, num_episodes_max: int = NUM_EPISODES_MAX) -> None:
         self.num_max = num_episodes_max
@@ -32,23 +32,24 @@ class EpisodeIndex:
             EpisodeLabeled: self._labeled,
         }
         self.labels = EpisodeLabels()
-        """Without their comments, which the log has."""
+        """Labels without their comments, to save memory; the log has them."""
 
     def __len__(self) -> int:
         """Return the number of episodes."""
         return len(self._rows)
 
     def find(self, rollout_id: str) -> EpisodeRow | None:
-        """Return an episode's row, or None."""
+        """Return an episode's row, or None if the index has none."""
         return self._rows.get(rollout_id)
 
     def select(self, wanted: EpisodeFilter) -> list[EpisodeRow]:
-        """Return the rows that a filter keeps, newest first, at most `wanted.limit`."""
+        """Return the rows that match a filter, newest first, at most `wanted.limit`."""
         kept = (row for row in reversed(self._rows.values()) if wanted.keeps(row))
         return list(islice(kept, wanted.limit))
 
     def group(self, group_id: str, task_id: str) -> list[EpisodeRow]:
-        """Return a group's attempts at a task, in the order of their ids; evaluations have many."""
+        """Return a group's attempts at a task, ordered by id."""
+        # Filtered by task, as an evaluation is one group with many tasks.
         rows = (self._rows[rollout_id] for rollout_id in sorted(self._groups.get(group_id, ())))
         return [row for row in rows if row.task_id == task_id]
 
@@ -59,11 +60,11 @@ class EpisodeIndex:
             self._rows[rollout_id] = row
             self._groups[group_id].add(rollout_id)
         while len(self._rows) > self.num_max:
-            oldest, gone = self._rows.popitem(last=False)
-            self.labels.forget(oldest)
-            self._groups[gone.group_id].discard(oldest)
-            if not self._groups[gone.group_id]:
-                del self._groups[gone.group_id]
+            oldest_id, dropped = self._rows.popitem(last=False)
+            self.labels.forget(oldest_id)
+            self._groups[dropped.group_id].discard(oldest_id)
+            if not self._groups[dropped.group_id]:
+                del self._groups[dropped.group_id]
         return row
 
     def _finished(self, event: RolloutFinished, at: float) -> None:

@@ -1,4 +1,4 @@
-"""One episode as people read it, from the log and the store alone."""
+"""Reads one episode from the log and the object store, as text for people."""
 
 import codecs
 import difflib
@@ -30,34 +30,34 @@ from penstock.messages.signals.episode_labels import EpisodeLabeled
 from penstock.messages.task import Purpose, Split, Task
 
 TEXT_CHARS_MAX = 1 << 20
-"""Longest text of one context, file or diff that is shown; what is cut is counted."""
+"""Longest text of a context, file or diff that is shown; the rest is cut and its length stated."""
 _SPLITS = {Purpose.TRAIN: Split.TRAIN, Purpose.EVAL: Split.HELDOUT}
 
 
 class TurnView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A turn as text; N sampled tokens."""
+    """A turn as text. N is the number of sampled tokens."""
 
     index: int
     context: str = ""
-    """What came since the last turn: the prompt, or what the tools returned."""
+    """Text added to the context since the last turn: the prompt, or the tools' results."""
     pieces: list[str] = []
-    """[N] text of each sampled token; they join to the turn's text."""
+    """[N] text of each sampled token; concatenated, the turn's text."""
     logprobs: list[float] = []
-    """[N] of the distribution that the sampler drew from."""
+    """[N] logprobs under the distribution that the sampler drew from."""
     version_spans: list[VersionSpan] = []
     calls: list[ToolCall] = []
     parse_error: str = ""
     stop_reason: str = ""
     starts_segment: bool = False
-    """Whether its context is the whole prompt of a new segment."""
+    """Whether the context is the whole prompt of a new segment."""
     is_summary: bool = False
     is_withheld: bool = False
     missing: str = ""
-    """Why there is no text: its payload was collected, say."""
+    """Reason why there is no text, such as a payload that was garbage-collected."""
 
 
 class VerdictView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What judges said."""
+    """Verdict of the judges on an episode."""
 
     judge: str
     outcome: str
@@ -71,37 +71,37 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LabelView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a person said."""
+    """Label that a person gave to an episode."""
 
     labeler: str
     value: float
-    """From 0, bad, to 1, good."""
+    """Rating from 0 (bad) to 1 (good)."""
     comment: str = ""
 
 
 class EpisodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode as a whole."""
+    """A complete episode as text."""
 
     row: EpisodeRow
     instruction: str = ""
-    """Empty where the run's tasks do not have it."""
+    """Instruction of the task; empty if the run's tasks do not include it."""
     turns: list[TurnView] = []
     diff: str = ""
-    """Unified, of the task's files, as its set-ups left them, against what the episode left."""
+    """Unified diff from the files as the task's set-ups left them to those at the episode's end."""
     files_missing: str = ""
-    """Why there is no diff."""
+    """Reason why there is no diff."""
     verdict: VerdictView | None = None
     labels: list[LabelView] = []
-    """The latest of each labeler."""
+    """Latest label of each labeler."""
     error: str = ""
-    """Of the infrastructure."""
+    """Infrastructure error that ended the episode; empty if there was none."""
     egress: list[EgressAttempt] = []
     group: list[EpisodeRow] = []
-    """All episodes of its group, this one among them."""
+    """Rows of all episodes of the group at the same task, including this one."""
 
 
 class EpisodeReader:
-    """Reads episodes; keeps the run's tokenizer and tasks once it has read them."""
+    """Reader of episodes; caches the run's tokenizer and tasks."""
 
     def __init__(self, store: ObjectStore, last: Last) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class EpisodeReader:
         self._tasks: dict[Split, Mapping[str, Task]] = {}
 
     async def read(self, rollout_id: str, index: EpisodeIndex) -> EpisodeView:
-        """Return an episode, with what is left of it.
+        """Return an episode; parts whose payload is gone state why.
 
         Raises:
             NotFoundError: The log has no finished episode of that id.
@@ -120,6 +120,7 @@ class EpisodeReader:
         event = await self._last(RolloutFinished, rollout_id)
         if event is None:
             raise NotFoundError(f"episode {rollout_id}: the log has no finished episode of that id")
+        # The index is bounded; an old episode has only what its own events say.
         row = index.find(rollout_id) or EpisodeRow(rollout_id=rollout_id, group_id=event.group_id)
         task = await self._task(event)
         verdict = await self._last(Verdict, f"{rollout_id}.{row.judge}") if row.judge else None
@@ -131,13 +132,14 @@ class EpisodeReader:
             diff=diff,
             files_missing=missing,
             verdict=_verdict(verdict) if verdict else None,
-            labels=[await self._label(one) for one in index.labels.of(rollout_id)],
+            labels=[await self._label(label) for label in index.labels.of(rollout_id)],
             error=event.error,
             egress=event.egress,
             group=index.group(event.group_id, event.task_id),
         )
 
     async def _label(self, label: EpisodeLabeled) -> LabelView:
+        # The index drops comments to save memory; the log still has them.
         whole = await self._last(EpisodeLabeled, label.key()) or label
         return LabelView(labeler=label.labeler, value=label.value or 0.0, comment=whole.comment)
 
@@ -195,7 +197,10 @@ def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
 
 
 def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each token; bytes of a character that is not whole go to its last one."""
+    """Return the text of each token.
+
+    If a character spans several tokens, the last of them has its text and the others are empty.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     last = len(ids) - 1
     return [
@@ -207,14 +212,14 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
 def unified_diff(
     before: Mapping[str, bytes], changed: Mapping[str, bytes], deleted: Sequence[str]
 ) -> str:
-    """Return what an episode changed, as `diff -u` shows it; files that are no text by size."""
+    """Return an episode's changes in the format of `diff -u`; for binary files only the size."""
     lines: list[str] = []
     for path in sorted({*changed, *deleted}):
         data, had = changed.get(path, b""), before.get(path, b"")
         try:
             old, new = had.decode().splitlines(), data.decode().splitlines()
         except UnicodeDecodeError:
-            lines.append(f"{path}: {len(data)} bytes that are no text ({len(had)} before)")
+            lines.append(f"{path}: binary file of {len(data)} bytes ({len(had)} before)")
             continue
         source = path if path in before else "/dev/null"
         target = "/dev/null" if path in deleted else path
@@ -223,7 +228,7 @@ def unified_diff(
 
 
 def shortened(text: str) -> str:
-    """Return a text of at most `TEXT_CHARS_MAX` characters; says how many are left out."""
+    """Return the first `TEXT_CHARS_MAX` characters, with a note of how many are cut."""
     num_cut = len(text) - TEXT_CHARS_MAX
     return f"{text[:TEXT_CHARS_MAX]}\n[{num_cut} more characters]" if num_cut > 0 else text
 

@@ -1,11 +1,12 @@
-"""Which versions a store holds, and the shortest update path from one to another.
+"""Lists the versions that a store holds, and finds the shortest update path between two versions.
 
-Every manifest is an edge from its base to its version, a full snapshot an edge from nothing; it
-costs the time to fetch its bytes and to apply them. Deltas, merged deltas and full snapshots are
-then the same thing, and catching up is a shortest path.
+Every manifest is an edge from its base to its version; a full snapshot is an edge from `NOTHING`.
+Its cost is the time to fetch its bytes and to apply them. Deltas, merged deltas and full snapshots
+thus need no separate treatment, and catching up is a shortest-path problem.
 """
 
 import heapq
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
@@ -19,32 +20,35 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
+log = logging.getLogger(__name__)
+
 NOTHING = -1
-"""The version of a replica without weights: the base of full snapshots."""
+"""Version number of a replica without weights, and base of full snapshots."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of fetching and of applying an update."""
+    """Speeds of fetching and applying updates, which give edges their cost."""
 
     fetch_bytes_s: float = 25e6
-    """The default: a store shared by a few dozen replicas on a gigabit link, or a link between
-    continents."""
+    """Bytes fetched per second; the default fits a store that a few dozen replicas share on a
+    gigabit link, or a link between continents."""
     apply_bytes_s: float = 1e9
-    """Bytes of the whole snapshot per second: decoding reads the base, the digest the result."""
+    """Bytes of the whole snapshot per second; applying any update decodes against the base and
+    digests the result."""
 
     def cost_s(self, manifest: WeightsPublished) -> float:
-        """Return the seconds that one edge takes."""
+        """Return the seconds that fetching and applying an update takes."""
         return num_bytes(manifest) / self.fetch_bytes_s + manifest.full_bytes / self.apply_bytes_s
 
 
 Node = tuple[int, str]
-"""A version and its root digest, which identify weights whichever process published them."""
-_Step = tuple[float, int, int, WeightsPublished | None]
-"""Cost, order of discovery, the version reached, the last edge."""
+"""A version and its root digest, which identify weights regardless of their publisher."""
+_QueueEntry = tuple[float, int, int, WeightsPublished | None]
+"""Cost, order of discovery, version reached, last edge."""
 
 
 class Catalog:
-    """The manifests of one store; immutable objects are read once."""
+    """The manifests of one store."""
 
     def __init__(self, store: ObjectStore, rates: Rates = Rates()) -> None:  # noqa: B008
         self._store = store
@@ -53,12 +57,13 @@ class Catalog:
 
     @property
     def manifests(self) -> list[WeightsPublished]:
-        """Return what the last `refresh` found, in the order of keys."""
+        """Manifests known since the last `refresh`, sorted by key."""
         return [self._manifests[key] for key in sorted(self._manifests)]
 
     async def refresh(self) -> None:
-        """List the store's manifests again; one that cannot be read counts as absent."""
+        """List the store's manifests again; an unreadable manifest counts as absent."""
         keys = [key for key in await self._store.keys(PREFIX) if is_manifest(key)]
+        # Manifests are immutable, so each is read only once.
         self._manifests = {key: self._manifests[key] for key in keys if key in self._manifests}
         new = [key for key in keys if key not in self._manifests]
         for key, manifest in zip(new, await gather_bounded(map(self._read, new)), strict=True):
@@ -67,7 +72,7 @@ class Catalog:
 
     @classmethod
     async def of_origin(cls, store: ObjectStore) -> "Catalog":
-        """List the committed versions of a store that has a head.
+        """Return a catalog of the committed versions of a store that has a head.
 
         Raises:
             CorruptDataError: The head is damaged.
@@ -80,14 +85,17 @@ class Catalog:
         return catalog
 
     def keep_history(self, heads: Iterable[Node]) -> None:
-        """Drop manifests that do not lead to these: fenced publishers left them behind."""
+        """Drop manifests that do not lead to one of these versions."""
+        # Publishers that were fenced off leave manifests behind that were never committed.
         nodes = _history(self._manifests.values(), heads)
         self._manifests = {k: m for k, m in self._manifests.items() if _target(m) in nodes}
 
     async def _read(self, key: str) -> WeightsPublished | None:
         try:
             return await read_manifest(self._store, key)
-        except (CorruptDataError, NotFoundError):
+        except (CorruptDataError, NotFoundError) as error:
+            # A manifest may be deleted between the listing and this read.
+            log.debug("ignoring manifest %s: %s", key, error)
             return None
 
     def add(self, manifest: WeightsPublished) -> None:
@@ -95,37 +103,37 @@ class Catalog:
         self._manifests[manifest_key(manifest)] = manifest
 
     def discard(self, manifest: WeightsPublished) -> None:
-        """Drop a manifest that was deleted or found damaged."""
+        """Remove a manifest that was deleted or found damaged."""
         self._manifests.pop(manifest_key(manifest), None)
 
     def find(self, version: int, kind: SnapshotKind) -> WeightsPublished | None:
-        """Return a manifest of a version and kind, or None."""
+        """Return the first manifest of a version and kind, or None."""
         key = (version, kind)
         return next((m for m in self.manifests if (m.policy_version, m.kind) == key), None)
 
     def plan(self, version: int, target: int | None = None) -> list[WeightsPublished]:
         """Return the shortest update path to `target`, or to the newest version within reach.
 
-        Empty if there is none, or nothing newer.
+        The path is empty if there is none, or if the version is already there.
         """
         return shortest_update_path(self.manifests, version, target, self._rates)
 
 
 def num_bytes(manifest: WeightsPublished) -> int:
-    """Return the bytes of a version's objects."""
+    """Return the total size of a version's objects in bytes."""
     return sum(shard.num_bytes for shard in manifest.shards)
 
 
 def shortest_update_path(
     manifests: Iterable[WeightsPublished], version: int, target: int | None, rates: Rates
 ) -> list[WeightsPublished]:
-    """Find what to fetch and apply, in order, to get from one version to another.
+    """Return the updates to fetch and apply, in order, to get from one version to another.
 
     Args:
-        manifests: The available updates.
-        version: The version held; NOTHING for none.
-        target: The version to reach; None for the newest within reach.
-        rates: The cost of bytes.
+        manifests: Available updates.
+        version: Version held; NOTHING for none.
+        target: Version to reach; None for the newest within reach.
+        rates: Speeds that determine the cost of updates.
 
     """
     paths = _shortest_paths(manifests, version, rates)
@@ -136,15 +144,18 @@ def shortest_update_path(
 def _shortest_paths(
     manifests: Iterable[WeightsPublished], version: int, rates: Rates
 ) -> dict[int, list[WeightsPublished]]:
-    """Find the shortest update path to every version within reach (Dijkstra)."""
+    """Return the shortest update path to every version within reach (Dijkstra)."""
     edges: dict[int, list[WeightsPublished]] = {}
     for manifest in manifests:
         edges.setdefault(manifest.base_version, []).append(manifest)
+    # The order of discovery breaks ties, as manifests cannot be compared.
     order = count()
-    queue: list[_Step] = [(0.0, next(order), place, None) for place in (version, NOTHING)]
+    # Starting over from a full snapshot is always possible, so NOTHING is a second start.
+    queue: list[_QueueEntry] = [(0.0, next(order), place, None) for place in (version, NOTHING)]
     paths: dict[int, list[WeightsPublished]] = {}
     while queue:
         cost, _, place, last = heapq.heappop(queue)
+        # A version is reached on several paths; the first to leave the queue is the shortest.
         if place in paths:
             continue
         paths[place] = [] if last is None else [*paths[last.base_version], last]
@@ -159,7 +170,7 @@ def _target(manifest: WeightsPublished) -> Node:
 
 
 def _history(manifests: Iterable[WeightsPublished], heads: Iterable[Node]) -> set[Node]:
-    """Return the heads and all nodes from which manifests lead to them."""
+    """Return the heads and all versions from which a chain of manifests leads to them."""
     bases: defaultdict[Node, list[Node]] = defaultdict(list)
     for manifest in manifests:
         bases[_target(manifest)].append((manifest.base_version, manifest.base_root_digest))

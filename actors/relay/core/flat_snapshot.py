@@ -1,9 +1,9 @@
-"""A whole snapshot in memory, in flat coordinates that all copies of it share.
+"""A complete snapshot in memory, addressed by flat coordinates that are the same for all copies.
 
 ```
  table:        a [2,3] bf16   b [4] bf16   c [5] fp32        rows by dtype, then name
  coordinates:  0 ........ 5   6 ..... 9    10 .... 14        one arena of memory per dtype
- shards:       [ 0 .......... 7 ]  [ 8 9 ]  [ 10 .. 14 ]     any cut; one dtype each
+ shards:       [ 0 .......... 7 ]  [ 8 9 ]  [ 10 .. 14 ]     any partition; one dtype each
 ```
 """
 
@@ -23,17 +23,17 @@ from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
 
 SHARD_ELEMENTS_MAX = 16 << 20
-"""32 MiB of bf16 before coding."""
+"""Largest number of elements per shard: 32 MiB of bf16 before encoding."""
 
 
 Table = tuple[TensorSpec, ...]
 
 
 def tensor_table(snapshot: Snapshot) -> Table:
-    """Describe a snapshot's tensors, in the order of flat coordinates.
+    """Return the specs of a snapshot's tensors in the order of flat coordinates.
 
     Raises:
-        ValueError: A dtype that has no codec.
+        ValueError: A tensor has a dtype without a codec.
 
     """
     rows: list[TensorSpec] = []
@@ -46,12 +46,12 @@ def tensor_table(snapshot: Snapshot) -> Table:
 
 
 def table_digest(table: Table) -> str:
-    """Digest the table, which defines flat coordinates."""
+    """Return the digest of a table; equal digests mean equal flat coordinates."""
     return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(table))
 
 
 def cut(table: Table, num_elements_max: int = SHARD_ELEMENTS_MAX) -> list[Extent]:
-    """Cut a snapshot into shards of one dtype and at most that many elements."""
+    """Cut a snapshot into shards of one dtype and at most `num_elements_max` elements each."""
     shards: list[Extent] = []
     start = 0
     for _, specs in groupby(table, key=lambda spec: spec.dtype):
@@ -66,7 +66,7 @@ def dtype_at(table: Table, place: int) -> str:
     """Return the dtype of the element at a flat coordinate.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The coordinate is outside the snapshot.
 
     """
     end = 0
@@ -74,26 +74,27 @@ def dtype_at(table: Table, place: int) -> str:
         end += spec.size
         if place < end:
             return spec.dtype
-    raise ValueError(f"weights: no element {place} of {end}")
+    raise ValueError(f"weights: element {place} is outside the snapshot of {end} elements")
 
 
 def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
-    """Turn places within some runs, [K], into flat coordinates, [K] int64, in log(runs) each."""
+    """Return flat coordinates, [K] int64, of indices into concatenated extents, [K]."""
     begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
     shifts = np.array([extent.start for extent in extents]) - begins[:-1]
+    # The usual case: a publisher's shards are single runs, and a lookup per element would be slow.
     if len(extents) == 1:
         return np.add(indices, shifts[0], dtype=np.int64)
     return indices + shifts[np.searchsorted(begins, indices, side="right") - 1]
 
 
 class FlatSnapshot:
-    """A snapshot's tensors as views of one flat arena per dtype."""
+    """A snapshot whose tensors are views of one flat arena per dtype."""
 
     def __init__(self, table: Table) -> None:
-        """Lay out zeroed arenas.
+        """Allocate zeroed arenas.
 
         Raises:
-            ValueError: A dtype that has no codec.
+            ValueError: A tensor has a dtype without a codec.
 
         """
         self.table = table
@@ -116,14 +117,14 @@ class FlatSnapshot:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
-        """Copy a snapshot."""
+        """Return a flat copy of a snapshot."""
         flat = cls(tensor_table(snapshot))
         for name, array in snapshot.items():
             flat.tensors[name][...] = array
         return flat
 
     def copy(self) -> "FlatSnapshot":
-        """Return a copy."""
+        """Return a copy with its own memory."""
         twin = FlatSnapshot(self.table)
         for (_, to), (_, arena) in zip(twin._arenas, self._arenas, strict=True):
             to[...] = arena
@@ -135,36 +136,36 @@ class FlatSnapshot:
 
     @property
     def num_params(self) -> int:
-        """Return the number of elements."""
+        """Number of elements."""
         return sum(arena.size for _, arena in self._arenas)
 
     def part(self, extents: Sequence[Extent]) -> np.ndarray:
-        """Return the elements of some runs, [N]; a view where it is one run.
+        """Return the elements of some extents, [N]; a single extent gives a view.
 
         Raises:
-            CorruptDataError: Not runs of this snapshot, of one dtype.
+            CorruptDataError: The extents are outside the snapshot or of several dtypes.
 
         """
         runs = [self._run(extent) for extent in extents]
         if not runs or len({run.dtype for run in runs}) > 1:
-            raise CorruptDataError("weights: the extents of a shard are not of one dtype")
+            raise CorruptDataError("weights: expected the extents of a shard to have one dtype")
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def overwrite(self, extents: Sequence[Extent], patch: Patch) -> np.ndarray:
-        """Write a patch of `part(extents)`; return the flat coordinates it touched, [K]."""
+        """Apply a patch of `part(extents)`; return the flat coordinates it wrote, [K]."""
         touched = flat_places(extents, patch.flat_indices)
         start, arena = next(pair for pair in reversed(self._arenas) if pair[0] <= extents[0].start)
         arena[touched - start] = patch.values
         return touched
 
     def patches(self, touched: Iterable[np.ndarray]) -> dict[str, Patch]:
-        """Return the present values at flat coordinates, as overwrites by tensor."""
+        """Return the current values at flat coordinates, as one patch per tensor."""
         places = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
         by_tensor = np.split(places, np.searchsorted(places, self._ends[:-1]))
         patches: dict[str, Patch] = {}
-        for spec, end, own in zip(self.table, self._ends, by_tensor, strict=True):
-            if own.size:
-                local = own - (end - spec.size)
+        for spec, end, in_tensor in zip(self.table, self._ends, by_tensor, strict=True):
+            if in_tensor.size:
+                local = in_tensor - (end - spec.size)
                 patches[spec.name] = Patch(local, self.tensors[spec.name].reshape(-1)[local])
         return patches
 
@@ -173,4 +174,4 @@ class FlatSnapshot:
             at = extent.start - start
             if 0 <= at < arena.size and 0 < extent.num_elements <= arena.size - at:
                 return arena[at : at + extent.num_elements]
-        raise CorruptDataError(f"weights: {extent} is not a run of this snapshot")
+        raise CorruptDataError(f"weights: {extent} is outside the snapshot, or crosses dtypes")

@@ -1,9 +1,9 @@
-"""Leases: versions that are still being read, as objects in the store that holds them.
+"""Leases, which protect versions that are being read; they are objects in the versions' store.
 
 ```
  leases/west-0/00000064-1700000120      replica west-0 needs version 64, until that unix second
 ```
-A lease ends by itself unless it is renewed, so that a reader that died keeps nothing for ever.
+A lease expires by itself, so that a reader that died does not keep versions forever.
 """
 
 import contextlib
@@ -17,15 +17,16 @@ from penstock.messages.weights import WeightsPublished
 
 LEASES = "leases/"
 LEASE_S = 300.0
+"""Duration of a lease in seconds."""
 _LEASE = re.compile(r".*/(\d{8,})-(\d{10,})")
 
 
 async def leased_versions(store: ObjectStore, now: float) -> set[int]:
-    """Return the versions under lease; leases that ended are deleted.
+    """Return the versions under lease, and delete expired leases.
 
     Args:
-        store: The store of versions and leases.
-        now: Unix seconds.
+        store: Store of the versions and leases.
+        now: Current time, Unix seconds.
 
     """
     versions: set[int] = set()
@@ -33,6 +34,7 @@ async def leased_versions(store: ObjectStore, now: float) -> set[int]:
         found = _LEASE.fullmatch(key)
         if found and int(found[2]) >= now:
             versions.add(int(found[1]))
+        # Expired, or not a lease: both would stay forever, as their reader is gone.
         else:
             await store.delete(key)
     return versions
@@ -42,19 +44,19 @@ async def leased_versions(store: ObjectStore, now: float) -> set[int]:
 async def leased(
     store: ObjectStore, holder: str, version: int, now: float, lease_s: float = LEASE_S
 ) -> AsyncGenerator[None, None]:
-    """Keep a version, and what leads from it to newer ones, while the body runs.
-
-    A store without room for the lease grants none: its reader plans again if it must.
+    """Protect a version, and the updates from it to newer ones, while the body runs.
 
     Args:
-        store: The store of the version.
+        store: Store of the version.
         holder: Name of the reader.
-        version: The oldest that is needed.
-        now: Unix seconds.
-        lease_s: Longest duration; what needs longer takes several leases.
+        version: Oldest version that is needed.
+        now: Current time, Unix seconds.
+        lease_s: Duration of the lease in seconds; a reader that takes longer needs another lease.
 
     """
     key = f"{LEASES}{holder}/{max(version, 0):08d}-{int(now + lease_s):010d}"
+    # A full store must still be readable. Without a lease, a reader whose path is deleted under it
+    # plans a new one.
     with contextlib.suppress(StoreFullError):
         await store.put(key, b"")
     try:
@@ -66,7 +68,8 @@ async def leased(
 def leased_path(
     store: ObjectStore, holder: str, path: Sequence[WeightsPublished], now: float
 ) -> AbstractAsyncContextManager[None]:
-    """Keep an update path while it is taken; a single step is over before anything is deleted."""
+    """Protect the updates of a path while a reader applies them."""
+    # A single update needs no lease: it is read long before retention deletes anything so new.
     if len(path) < 2:
         return contextlib.nullcontext()
     oldest = min(manifest.base_version for manifest in path if manifest.base_version >= 0)

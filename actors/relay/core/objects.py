@@ -1,13 +1,14 @@
-"""Versions as objects: keys, manifests, and the coding of arrays as bytes.
+"""Versions as objects of a store: keys, manifests, and the encoding of tensors as bytes.
 
 ```
- weights/00000007/delta/manifest-<blake3>           WeightsPublished, as on the bus; written last
+ weights/00000007/delta/manifest-<blake3>           WeightsPublished as on the bus; written last
  weights/00000007/delta/0-<blake3>                  one payload per shard
- weights/00000007/delta/digests-<blake3>            digests of its tensors and tiles
+ weights/00000007/delta/digests-<blake3>            digests of all tensors and tiles
  weights/00000064/full/{manifest-<blake3>, table-<blake3>, 0-<blake3> ...}     the table is shard 0
  weights/00000064/merged-00000056/{manifest-<blake3>, 0-<blake3> ...}
 ```
-Every key names its bytes, so that of two publishers neither can take the other's place.
+Every key contains a hash of the object's bytes, so that two publishers cannot overwrite each
+other's objects.
 """
 
 from collections import Counter
@@ -38,36 +39,37 @@ MANIFEST = "manifest-"
 TABLE_CODEC = "table"
 DIGESTS_CODEC = "digests"
 _NUM_KEY_DIGITS = 16
+"""Number of hexadecimal digits of the hash in a key."""
 _BLOCK_SCALED = {"fp8_e4m3", "e8m0"}
-"""Elements and the scales of their blocks: together they are MXFP8."""
+"""Types of the elements and of the block scales that together form MXFP8."""
 Payloads = list[bytes]
-"""The objects of one version, in the order of the manifest's shards."""
+"""Contents of a version's objects, in the order of the manifest's shards."""
 
 
 def folder_key(version: int, kind: SnapshotKind, base_version: int) -> str:
-    """Return the common start of the keys of one update."""
+    """Return the key prefix of one update."""
     name = f"{kind}-{base_version:08d}" if kind is SnapshotKind.MERGED else str(kind)
     return f"{PREFIX}{version:08d}/{name}/"
 
 
 def manifest_key(manifest: WeightsPublished) -> str:
-    """Return where a manifest lies."""
+    """Return the key of a manifest."""
     return manifest_key_of(manifest, codec.encode(manifest))
 
 
 def manifest_key_of(manifest: WeightsPublished, data: bytes) -> str:
-    """Return where a manifest of these bytes lies."""
+    """Return the key of a manifest, given its encoding."""
     folder = folder_key(manifest.policy_version, manifest.kind, manifest.base_version)
     return f"{folder}{MANIFEST}{blake3(data).hexdigest()[:_NUM_KEY_DIGITS]}"
 
 
 def is_manifest(key: str) -> bool:
-    """Tell manifests from other objects."""
+    """Return whether a key is that of a manifest."""
     return key.rpartition("/")[2].startswith(MANIFEST)
 
 
 class ManifestHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest says before any object is encoded."""
+    """Fields of a manifest that are known before any object is encoded."""
 
     policy_version: int
     base_version: int
@@ -81,36 +83,36 @@ class ManifestHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Return the common start of the keys."""
+        """Key prefix of the version's objects."""
         return folder_key(self.policy_version, self.kind, self.base_version)
 
 
 class EncodedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object, ready to be stored."""
+    """An object that is ready to be stored."""
 
     ref: ShardRef
     data: bytes
     num_changed: int = 0
     change: int = 0
-    """Change of the element digest; the changes of all shards add up."""
+    """Change of the element digest; the digest changes by the sum over all shards."""
 
 
 class ShardInput(NamedTuple):
-    """The elements of one shard, before they are encoded."""
+    """The elements of one shard before encoding."""
 
     number: int
     extents: Sequence[Extent]
-    """Where the elements are, one run after the other."""
+    """Extents of the elements in flat coordinates, concatenated."""
     old: np.ndarray | None
     """[N] elements of the base; None for a full snapshot."""
     new: np.ndarray
-    """[N] elements of the version."""
+    """[N] elements of the new version."""
     dtype: str
-    """Element type in the tensor table."""
+    """Name of the element type in the tensor table."""
 
 
 def encode_shard(header: ManifestHeader, shard: ShardInput) -> EncodedObject:
-    """Encode some runs of a snapshot; no other part of it is needed."""
+    """Encode one shard; no other part of the snapshot is needed."""
     number, extents, old, new, dtype = shard
     coded_as = ELEMENT_TYPES[dtype].dtype
     if old is None:
@@ -133,7 +135,7 @@ def encode_shard(header: ManifestHeader, shard: ShardInput) -> EncodedObject:
 def encode_tables(
     header: ManifestHeader, table: Table, digests: DigestTable, number: int
 ) -> tuple[EncodedObject, EncodedObject]:
-    """Encode the tensor table, which full snapshots carry, and the digests, as shard `number`."""
+    """Encode the tensor table (shard 0, for full snapshots) and the digests (shard `number`)."""
     rows, data = msgspec.msgpack.encode(table), msgspec.msgpack.encode(digests)
     table_ref = _shard_ref(header.folder, TABLE_CODEC, 0, rows, TABLE_CODEC, ())
     digests_ref = _shard_ref(header.folder, DIGESTS_CODEC, number, data, DIGESTS_CODEC, ())
@@ -150,7 +152,7 @@ def make_manifest(
     shards: Sequence[EncodedObject],
     digests: ShardRef,
 ) -> WeightsPublished:
-    """Make the manifest of a version whose objects are stored."""
+    """Return the manifest of a version whose objects are stored."""
     change = sum(shard.change for shard in shards)
     num_elements: Counter[str] = Counter()
     for spec in table:
@@ -170,13 +172,14 @@ def make_manifest(
 
 
 def representation(num_elements: Counter[str]) -> str:
-    """Name the codec's types of a snapshot, given its elements by type: the most frequent first.
+    """Return the names of a snapshot's element types, the most frequent first.
 
     Example: `bf16`, `mxfp8+bf16`, `fp8_e4m3+fp32`.
     """
     counts: Counter[str] = Counter()
     for name, count in num_elements.items():
         counts["e8m0" if name == "F8_E8M0" else ELEMENT_TYPES[name].dtype.name.lower()] += count
+    # Block scales are only meaningful together with their elements: MXFP8 is named as one type.
     if counts.keys() >= _BLOCK_SCALED:
         counts["mxfp8"] = sum(counts.pop(name) for name in _BLOCK_SCALED)
     return "+".join(sorted(counts, key=lambda name: (-counts[name], name)))
@@ -199,10 +202,10 @@ def _shard_ref(  # noqa: PLR0913, PLR0917 - the fields of one object
 def begin_full_snapshot(
     manifest: WeightsPublished, payloads: Payloads
 ) -> tuple[FlatSnapshot, Payloads]:
-    """Lay out zeroed tensors by a full snapshot's table; return them with the other payloads.
+    """Allocate zeroed tensors from a full snapshot's table; return them with the other payloads.
 
     Raises:
-        CorruptDataError: Not a table, or not the manifest's.
+        CorruptDataError: The first payload is not the tensor table of the manifest.
 
     """
     if not payloads:
@@ -216,22 +219,27 @@ def begin_full_snapshot(
 def apply_version(
     flat: FlatSnapshot, manifest: WeightsPublished, payloads: Payloads
 ) -> Callable[[], list[np.ndarray]]:
-    """Decode a version against its base; nothing is written yet.
+    """Decode a version against its base, without changing the base.
 
     Returns:
-        A function that writes it and returns the flat coordinates it touched.
+        A function that writes the version and returns the flat coordinates it wrote.
 
     Raises:
-        CorruptDataError: The objects are damaged, or were made against another base.
+        CorruptDataError: The objects are damaged, or were encoded against another base.
 
     """
     if manifest.tensor_table_digest != table_digest(flat.table):
-        raise CorruptDataError(f"weights {manifest.policy_version}: another set of tensors")
+        raise CorruptDataError(
+            f"weights {manifest.policy_version}: the tensor table differs from that of the base"
+        )
     shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
     if len(payloads) != len(shards):
         raise CorruptDataError(
-            f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
+            f"weights {manifest.policy_version}: expected {len(shards)} objects,"
+            f" got {len(payloads)}"
         )
+    # All shards are decoded before any is written, so that damage in one of them leaves the base
+    # as it was.
     decoded = [
         (shard.extents, delta.decode(flat.part(shard.extents), payload))
         for shard, payload in zip(shards, payloads, strict=True)
@@ -240,12 +248,15 @@ def apply_version(
 
 
 def _table(data: bytes, manifest: WeightsPublished) -> Table:
-    """Decode a tensor table; nothing is allocated for one that contradicts the manifest."""
+    """Decode a tensor table and check its size against the manifest."""
     try:
         table = parse_msgpack(data, tuple[TensorSpec, ...], "table")
         num_bytes = sum(spec.num_bytes for spec in table)
     except (ValueError, TypeError) as error:
         raise CorruptDataError(f"weights: not a tensor table: {error}") from error
+    # Checked before allocation: a damaged table could ask for any amount of memory.
     if num_bytes != manifest.full_bytes:
-        raise CorruptDataError("weights: the tensor table does not fit the manifest")
+        raise CorruptDataError(
+            f"weights: expected a tensor table of {manifest.full_bytes} bytes, got {num_bytes}"
+        )
     return table

@@ -1,34 +1,35 @@
-"""Versions that are asked for by number: evaluations under way, and where channels point. Pure."""
+"""Versions that must stay available: those of running evaluations and of channels. Pure."""
 
 from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalAnnounced
 
 
 class Pins:
-    """What the log says so far."""
+    """Versions pinned by the events of the log so far."""
 
     def __init__(self) -> None:
-        """Know of nothing."""
+        """Start without pins."""
         self.evaluations: dict[str, int] = {}
-        """Those announced and not complete -> their versions."""
+        """Announced and uncompleted evaluation -> version."""
         self.channels: dict[str, int] = {}
-        """Channels that were moved -> where they point."""
+        """Channel that was moved -> version."""
         self._num_moves = 0
 
     @property
     def versions(self) -> set[int]:
-        """All of them: a store keeps what leads to each."""
+        """All pinned versions; a store keeps the updates that lead to them."""
         return {*self.evaluations.values(), *self.channels.values()}
 
     def announced(self, event: EvalAnnounced) -> None:
-        """Note an evaluation."""
+        """Pin the version of an evaluation."""
         self.evaluations[event.eval_id] = event.policy_version
 
     def completed(self, eval_id: str) -> None:
-        """Forget an evaluation."""
+        """Unpin the version of an evaluation."""
         self.evaluations.pop(eval_id, None)
 
     def moved(self, event: ChannelMoved) -> None:
-        """Note where the channels point; of several moves the last counts."""
+        """Pin the versions that the channels point to."""
+        # Moves are numbered, and may be delivered again after a newer one.
         if event.number >= self._num_moves:
             self._num_moves, self.channels = event.number, event.channels

@@ -1,10 +1,10 @@
-"""Damaged tiles of a replica's copy, fetched from its region's relay, whose store is sound.
+"""Repairs damaged tiles of a replica's weights with tiles from the region's relay.
 
 ```
- replica ──ReadTiles(version, tiles)──▶ relay: builds that version from its own store
-         ◀──TileRead, one per tile────┘      (one at a time; it is rare)
+ replica ──ReadTiles(version, tiles)──▶ relay: builds the version from its own store
+         ◀──TileRead, one per tile────┘      (one at a time, as it is rare)
 ```
-Nothing but the damaged tiles crosses the network.
+Only the damaged tiles cross the network.
 """
 
 import asyncio
@@ -26,22 +26,24 @@ from penstock.messages.errors import (
 from penstock.messages.rpc import RemoteError, RemoteErrorKind
 from penstock.messages.weights import ReadTiles, TileRead, TileRef
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 NUM_TILES_MAX = 4096
-"""512 MiB of bf16; a copy with more damage starts from a full snapshot."""
+"""Largest number of tiles to repair, 512 MiB of bf16; a replica with more damage starts from a full
+snapshot."""
 _TILE_IDLE_S = 60.0
+"""Longest wait for the next tile in seconds; the relay may have to build the version first."""
 
 
 class RepairError(PenstockError, RuntimeError):
-    """A damaged copy could not be repaired tile by tile."""
+    """Damaged weights could not be repaired tile by tile."""
 
 
 def tiles_service(region: str) -> str:
-    """Return the name of the service that serves a region's tiles."""
+    """Return the name of the service that returns a region's tiles."""
     return f"tiles.{region}"
 
 
-async def refetch(  # noqa: PLR0913 - what, of which version, from where
+async def refetch(  # noqa: PLR0913 - target, version, tiles and source
     flat: FlatSnapshot,
     version: int,
     table: DigestTable,
@@ -50,14 +52,18 @@ async def refetch(  # noqa: PLR0913 - what, of which version, from where
     region: str,
     ctx: Context,
 ) -> None:
-    """Overwrite damaged tiles of a version; each is verified before it is written.
+    """Overwrite damaged tiles of a version; verify each tile before writing it.
 
     Raises:
-        RepairError: No relay to ask, too many tiles, no reply, or wrong ones.
+        RepairError: There is no relay, there are too many tiles, or the relay returned no tiles or
+            damaged ones.
 
     """
     if not region or len(tiles) > NUM_TILES_MAX:
-        raise RepairError(f"weights {version}: {len(tiles)} damaged tiles that no relay can repair")
+        raise RepairError(
+            f"weights {version}: {len(tiles)} damaged tiles, expected a relay and at most"
+            f" {NUM_TILES_MAX} tiles to repair them"
+        )
     missing = {(ref.tensor, ref.tile) for ref in tiles}
     request = ReadTiles(policy_version=version, tiles=tiles)
     replies = ctx.stream_request(
@@ -73,33 +79,38 @@ async def refetch(  # noqa: PLR0913 - what, of which version, from where
     except (BusError, DeadlineError, RemoteCallError) as error:
         raise RepairError(f"weights {version}: {error}") from error
     if missing:
-        raise RepairError(f"weights {version}: {len(missing)} tiles came damaged or not at all")
-    _log.warning("weights %d: repaired %d tiles", version, len(tiles))
+        raise RepairError(
+            f"weights {version}: {len(missing)} of {len(tiles)} tiles arrived damaged or not at all"
+        )
+    log.warning("weights %d: repaired %d damaged tiles from the relay", version, len(tiles))
 
 
 Rebuild = Callable[[int], Awaitable[FlatSnapshot]]
-"""Builds a version from a sound store."""
+"""Function that builds a version from the relay's store."""
 
 
 class TileServer:
-    """The relay's side."""
+    """The relay's side of tile repair."""
 
     def __init__(self, rebuild: Rebuild) -> None:
         self._rebuild = rebuild
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, message: Message) -> AsyncIterator[Message]:
-        """Yield every requested tile, or the error."""
+        """Yield every requested tile, or an error."""
         if not isinstance(message, ReadTiles) or len(message.tiles) > NUM_TILES_MAX:
             text = f"expected ReadTiles of at most {NUM_TILES_MAX} tiles"
             yield RemoteError(kind=RemoteErrorKind.INVALID, error=text)
             return
+        # A rebuilt version takes the memory of a whole snapshot.
         async with self._one_at_a_time:
             try:
                 flat = await self._rebuild(message.policy_version)
             except (PenstockError, OSError) as error:
+                log.warning("cannot serve tiles of weights %d: %s", message.policy_version, error)
                 yield RemoteError(kind=RemoteErrorKind.GONE, error=str(error))
                 return
+        log.info("serving %d tiles of weights %d", len(message.tiles), message.policy_version)
         for ref in message.tiles:
             if ref.tensor not in flat.tensors or ref.tile < 0:
                 yield RemoteError(kind=RemoteErrorKind.INVALID, error=f"no tile {ref}")

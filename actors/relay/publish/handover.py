@@ -4,9 +4,9 @@
  trainer ── write ──▶ [ a a a b b | c c c c ] ◀── map ── rank 0, rank 1, ...
                         by dtype and name, in the order of flat coordinates
 ```
-It is overwritten by every version, after all ranks have uploaded the one before. Its name is the
-trainer's fencing token: a trainer that was taken over writes to a file that no rank reads any more.
-Its contents are not needed after a restart.
+Each version overwrites the file, after all ranks have uploaded the version before. The file is
+named after the trainer's fencing token, so that a trainer that was taken over writes to a file that
+no rank reads anymore. Its contents are not needed after a restart.
 """
 
 import os
@@ -23,22 +23,23 @@ from penstock.messages.weights import Extent
 
 
 class Handover:
-    """Room for one snapshot."""
+    """A shared file with room for one snapshot."""
 
     def __init__(self, folder: Path, fencing_token: int, table: Table) -> None:
-        """Compute the layout; nothing is read or written."""
+        """Compute the layout, without reading or writing the file."""
         self._path = folder / f"{fencing_token:08d}"
         self._table = table
         self._elements = [*accumulate((spec.size for spec in table), initial=0)]
         self._bytes = [*accumulate((spec.num_bytes for spec in table), initial=0)]
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write all tensors; the file's pages are reused from version to version.
+        """Write all tensors.
 
         Raises:
-            OSError: No room for the file.
+            OSError: The disk has no room for the file.
 
         """
+        # The file is allocated once; its pages are reused from version to version.
         if not self._path.exists() or self._path.stat().st_size != max(1, self._bytes[-1]):
             self._allocate()
         room = np.memmap(self._path, np.uint8, "r+")
@@ -47,11 +48,11 @@ class Handover:
             room[begin : begin + spec.num_bytes] = flat
 
     def read(self, layout: Layout) -> list[np.ndarray]:
-        """Return the bit patterns of a rank's shards, [N] each; views of the file for one run.
+        """Return the bit patterns of a rank's shards, [N] each; shards of one extent are views.
 
         Raises:
-            OSError: No such file.
-            ValueError: A file of another size.
+            OSError: The file does not exist.
+            ValueError: The file has the wrong size.
 
         """
         room = np.memmap(self._path, np.uint8, "r")
@@ -61,14 +62,14 @@ class Handover:
         return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in shards]
 
     def _allocate(self) -> None:
-        """Allocate the whole file, and delete those of older tokens.
-
-        A write to a mapped page that the disk has no room for would kill the process.
-        """
+        """Allocate the whole file, and delete the files of older tokens."""
         private_folder(self._path.parent)
+        # Also one of this token with another size. A newer trainer's file is left alone.
         for old in self._path.parent.iterdir():
             if old.name <= self._path.name:
                 old.unlink(missing_ok=True)
+        # With a sparse file, a write to a mapped page that the disk has no room for would kill the
+        # process with SIGBUS.
         try:
             with open_private(self._path, "xb") as file:
                 os.posix_fallocate(file.fileno(), 0, max(1, self._bytes[-1]))
@@ -77,7 +78,7 @@ class Handover:
             raise
 
     def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
-        """Return a run, which may span tensors of one dtype."""
+        """Return the bits of an extent, which may span several tensors of one dtype."""
         row = np.searchsorted(self._elements, run.start, side="right") - 1
         itemsize = self._table[row].element_type.storage.itemsize
         begin = self._bytes[row] + (run.start - self._elements[row]) * itemsize

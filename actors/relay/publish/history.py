@@ -1,4 +1,4 @@
-"""The committed versions as their publisher sees them.
+"""The committed versions as their publisher sees them, and reading them back from the store.
 
 ```
  hold the head ─▶ known: committed before? ─▶ next_header ─▶ ... ─▶ commit: swap the head;
@@ -37,11 +37,11 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
 from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class History:
-    """One publisher's view of the head and of the versions before it."""
+    """The head, and the versions before it, as seen by one publisher."""
 
     def __init__(self, io: StoreIO) -> None:
         self.head = FencedHead(io)
@@ -55,7 +55,14 @@ class History:
         config_json: str,
         probe: Sequence[float] = (),
     ) -> ManifestHeader:
-        """Return the header of a version's manifest; `before` is its base's manifest, if any.
+        """Return the header of a version's manifest.
+
+        Args:
+            version: Number of the new version.
+            before: Manifest of the version before; None for version 0.
+            optimizer_step: Step that produced the version.
+            config_json: Configuration of the policy; stored only with full snapshots.
+            probe: Probe values that the trainer computed with the version.
 
         Raises:
             ValueError: `before` is not the manifest of the version before.
@@ -76,11 +83,11 @@ class History:
         )
 
     async def known(self, version: int) -> WeightsPublished | None:
-        """Return a version's manifest if it is committed already, or None.
+        """Return a version's manifest if it is already committed, or None.
 
         Raises:
-            NotFoundError: It is older than all that the store still holds.
-            DamagedStoreError: Its manifest is damaged.
+            NotFoundError: The store no longer holds the version.
+            DamagedStoreError: The version's manifest is damaged.
 
         """
         if version > self.head.last.policy_version:
@@ -96,46 +103,55 @@ class History:
         """
         if manifest.policy_version > self.head.last.policy_version:
             await self.head.advance(manifest)
+            log.info(
+                "committed weights %d: %s, %d bytes, %d of %d elements changed",
+                manifest.policy_version,
+                manifest.kind,
+                sum(shard.num_bytes for shard in manifest.shards),
+                manifest.num_changed,
+                manifest.num_params,
+            )
             await self._collect(manifest)
 
     async def _collect(self, manifest: WeightsPublished) -> None:
         """Delete the manifests of failed attempts at a committed version."""
-        own = manifest_key(manifest)
+        committed = manifest_key(manifest)
         for key in await self._store.keys(delta_folder(manifest.policy_version) + MANIFEST):
-            if key != own:
-                _log.warning("deleting %s, which was never committed", key)
+            if key != committed:
+                log.warning("deleting %s, which was never committed", key)
                 await self._store.delete(key)
 
 
 def check_same(manifest: WeightsPublished, digest: str) -> WeightsPublished:
-    """Return the manifest of a version that was committed before, from the same weights.
+    """Return the manifest of a committed version after checking that the weights are the same.
 
     Raises:
-        PublishConflictError: It was committed from other weights.
+        PublishConflictError: The version was committed from other weights.
 
     """
     if digest != manifest.target_root_digest:
         raise PublishConflictError(
-            f"weights {manifest.policy_version}: committed before with digest"
-            f" {manifest.target_root_digest}, now {digest}"
+            f"weights {manifest.policy_version}: already committed with digest"
+            f" {manifest.target_root_digest}, got {digest}"
         )
     return manifest
 
 
 def delta_folder(version: int) -> str:
-    """Return the common start of the keys that a publisher stores for a version."""
+    """Return the key prefix of the objects that a publisher stores for a version."""
     kind = SnapshotKind.FULL if version == 0 else SnapshotKind.DELTA
     return folder_key(version, kind, version - 1)
 
 
 async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> WeightsPublished:
-    """Return the publisher's manifest of a committed version, that of the head or an older one.
+    """Return the manifest that the publisher committed for a version up to the head's.
 
     Raises:
-        NotFoundError: The store no longer holds it.
-        DamagedStoreError: It is damaged.
+        NotFoundError: The store no longer holds the manifest.
+        DamagedStoreError: The manifest is damaged.
 
     """
+    # The head names its manifest, which saves listing the store in the usual case.
     if version == head.policy_version:
         try:
             return await read_manifest(store, head.manifest_key)
@@ -144,51 +160,55 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
     catalog = await Catalog.of_origin(store)
     kind = SnapshotKind.DELTA if version else SnapshotKind.FULL
     if (manifest := catalog.find(version, kind)) is None:
-        raise NotFoundError(f"weights {version}: its manifest is not in the store")
+        raise NotFoundError(f"weights {version}: the store does not hold the manifest")
     return manifest
 
 
 async def was_committed(
     store: ObjectStore, version: int, head: HeadSlot, shards: Iterable[EncodedObject]
 ) -> bool:
-    """Check whether a committed version consists of these shards; raises as `read_committed`."""
+    """Return whether a committed version has these shards; raise as `read_committed` does."""
     manifest = await read_committed(store, version, head)
     keys = {shard.object_key for shard in manifest.shards}
     return all(shard.ref.object_key in keys for shard in shards)
 
 
 async def read_back(io: StoreIO, version: int) -> tuple[FlatSnapshot, WeightsPublished]:
-    """Build a version from a store.
+    """Build a version from the store, and return it with its manifest.
 
     Raises:
-        NotFoundError: The store holds no update path to it.
-        DamagedStoreError: Its objects are damaged or gone, attempt after attempt.
+        NotFoundError: The store holds no update path to the version.
+        DamagedStoreError: Objects were damaged or missing in every attempt.
 
     """
     path = await _update_path(io, version)
     flat: FlatSnapshot | None = None
     for manifest in path:
         flat, _ = await _advance(io, flat, manifest)
+        # After every update: a wrong digest is attributed to the version that caused it.
         if await io.offload(flat.digest) != manifest.target_root_digest:
-            raise DamagedStoreError(f"weights {manifest.policy_version}: another digest")
+            raise DamagedStoreError(
+                f"weights {manifest.policy_version}: expected root digest"
+                f" {manifest.target_root_digest}, got another one from the store's objects"
+            )
     assert flat is not None
     return flat, path[-1]
 
 
-async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> FlatSnapshot:
-    """Build some runs of a version from a store; objects that do not bear on them are not read.
+async def read_back_part(io: StoreIO, version: int, needed: Sequence[Extent]) -> FlatSnapshot:
+    """Build some extents of a version from the store, reading only the objects they depend on.
 
     Returns:
-        A snapshot whose other elements are undefined; their memory was not touched.
+        A snapshot whose other elements are undefined; their memory is not touched.
 
     Raises:
-        NotFoundError: The store holds no update path to it.
-        DamagedStoreError: Its objects are damaged or gone, attempt after attempt.
+        NotFoundError: The store holds no update path to the version.
+        DamagedStoreError: Objects were damaged or missing in every attempt.
 
     """
     path = await _update_path(io, version)
     flat: FlatSnapshot | None = None
-    for manifest, shards in zip(path, bearing_shards(path, own), strict=True):
+    for manifest, shards in zip(path, bearing_shards(path, needed), strict=True):
         part = msgspec.structs.replace(manifest, shards=shards)
         flat, payloads = await _advance(io, flat, part)
         await io.offload(_check_written, flat, part, payloads)
@@ -196,13 +216,14 @@ async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> Fl
     return flat
 
 
-def bearing_shards(path: Sequence[WeightsPublished], own: Sequence[Extent]) -> list[list[ShardRef]]:
-    """Return the shards of each version that some runs depend on, tables included.
-
-    A shard is decoded whole, against a whole base: the shards of earlier versions that overlap it
-    are needed, too. Where all versions are cut alike, that is nothing but the runs' own.
-    """
-    ranges = _ranges(own)
+def bearing_shards(
+    path: Sequence[WeightsPublished], needed: Sequence[Extent]
+) -> list[list[ShardRef]]:
+    """Return the shards of each version that some extents depend on, including tables."""
+    ranges = _ranges(needed)
+    # A shard can only be decoded whole, so all shards that overlap it in other versions are needed,
+    # too, and those that overlap these: widen until nothing changes. If all versions are cut alike,
+    # that is after one round.
     while True:
         found = [
             [
@@ -213,14 +234,14 @@ def bearing_shards(path: Sequence[WeightsPublished], own: Sequence[Extent]) -> l
             for manifest in path
         ]
         extents = [extent for shards in found for shard in shards for extent in shard.extents]
-        wider = _ranges([*own, *extents])
+        wider = _ranges([*needed, *extents])
         if wider == ranges:
             return found
         ranges = wider
 
 
 def _ranges(extents: Iterable[Extent]) -> list[tuple[int, int]]:
-    """Return the union of runs as sorted ranges that do not touch."""
+    """Return the union of extents as sorted, disjoint ranges."""
     ranges: list[tuple[int, int]] = []
     for start, end in sorted((run.start, run.start + run.num_elements) for run in extents):
         if ranges and start <= ranges[-1][1]:
@@ -231,7 +252,7 @@ def _ranges(extents: Iterable[Extent]) -> list[tuple[int, int]]:
 
 
 def _meet(extents: Iterable[Extent], ranges: list[tuple[int, int]]) -> bool:
-    """Check whether some runs have an element in common with sorted ranges."""
+    """Return whether some extents have an element in common with sorted ranges."""
     for run in extents:
         at = bisect.bisect_right(ranges, run.start, key=lambda pair: pair[1])
         if at < len(ranges) and ranges[at][0] < run.start + run.num_elements:
@@ -244,14 +265,14 @@ async def _update_path(io: StoreIO, version: int) -> list[WeightsPublished]:
     path = catalog.plan(NOTHING, version)
     if not path:
         raise NotFoundError(f"weights {version}: the store holds no update path to this version")
-    _log.info("reading weights %d back from the store, %d steps", version, len(path))
+    log.info("reading weights %d back from the store in %d updates", version, len(path))
     return path
 
 
 async def _advance(
     io: StoreIO, flat: FlatSnapshot | None, manifest: WeightsPublished
 ) -> tuple[FlatSnapshot, Payloads]:
-    """Write one version's shards over its base; return the snapshot and what was written."""
+    """Write one version's shards over its base; return the snapshot and the shards' payloads."""
     payloads = await for_each_shard(io.get, manifest.shards)
     try:
         if flat is None:
@@ -264,9 +285,12 @@ async def _advance(
 
 
 def _check_written(flat: FlatSnapshot, manifest: WeightsPublished, payloads: Payloads) -> None:
-    """Check each shard's runs against what was encoded; a part has no root digest."""
+    """Check each shard's elements against the checksum in its payload."""
+    # A part of a snapshot has no root digest to compare with.
     shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
     for shard, payload in zip(shards, payloads, strict=True):
         if delta.check_of(flat.part(shard.extents)) != delta.read_header(payload).target_check:
-            text = f"weights {manifest.policy_version}: object {shard.object_key} decodes otherwise"
-            raise DamagedStoreError(text)
+            raise DamagedStoreError(
+                f"weights {manifest.policy_version}: object {shard.object_key} decodes to elements"
+                " with another checksum"
+            )

@@ -1,10 +1,10 @@
-"""The trainer's side if ranks publish: requests their uploads, and commits them.
+"""The trainer's side when ranks publish: requests their uploads, and commits the result.
 
 ```
  snapshot ─▶ file ─▶ rank 0: upload, verify ─┐
                  └─▶ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
 ```
-Ranks that train (`shard_uploader.py`) have their parts already: there is no file.
+Ranks that train (`shard_uploader.py`) already hold their parts, so they need no file.
 """
 
 import asyncio
@@ -29,28 +29,30 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.weights import UploadWeights, WeightsPublished
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _IDLE_S = 15.0
-"""A rank that is silent for so long is dead or starting: the request is sent again."""
+"""Silence of a rank in seconds, which acknowledges every second, after which the request is sent
+again; the rank is dead or starting."""
 _NUM_REQUESTS_MAX = 20
+"""Largest number of requests per rank and version, about 5 minutes of silence."""
 StreamRequest = Callable[..., AsyncIterator[Message]]
-"""`Bus.stream_request`."""
+"""Signature of `Bus.stream_request`."""
 
 
 class VersionFacts(NamedTuple):
-    """What a version's manifest says beside its tensors."""
+    """Contents of a version's manifest other than its tensors."""
 
     policy_version: int
     optimizer_step: int
-    """The step that made it."""
+    """Step that produced the version."""
     config_json: str
-    """Of the policy."""
+    """Configuration of the policy."""
     probe: Sequence[float]
-    """What the version computes."""
+    """Probe values that the trainer computed with the version."""
 
 
 class RankUploads:
-    """Requests the uploads of all ranks, and commits them."""
+    """Requester of the uploads of all ranks, which also commits them."""
 
     def __init__(
         self,
@@ -59,13 +61,13 @@ class RankUploads:
         request: StreamRequest,
         service: Callable[[int], str],
     ) -> None:
-        """Prepare; nothing is read or claimed yet.
+        """Initialize without reading or claiming anything.
 
         Args:
-            store: The origin.
-            num_ranks: Number of ranks, each with all its part of a version.
-            request: Sends a message to a rank's service.
-            service: Name of the service of a rank that answers `UploadWeights`.
+            store: Origin store.
+            num_ranks: Number of ranks that together hold a version.
+            request: Function that sends a message to a rank's service.
+            service: Function from a rank to the name of its service for `UploadWeights`.
 
         """
         self._io = StoreIO(store)
@@ -75,32 +77,35 @@ class RankUploads:
         self._table: Table | None = None
         self._committer: Committer
         self._has_failed = False
-        """Whether the newest attempt failed: markers may be left under its token."""
+        """Whether the newest attempt failed, which may have left markers under its token."""
 
     async def commit(
         self, facts: VersionFacts, table: Table, hand_over: Callable[[int], Awaitable[object]]
     ) -> WeightsPublished:
-        """Have a version uploaded, and commit it.
+        """Request the uploads of a version from all ranks, and commit it.
 
         Args:
-            facts: Of the version.
-            table: Of its tensors.
-            hand_over: Called first, with the token of the attempt.
+            facts: Contents of the version's manifest.
+            table: Tensor table of the version.
+            hand_over: Function that makes the weights available to the ranks; called first, with
+                the token of the attempt.
 
         Raises:
             StaleTokenError: Another committer took over.
             RemoteCallError: A rank failed; the text has the cause.
             DeadlineError: A rank did not answer.
-            CorruptDataError: The uploads are not one version.
-            PublishConflictError: This version was committed before, from other weights.
-            OSError: No room in the store.
+            CorruptDataError: The uploads do not form one version.
+            PublishConflictError: This version was already committed from other weights.
+            OSError: The store has no room.
 
         """
         if table != self._table:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._io, self._num_ranks, table, spans)
             self._table = table
+        # After a failure a new token, so that markers of the failed attempt do not count.
         token = await self._committer.begin(new_token=self._has_failed)
+        # Reset at the end: any exception on the way leaves it set.
         self._has_failed = True
         await hand_over(token)
         message = UploadWeights(
@@ -120,16 +125,18 @@ class RankUploads:
                     probe=facts.probe,
                     wait_s=VERSION_S_MAX,
                 )
-                # A rank that died after its verification would wait for a staged manifest.
+                # The version is committed. A rank that restarted after its verification would now
+                # wait in vain for a staged manifest.
                 for upload in uploads:
                     upload.cancel()
+        # Callers handle the error of one rank; the others were cancelled because of it.
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         self._has_failed = False
         return manifest
 
     async def _upload(self, rank: int, message: UploadWeights) -> None:
-        """Request one rank's upload, again if it dies; finished work is not repeated."""
+        """Request one rank's upload, and repeat the request if the rank falls silent."""
         for num_left in reversed(range(_NUM_REQUESTS_MAX)):
             try:
                 async for _ in self._request(self._service(rank), message, idle_s=_IDLE_S):
@@ -137,19 +144,26 @@ class RankUploads:
             except (BusError, DeadlineError) as error:
                 if not num_left:
                     raise
-                _log.warning("rank %d: requesting again: %s", rank, error)
+                # The request has the same attempt id: a rank that still works on it joins.
+                log.warning(
+                    "rank %d: requesting weights %d again, %d requests left: %s",
+                    rank,
+                    message.policy_version,
+                    num_left,
+                    error,
+                )
             else:
                 return
 
 
 class MultiRankPublisher:
-    """A `SnapshotPublisher` whose versions are uploaded by ranks in processes of their own."""
+    """A `SnapshotPublisher` whose versions are uploaded by ranks in separate processes."""
 
     def __init__(self, uploads: RankUploads, handover: Path) -> None:
-        """Prepare; nothing is read or claimed yet.
+        """Initialize without reading or claiming anything.
 
         Args:
-            uploads: Of the `RankActor` processes.
+            uploads: Requester of the uploads of the `RankActor` processes.
             handover: Folder of the file that snapshots are written to.
 
         """
@@ -167,7 +181,7 @@ class MultiRankPublisher:
     ) -> WeightsPublished:
         """Store and commit one version; see `SnapshotPublisher.prepare`.
 
-        Raises as `RankUploads.commit`, and OSError where there is no room for the file.
+        Raises as `RankUploads.commit` does, and OSError if there is no room for the file.
         """
         table = tensor_table(snapshot)
 
@@ -179,7 +193,9 @@ class MultiRankPublisher:
 
 
 async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> WeightsPublished:
-    """Publish a version that the ranks which train hold; raises as `RankUploads.commit`."""
+    """Publish a version held by the training ranks; raise as `RankUploads.commit` does."""
+    # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
+    # using memory.
     zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
     whole = {
         name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
@@ -187,7 +203,7 @@ async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> Weigh
     }
 
     async def nothing(_token: int) -> None:
-        """Hand nothing over: the ranks have the weights."""
+        """Do nothing: the ranks already have the weights."""
 
     number = version.policy_version
     facts = VersionFacts(number, number, version.config_json, version.probe)

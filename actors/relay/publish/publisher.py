@@ -1,15 +1,14 @@
-"""Publishes each version once into the origin store: a full snapshot first, then deltas.
+"""Publishes each version once to the origin store, first a full snapshot, then deltas.
 
 ```
  encode and upload every shard ─▶ manifest ─▶ head, swapped under the token ─▶ the base moves
                                                    └─ refused: a newer publisher has taken over
 ```
-Here one process holds the whole snapshot; `multi_rank_publisher.py` is for one that many ranks
-hold together.
-
-One version into a store: shards are encoded and uploaded concurrently, the manifest last.
+Shards are encoded and uploaded concurrently, the manifest last. Here one process holds the whole
+snapshot; `multi_rank_publisher.py` is for a snapshot that many ranks hold together.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -29,6 +28,8 @@ from penstock.actors.relay.core.store_io import StoreIO, gather_bounded
 from penstock.actors.relay.publish.history import History, check_same, read_back
 from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 
+log = logging.getLogger(__name__)
+
 Encode = Callable[[ManifestHeader, ShardInput], Awaitable[EncodedObject]]
 
 
@@ -39,10 +40,10 @@ async def store_version(
     flat: FlatSnapshot,
     extents: list[Extent],
 ) -> WeightsPublished:
-    """Encode and upload a version, then its manifest, which is returned.
+    """Encode and upload a version, then its manifest; return the manifest.
 
     Raises:
-        OSError: No room, after several attempts.
+        OSError: The store has no room, after several attempts.
 
     """
     shards = [
@@ -53,6 +54,7 @@ async def store_version(
             flat.part([run]),
             dtype_at(flat.table, run.start),
         )
+        # Shard 0 of a full snapshot is the tensor table.
         for number, run in enumerate(extents, int(base is None))
     ]
     stored = await store_shards(io, header, shards)
@@ -66,7 +68,7 @@ async def store_shards(
     """Encode and upload shards; return them without their bytes.
 
     Raises:
-        OSError: No room, after several attempts.
+        OSError: The store has no room, after several attempts.
 
     """
 
@@ -85,10 +87,10 @@ async def seal_version(
     digests: DigestTable,
     shards: list[EncodedObject],
 ) -> WeightsPublished:
-    """Store the tables of a version whose shards are stored, then its manifest; return that.
+    """Store the tables and the manifest of a version whose shards are stored; return the manifest.
 
     Raises:
-        OSError: No room, after several attempts.
+        OSError: The store has no room, after several attempts.
 
     """
     rows, data = await io.offload(encode_tables, header, table, digests, len(shards) + 1)
@@ -98,12 +100,14 @@ async def seal_version(
     manifest = await io.offload(
         make_manifest, header, table, digests.root_digest(), shards, data.ref
     )
+    # Last: a manifest promises that all of its objects are stored.
     await io.put_manifest(manifest)
     return manifest
 
 
 async def _put(io: StoreIO, encoded: EncodedObject) -> EncodedObject:
     await io.put(encoded.ref.object_key, encoded.data)
+    # Drop the bytes at once: together, those of a full snapshot are as large as the snapshot.
     return msgspec.structs.replace(encoded, data=b"")
 
 
@@ -113,16 +117,16 @@ Cut = Callable[[Table], list[Extent]]
 class Publisher:
     """A `SnapshotPublisher` over an object store.
 
-    The first publication claims a fencing token, one higher than any before; from then on a
-    publisher with a lower one is refused. The base moves only once a version is committed.
+    The first publication claims a fencing token higher than any before; from then on publishers
+    with a lower token are refused. The base moves only when a version is committed.
     """
 
     def __init__(self, io: StoreIO, *, cut_shards: Cut = cut) -> None:
-        """Prepare; nothing is read or claimed yet.
+        """Initialize without reading or claiming anything.
 
         Args:
-            io: The origin.
-            cut_shards: Cuts a tensor table into shards; receivers take any cut.
+            io: Origin store.
+            cut_shards: Function that cuts a tensor table into shards; receivers accept any cut.
 
         """
         self._io = io
@@ -143,13 +147,14 @@ class Publisher:
 
         Raises:
             StaleTokenError: Another publisher took over.
-            PublishConflictError: This version was committed before, from other weights.
-            DamagedStoreError: The store returns damaged objects, attempt after attempt.
+            PublishConflictError: This version was already committed from other weights.
+            DamagedStoreError: Objects were damaged or missing in every attempt.
             NotFoundError: The store holds no update path to the version before this one.
             ValueError: The snapshot's tensors are not those of version 0.
-            OSError: No room for the objects, after several attempts; the base has not moved.
+            OSError: The store has no room, after several attempts; the base has not moved.
 
         """
+        # Checked before the work: a publisher that was taken over must not upload anything.
         await self._history.head.hold()
         flat = await self._io.offload(FlatSnapshot.of, snapshot)
         manifest = await self._history.known(policy_version)
@@ -160,6 +165,8 @@ class Publisher:
             )
             manifest = await self._store_version(header, before[0] if before else None, flat)
         else:
+            # A trainer that resumed from a checkpoint publishes versions again.
+            log.info("weights %d are already committed", policy_version)
             check_same(manifest, await self._io.offload(flat.digest))
         await self._history.commit(manifest)
         self._newest = flat, manifest
@@ -174,7 +181,7 @@ class Publisher:
         return await store_version(self._io, header, base, flat, self._cut(flat.table))
 
     async def _at(self, version: int) -> tuple[FlatSnapshot, WeightsPublished]:
-        """Return a version: the newest one from memory, any other read back from the store."""
+        """Return a version, from memory if it is the newest, otherwise from the store."""
         if self._newest is not None and self._newest[1].policy_version == version:
             return self._newest
         return await read_back(self._io, version)

@@ -1,6 +1,7 @@
-"""One publishing rank as an actor: uploads its part of every version, and verifies its span."""
+"""The actor of one publishing rank: uploads its part of every version and verifies its span."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -19,9 +20,13 @@ from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.weights import UploadWeights
 
+log = logging.getLogger(__name__)
+
 VERSION_S_MAX = 6 * 3600.0
-"""Deadline of one version, generous as version 0 is whole: a dead rank is detected by silence."""
+"""Deadline of one version in seconds; it is generous because version 0 is a full snapshot, and a
+dead rank is detected by its silence."""
 _BEAT_S = 1.0
+"""Time between two acknowledgements in seconds."""
 
 
 def upload_service(rank: int) -> str:
@@ -30,16 +35,23 @@ def upload_service(rank: int) -> str:
 
 
 class RankActor(Actor):
-    """Answers the trainer: an `Ack` every second until its part is uploaded and verified.
+    """Uploads on request, with an `Ack` every second until its part is uploaded and verified.
 
-    A repeated request joins its attempt, which is running or done. A new attempt cancels an older
-    one, which will not be committed any more; one under an older token is refused.
+    A repeated request joins its attempt, whether that is running or done. A new attempt cancels an
+    older one, which can no longer be committed. Requests with an older token are refused.
     """
 
     role: ClassVar[str] = "publisher"
 
     def __init__(self, rank: int, num_ranks: int, handover: Path) -> None:
-        """Args: `handover` is the folder of the file that the trainer writes snapshots to."""
+        """Initialize without reading anything.
+
+        Args:
+            rank: Number of this rank.
+            num_ranks: Number of publishing ranks.
+            handover: Folder of the file that the trainer writes snapshots to.
+
+        """
         self._rank = rank
         self._num_ranks = num_ranks
         self._handover = handover
@@ -58,7 +70,7 @@ class RankActor(Actor):
         return ()
 
     async def stop(self, ctx: Context) -> Effects:
-        """Cancel the running upload: it starts again after a restart."""
+        """Cancel the running upload; the trainer requests it again after a restart."""
         if self._uploading is not None:
             self._uploading.cancel()
         return ()
@@ -74,9 +86,11 @@ class RankActor(Actor):
             return
         if message.fencing_token < self._token:
             text = f"token {message.fencing_token}: taken over by {self._token}"
+            log.warning("refusing weights %d: %s", message.policy_version, text)
             yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
             return
         upload = self._begin(message)
+        # `wait` does not cancel the upload if the requester goes away: its next request joins it.
         while not upload.done():
             yield Ack()
             await asyncio.wait([upload], timeout=_BEAT_S)
@@ -84,27 +98,31 @@ class RankActor(Actor):
             text = f"weights {message.policy_version}: a newer attempt took over"
             yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
             return
+        # Raises the error of a failed upload, which the trainer gets as the reply.
         upload.result()
         yield Ack()
 
     def _begin(self, message: UploadWeights) -> asyncio.Task[None]:
-        """Return the task of an attempt, started now if it is new."""
+        """Return the task of an attempt; start it if it is new."""
         if self._uploading is not None and self._attempt == message.attempt:
             return self._uploading
         if self._uploading is not None and not self._uploading.done():
             self._uploading.cancel()
-            self._table = None  # its threads may still write to the publisher and the verifier
+            # Threads of the cancelled attempt may still write to its publisher and verifier, so the
+            # new attempt gets new ones.
+            self._table = None
+            log.warning("weights %d: a new attempt replaces a running one", message.policy_version)
         self._attempt, self._token = message.attempt, message.fencing_token
         self._uploading = asyncio.create_task(self._upload(message))
         return self._uploading
 
     async def _upload(self, message: UploadWeights) -> None:
-        """Upload and verify.
+        """Upload this rank's part and verify its span.
 
         Raises:
             StaleTokenError: Another committer took over.
-            DeadlineError: No staged manifest came from the committer.
-            OSError: No room in the store, or no handover file.
+            DeadlineError: The committer staged no manifest in time.
+            OSError: The store has no room, or there is no handover file.
 
         """
         table = parse_msgpack(message.tensor_table, Table, "tensor_table")
@@ -115,6 +133,7 @@ class RankActor(Actor):
         parts = await self._ctx.offload(handover.read, self._layout)
         await self._publisher.upload(version, token, parts)
         await self._verifier.verify(version, token, wait_s=VERSION_S_MAX)
+        log.info("weights %d: uploaded and verified under token %d", version, token)
 
     def _prepare(self, table: Table) -> None:
         spans = cut_spans(table, self._num_ranks)

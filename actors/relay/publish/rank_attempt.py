@@ -1,11 +1,12 @@
-"""Markers that ranks, verifiers and committer leave in the store during one attempt at a version.
+"""Markers through which ranks, verifiers and committer communicate in one attempt at a version.
 
 ```
  weights/00000007/delta/attempt-<token>-00003                    rank 3: these shards are uploaded
  weights/00000007/delta/attempt-<token>-staged-<blake3>          committer: the shards of all ranks
- weights/00000007/delta/attempt-<token>-verified-<blake3>-00001  verifier 1: they read back as this
+ weights/00000007/delta/attempt-<token>-verified-<blake3>-00001  verifier 1: digests read back
 ```
-A token belongs to one attempt, so that nothing of two attempts is mixed.
+They are objects in the origin store. Each attempt has its own token, so that markers of two
+attempts are never mixed.
 """
 
 import asyncio
@@ -23,14 +24,16 @@ from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.parsing import parse_msgpack
 
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.16
+"""Shortest and longest pause between two listings, in seconds; the pause doubles in between."""
 _NUM_KEY_DIGITS = 16
+"""Number of hexadecimal digits of the hash in a key."""
 _CHECK_BYTES = 16
-"""Length of the digest in front of every marker."""
+"""Number of bytes of the checksum in front of every marker."""
 Marker = TypeVar("Marker", bound=msgspec.Struct)
 
 
 class RankUpload(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards that one rank stored."""
+    """Marker of a rank: the shards that it stored."""
 
     rank: int
     table_digest: str
@@ -38,39 +41,40 @@ class RankUpload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of all ranks, which cover every element once."""
+    """Marker of the committer: the shards of all ranks, which cover every element once."""
 
     shards: list[EncodedObject]
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of one verifier's tensors, read back from the store."""
+    """Marker of a verifier: digests of its tensors, read back from the store."""
 
     digests: DigestTable
     element_sum: int
-    """Sum over all its elements, in the whole snapshot's flat coordinates."""
+    """Element sum over the verifier's tensors, in flat coordinates of the whole snapshot."""
     error: str = ""
-    """Why its shards are not the next version of its tensors."""
+    """Reason why the shards do not form the next version of the tensors; empty if they do."""
 
 
 def join_verifications(parts: Iterable[Verification]) -> Verification:
-    """Join those of different tensors, with the first error of any."""
-    found = list(parts)
+    """Return one verification from those of different tensors, with the first error of any."""
+    verifications = list(parts)
     return Verification(
-        digests=join_tables(part.digests for part in found),
-        element_sum=sum(part.element_sum for part in found) % SUM_MODULUS,
-        error=next((part.error for part in found if part.error), ""),
+        digests=join_tables(part.digests for part in verifications),
+        element_sum=sum(part.element_sum for part in verifications) % SUM_MODULUS,
+        error=next((part.error for part in verifications if part.error), ""),
     )
 
 
 def attempt_prefix(version: int, token: int | None = None) -> str:
-    """Return the common start of the keys of one attempt, or of all; ranks follow."""
+    """Return the key prefix of one attempt's markers, or of all attempts without a token."""
+    # Zero-padded, so that keys sort by token and a committer can delete those of older attempts.
     attempt = "" if token is None else f"{token:08d}-"
     return f"{delta_folder(version)}attempt-{attempt}"
 
 
 def staged_prefix(version: int, token: int) -> str:
-    """Return the common start of the keys of one attempt's staged manifests."""
+    """Return the key prefix of one attempt's staged manifests."""
     return f"{attempt_prefix(version, token)}staged-"
 
 
@@ -81,7 +85,7 @@ def staged_key(version: int, token: int, staged: StagedManifest) -> str:
 
 
 def verified_key(staged: str, number: int) -> str:
-    """Return the key of one verifier's result for the staged manifest of a key."""
+    """Return the key of one verifier's result for the staged manifest under the key `staged`."""
     return f"{staged.replace('staged-', 'verified-')}-{number:05d}"
 
 
@@ -89,10 +93,11 @@ async def put_marker(io: StoreIO, key: str, marker: msgspec.Struct) -> None:
     """Store a marker.
 
     Raises:
-        OSError: No room, after several attempts.
+        OSError: The store has no room, after several attempts.
 
     """
     data = msgspec.msgpack.encode(marker)
+    # The keys of ranks' markers contain no hash, so the checksum goes into the object.
     await io.put(key, _check(data) + data)
 
 
@@ -100,7 +105,7 @@ async def read_marker(io: StoreIO, key: str, marker_type: type[Marker]) -> Marke
     """Read a marker, with retries.
 
     Raises:
-        DamagedStoreError: It came damaged, or not at all, every time.
+        DamagedStoreError: The marker was damaged or missing in every attempt.
 
     """
 
@@ -120,7 +125,7 @@ def _check(data: bytes) -> bytes:
 async def await_keys(
     io: StoreIO, prefix: str, are_enough: Callable[[list[str]], bool], *, wait_s: float
 ) -> list[str]:
-    """Return the keys under a prefix once they are enough, or as they are after `wait_s`."""
+    """Return the keys under a prefix once `are_enough` accepts them, or after `wait_s` seconds."""
     now_s = asyncio.get_running_loop().time
     until_s, poll_s = now_s() + wait_s, _POLL_S_MIN
     keys = await io.store.keys(prefix)
@@ -128,6 +133,7 @@ async def await_keys(
         if are_enough(keys) or now_s() >= until_s:
             break
         await io.sleep(poll_s)
+        # A small version is ready within milliseconds, a full snapshot after minutes: back off.
         poll_s = min(2 * poll_s, _POLL_S_MAX)
         keys = await io.store.keys(prefix)
     return keys

@@ -1,4 +1,4 @@
-"""A training rank's part in publishing: uploads the runs that it holds, and verifies a span.
+"""Publishes from a training rank: uploads the runs of tensors that it holds, and verifies a span.
 
 ```
  rows of a fused parameter ─▶ runs of published tensors ─▶ runs in flat coordinates ─▶ shards
@@ -21,10 +21,10 @@ from penstock.messages.weights import Extent, UploadWeights
 
 
 class HeldShardUploader:
-    """A `ShardUploader` for one rank, whose runs are the same ones in every version."""
+    """A shard uploader for one rank that holds the same runs of tensors in every version."""
 
     def __init__(self, io: StoreIO, rank: int, num_ranks: int) -> None:
-        """Prepare; nothing is read yet."""
+        """Initialize without reading anything."""
         self._io, self._rank, self._num_ranks = io, rank, num_ranks
         self._table: Table | None = None
         self._publisher: RankPublisher
@@ -32,18 +32,19 @@ class HeldShardUploader:
         self._spans: list[Span]
 
     async def upload(self, message: UploadWeights, runs: Sequence[TensorRun]) -> None:
-        """Upload and verify; see `ShardUploader.upload`.
+        """Upload this rank's runs of a version and verify its span.
 
         Raises:
             StaleTokenError: Another committer took over.
-            DeadlineError: No staged manifest came from the committer.
-            ValueError: Runs of no tensor of the table, or other ones than before.
-            OSError: No room in the store.
+            DeadlineError: The committer staged no manifest in time.
+            ValueError: The runs are not within the table's tensors, or differ from those before.
+            OSError: The store has no room.
 
         """
         table = parse_msgpack(message.tensor_table, Table, "tensor_table")
         spans = cut_spans(table, self._num_ranks)
         layout, parts = await self._io.offload(shards_of_runs, table, spans, runs)
+        # The table is the same in every version of a run: base and snapshot are kept in between.
         if table != self._table:
             self._publisher = RankPublisher(self._io, self._rank, table, layout)
             self._verifier = SpanVerifier(self._io, self._rank, spans[self._rank])
@@ -59,10 +60,10 @@ def shards_of_runs(
     runs: Sequence[TensorRun],
     num_elements_max: int = SHARD_ELEMENTS_MAX,
 ) -> tuple[Layout, Parts]:
-    """Return a rank's shards, of one span and dtype each, and their values.
+    """Return the layout of a rank's shards, each of one span and dtype, and their values.
 
     Raises:
-        ValueError: A run of no tensor of the table.
+        ValueError: A run is not within a tensor of the table.
 
     """
     starts = {name: start for span in spans for name, start in span.starts().items()}
@@ -72,13 +73,19 @@ def shards_of_runs(
     parts: list[list[np.ndarray]] = []
     before: tuple[int, str] | None = None
     size = 0
+    # In order of flat coordinates, so that neighboring small runs share a shard.
     for run in sorted(runs, key=lambda run: starts.get(run.name, 0) + run.start):
         spec = specs.get(run.name)
         if spec is None or run.start < 0 or run.start + run.values.size > spec.size:
-            raise ValueError(f"weights: {run.name} from {run.start}: no run of the table's tensor")
+            raise ValueError(
+                f"weights: run of {run.values.size} elements of {run.name} from {run.start} is not"
+                " within a tensor of the table"
+            )
         kind = places[run.name], spec.dtype
         for at in range(0, run.values.size, num_elements_max):
             values = run.values[at : at + num_elements_max]
+            # A verifier reads whole shards, so a shard must not cross its span; nor may it mix
+            # dtypes, as it has one codec.
             if kind != before or size + values.size > num_elements_max:
                 layout.append([])
                 parts.append([])

@@ -1,10 +1,10 @@
-"""How a snapshot is divided among ranks and verifiers, in flat coordinates.
+"""Divides a snapshot among ranks and verifiers, in flat coordinates.
 
 ```
  table:    a ........ | b .... | c . d . e ............      tensors
- spans:    [ span 0            ][ span 1              ]      whole tensors: a verifier each
- ranks:    [ rank 0   ][ rank 1   ][ rank 2           ]      any cut
- shards:   [          ][       ][  ][                 ]      of one rank, one span, one dtype
+ spans:    [ span 0            ][ span 1              ]      whole tensors, one verifier each
+ ranks:    [ rank 0   ][ rank 1   ][ rank 2           ]      any partition
+ shards:   [          ][       ][  ][                 ]      each in one rank, span and dtype
 ```
 """
 
@@ -17,11 +17,11 @@ from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
 
 Layout = list[list[Extent]]
-"""The runs of each shard of one rank."""
+"""Extents of each shard of one rank."""
 
 
 class Span(NamedTuple):
-    """Some whole tensors, consecutive in flat coordinates."""
+    """Consecutive whole tensors, which one verifier reads back."""
 
     start: int
     """Flat coordinate of the first element."""
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the flat coordinate after the last element."""
+        """Flat coordinate after the last element."""
         return self.start + sum(spec.size for spec in self.table)
 
     def starts(self) -> dict[str, int]:
@@ -38,22 +38,23 @@ class Span(NamedTuple):
         return {spec.name: start for spec, start in zip(self.table, ends, strict=False)}
 
     def holds(self, runs: Sequence[Extent]) -> bool:
-        """Check whether all these runs lie within the span."""
+        """Return whether all of these extents lie within the span."""
         return all(
             self.start <= run.start and run.start + run.num_elements <= self.end for run in runs
         )
 
     def within(self, runs: Sequence[Extent]) -> list[Extent]:
-        """Return runs in flat coordinates relative to the span."""
+        """Return extents with coordinates relative to the span's start."""
         return [Extent(run.start - self.start, run.num_elements) for run in runs]
 
 
 def cut_spans(table: Table, num_spans: int) -> list[Span]:
-    """Cut a table into spans of whole tensors, as equal as tensors allow; some may be empty."""
+    """Divide a table into spans of whole tensors, as equal as tensors allow; some may be empty."""
     total = sum(spec.size for spec in table)
     groups: list[list[int]] = [[] for _ in range(num_spans)]
     end = 0
     for row, spec in enumerate(table):
+        # A tensor goes to the span that its middle falls into, which keeps spans consecutive.
         middle = end + spec.size // 2
         groups[min(num_spans - 1, middle * num_spans // max(total, 1))].append(row)
         end += spec.size
@@ -68,9 +69,10 @@ def cut_spans(table: Table, num_spans: int) -> list[Span]:
 def assign_shards(
     table: Table, num_ranks: int, spans: Sequence[Span], num_elements_max: int = SHARD_ELEMENTS_MAX
 ) -> list[Layout]:
-    """Give each rank an equal part of the flat coordinates, in shards of one span each."""
+    """Return the layouts of ranks that hold equal parts of the flat coordinates."""
     total = sum(spec.size for spec in table)
     starts = [total * rank // num_ranks for rank in range(num_ranks)]
+    # Cut wherever a rank, a span, a dtype or a maximal shard begins.
     places = {*starts, *(span.start for span in spans), total}
     places |= {run.start for run in cut(table, num_elements_max)}
     bounds = sorted(places)
@@ -87,11 +89,12 @@ def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> No
     """Check that shards cover every element of the spans once, each shard within one span.
 
     Raises:
-        CorruptDataError: They do not.
+        CorruptDataError: Elements are missing or duplicated, or a shard is in several spans.
 
     """
     runs = sorted((run.start, run.num_elements) for shard in shards for run in shard)
     end = 0
+    # The empty run at the end finds elements that are missing after the last shard.
     for start, num_elements in [*runs, (spans[-1].end, 0)]:
         if start != end:
             who = "no rank" if start > end else "two ranks"
@@ -100,4 +103,4 @@ def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> No
         end = start + num_elements
     for shard in shards:
         if not any(span.holds(shard) for span in spans):
-            raise CorruptDataError(f"ranks: the shard of {shard[0]} is of more than one verifier")
+            raise CorruptDataError(f"ranks: the shard at {shard[0]} crosses the spans of verifiers")

@@ -1,6 +1,7 @@
-"""A region's side: fetch every object once, merge deltas, keep what late joiners need.
+"""A region's side of weight sync: fetches every object once, merges deltas, and retains updates.
 
-`relay.py` is the actor of a region, `compactor.py` that of an origin store that does not keep
-everything. Both consolidate their store (`consolidation.py`): `retention.py` decides (pure),
-`Merger` makes. To change what is kept: `retention.py` and its worked example.
+`relay.py` is the actor of a region, `compactor.py` that of an origin store that does not keep every
+version. Both consolidate their store (`consolidation.py`): `retention.py` decides which updates to
+make and to keep (pure), and `Merger` makes them. To change the retention, edit `retention.py` and
+the worked example in its docstring.
 """

@@ -1,10 +1,11 @@
-"""Compacts an origin store that does not keep every version for ever.
+"""Compacts an origin store that does not keep every version forever.
 
-A region's relay does this for its region. The origin needs a compactor of its own, near that store,
-so that a region that joins late finds full snapshots and merged deltas there, and the trainer
-uploads deltas alone.
+A relay does this for the store of its region. The origin needs a separate compactor close to its
+store: a region that joins late finds full snapshots and merged deltas there, although the trainer
+uploads only deltas.
 """
 
+import logging
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -21,9 +22,11 @@ from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.weights import WeightsPublished
 
+log = logging.getLogger(__name__)
+
 
 class Compactor(ConsolidatingActor):
-    """Follows the publisher and consolidates `ctx.store`; one per run."""
+    """Follows the publisher and consolidates the origin store, `ctx.store`; one per run."""
 
     role: ClassVar[str] = "compactor"
 
@@ -34,15 +37,14 @@ class Compactor(ConsolidatingActor):
         pinned: Collection[int] = (),
         make_builder: MakeBuilder = Merger,
     ) -> None:
-        """Prepare.
-
-        A trainer that resumes from its oldest checkpoint publishes the versions since then again,
-        and trajectories not trained on yet name the last few versions.
+        """Initialize without reading anything.
 
         Args:
-            num_versions_kept: Newest versions to keep in any case.
-            pinned: Versions that replicas hold for good.
-            make_builder: Makes the builder of updates; simulations model it.
+            num_versions_kept: Number of newest versions to keep in any case: a trainer that resumes
+                from its oldest checkpoint publishes the versions since then again, and untrained
+                trajectories refer to the last few versions.
+            pinned: Versions that replicas hold permanently.
+            make_builder: Function that creates the builder of updates; simulations replace it.
 
         """
         super().__init__(pinned)
@@ -58,20 +60,23 @@ class Compactor(ConsolidatingActor):
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
-        """Consolidate the origin every few versions.
+        """Consolidate the origin every `MERGE_EVERY` versions.
 
         Raises:
-            DamagedStoreError: The origin's objects are damaged or gone.
-            CorruptDataError: Its head is damaged.
+            DamagedStoreError: Objects of the origin are damaged or missing.
+            CorruptDataError: The origin's head is damaged.
 
         """
+        # Nothing can become due in between, and events may arrive twice.
         if event.policy_version <= self._newest or event.policy_version % MERGE_EVERY:
             return ()
         head = await read_head(ctx.store)
         await self._catalog.refresh()
+        # Manifests that were never committed must not become the base of a merged delta.
         self._catalog.keep_history([head.node])
         path = self._catalog.plan(NOTHING)
         self._newest = path[-1].policy_version if path else NOTHING
         oldest = max(0, self._newest - self._num_versions_kept)
+        log.info("consolidating the origin at version %d, keeping from %d", self._newest, oldest)
         await self._consolidate(self._newest, [oldest], ctx)
         return ()

@@ -1,7 +1,7 @@
-"""Keeps one store short: makes merged deltas and full snapshots, deletes what they replace.
+"""Bounds the size of a store: makes merged deltas and full snapshots, deletes what they replace.
 
-A late joiner takes a full snapshot, then merged deltas and deltas; the trainer uploads nothing for
-it. `retention.py` decides what is made and what is kept; `Merger` makes it.
+A late joiner fetches a full snapshot, then merged deltas and deltas, without any upload by the
+trainer. `retention.py` decides which updates are made and kept; `Merger` makes them.
 """
 
 import logging
@@ -33,18 +33,18 @@ from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class UpdateBuilder(Protocol):
-    """Makes merged deltas and full snapshots of a store's versions."""
+    """Builder of merged deltas and full snapshots from a store's versions."""
 
     async def make(self, edges: Sequence[UpdateEdge], ctx: Context) -> None:
         """Store updates to one version, and add them to the catalog.
 
         Raises:
-            OSError: No room, after several attempts.
-            DamagedStoreError: A version that nothing undamaged leads to.
+            OSError: The store has no room, after several attempts.
+            DamagedStoreError: No undamaged update path leads to a version.
 
         """
         ...
@@ -54,7 +54,7 @@ MakeBuilder = Callable[[ObjectStore, Catalog], UpdateBuilder]
 
 
 class Consolidation:
-    """Consolidates one store."""
+    """The consolidation of one store."""
 
     def __init__(self, local: ObjectStore, catalog: Catalog, make_builder: MakeBuilder) -> None:
         self._local = local
@@ -62,41 +62,44 @@ class Consolidation:
         self._builder = make_builder(local, catalog)
 
     async def advance(self, newest: int, ctx: Context, *, needed: Collection[int] = ()) -> None:
-        """Make what is due up to the newest version, then delete what is no longer needed.
+        """Make the updates that are due up to the newest version, then delete obsolete objects.
 
         Args:
-            newest: The newest version that the store holds.
-            ctx: The actor's context.
+            newest: Newest version that the store holds.
+            ctx: Context of the actor.
             needed: Versions to keep in addition to the leased ones.
 
         Raises:
-            OSError: No room, after several attempts.
-            DamagedStoreError: A version that nothing undamaged leads to.
+            OSError: The store has no room, after several attempts.
+            DamagedStoreError: No undamaged update path leads to a version.
 
         """
         edges = due(self._catalog.manifests, newest)
+        # In order of version, so that the builder's copy only ever moves forward.
         for version in sorted({edge.policy_version for edge in edges}):
             await self._builder.make([e for e in edges if e.policy_version == version], ctx)
         if edges:
             await self.collect(ctx, needed=needed)
 
     async def collect(self, ctx: Context, *, needed: Collection[int] = ()) -> None:
-        """Delete by key, manifests first, so that leftovers of failed puts are deleted, too."""
+        """Delete the objects of updates from before the oldest version to keep."""
         leased = await leased_versions(self._local, ctx.now())
         oldest = floor(self._catalog.manifests, {*leased, *needed})
         if oldest <= 0:
             return
+        # By key instead of by manifest, so that leftovers of failed uploads are deleted, too.
         keys = [key for key in await self._local.keys(PREFIX) if _is_old(key, oldest)]
+        # Manifests first: a reader must not find a manifest whose objects are gone.
         for key in sorted(keys, key=lambda key: not is_manifest(key)):
             await self._local.delete(key)
         for manifest in self._catalog.manifests:
             if not is_kept(edge_of(manifest), oldest):
                 self._catalog.discard(manifest)
-        _log.info("weights: deleted %d objects from before version %d", len(keys), oldest)
+        log.info("deleted %d objects from before version %d", len(keys), oldest)
 
 
 class ConsolidatingActor(Actor):
-    """An actor that keeps one store short, and in it every version that somebody asks for."""
+    """An actor that consolidates one store, in which it keeps all pinned versions."""
 
     follows: ClassVar[tuple[type[Event], ...]] = (
         WeightsPublished,
@@ -107,37 +110,38 @@ class ConsolidatingActor(Actor):
     _consolidation: Consolidation
 
     def __init__(self, pinned: Collection[int]) -> None:
-        """Keep `pinned` for good: the versions of replicas that do not follow the newest."""
+        """Initialize with the versions to keep permanently, which some replicas stay at."""
         self._pinned = frozenset(pinned)
         self._pins = Pins()
 
     async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
-        """Keep the version of an evaluation."""
+        """Pin the version of an evaluation."""
         self._pins.announced(event)
         return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
-        """Keep it no longer."""
+        """Unpin the version of an evaluation."""
         self._pins.completed(event.eval_id)
         return ()
 
     async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
-        """Keep what channels point to."""
+        """Pin the versions that channels point to."""
         self._pins.moved(event)
         return ()
 
     async def _consolidate(self, newest: int, named: Collection[int], ctx: Context) -> None:
-        """Consolidate the store; without room for it, at the next version."""
+        """Consolidate the store; if there is no room for merged deltas, try at the next version."""
         needed = {*named, *self._pinned, *self._pins.versions}
         try:
             await self._consolidation.advance(newest, ctx, needed=needed)
         except StoreFullError as error:
-            _log.warning("%s: no room for merged deltas: %s", ctx.actor, error)
+            log.warning("version %d: no room for merged deltas: %s", newest, error)
 
 
 def _is_old(key: str, oldest: int) -> bool:
     version, _, rest = key.removeprefix(PREFIX).partition("/")
-    if not version.isdigit():  # the head
+    # Slots of the head are under the same prefix; the head deletes its own.
+    if not version.isdigit():
         return False
     kind, _, base = rest.partition("/")[0].partition("-")
     if kind not in SnapshotKind.__members__.values():
@@ -150,7 +154,7 @@ _Base = tuple[FlatSnapshot, WeightsPublished]
 
 
 class Merger:
-    """The `UpdateBuilder` of a run; holds one snapshot in memory, two while it merges."""
+    """The `UpdateBuilder` of real runs; holds one snapshot in memory, and two while it merges."""
 
     def __init__(self, local: ObjectStore, catalog: Catalog) -> None:
         self._local = local
@@ -158,11 +162,13 @@ class Merger:
         self._weights = WeightReplica(local, catalog)
 
     async def make(self, edges: Sequence[UpdateEdge], ctx: Context) -> None:
-        """Make updates to one version; see `UpdateBuilder.make`."""
+        """Store updates to one version; see `UpdateBuilder.make`."""
         version = edges[0].policy_version
         short = [edge for edge in edges if edge.base_version == version - MERGE_EVERY]
         base: _Base | None = None
-        if short:  # the replica passes its base on the path to the version
+        # The base of the shortest merge is on the replica's own path to the version: copy it in
+        # passing instead of building it from the start.
+        if short:
             await self._weights.advance(version - MERGE_EVERY, ctx)
             base = self._weights.snapshot.copy(), self._weights.manifest
         await self._weights.advance(version, ctx)
@@ -190,4 +196,5 @@ class Merger:
         )
         io = StoreIO(self._local, ctx.sleep, ctx.offload)
         made = await store_version(io, header, base[0] if base else None, flat, cut(flat.table))
+        log.info("made %s of version %d from %d", edge.kind, edge.policy_version, edge.base_version)
         self._catalog.add(made)

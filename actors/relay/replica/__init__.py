@@ -1,4 +1,5 @@
-"""A replica's side: `weight_replica.py` moves one copy forward, `receiver.py` drives its engine.
+"""A replica's side of weight sync.
 
-To serve another engine: a class with the methods of `receiver.UpdatableEngine`.
+`weight_replica.py` moves one copy of the weights forward, and `receiver.py` updates the engine from
+it. To serve another engine, write a class with the methods of `receiver.UpdatableEngine`.
 """

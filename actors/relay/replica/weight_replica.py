@@ -1,11 +1,11 @@
-"""One version of the weights in memory, moved forward in place, whatever damage there is.
+"""One copy of the weights in memory, which moves forward in place and recovers from damage.
 
 ```
-  shortest update path in the region's store; in the origin's where that falls short
+  shortest update path in the region's store, or in the origin if the region has none
        │
-  object damaged or gone ─▶ fetched from the origin and put back ─▶ the origin has none (it was made
-       │                                      in the region): drop its manifest, plan again
-  digest wrong ─▶ which tiles? ─▶ fetched from the region's relay ─▶ failed: take a full snapshot
+  object damaged or gone ─▶ fetch it from the origin ─▶ the origin has none (it was made in
+       │                    and put it back             the region): drop its manifest, plan again
+  digest wrong ─▶ which tiles? ─▶ fetch them from the region's relay ─▶ failed: full snapshot
                        └─ none: the manifest contradicts its objects: drop it, plan again
 ```
 """
@@ -27,15 +27,16 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _NUM_PLANS_MAX = 8
+"""Largest number of update paths that are tried."""
 _TOUCHED_SHARE_MAX = 1 / 8
-"""Above it, their indices (8 bytes each) take half the memory of the weights: all counts as
-touched."""
+"""Largest share of elements whose changes are recorded; above it, their indices (8 bytes each) take
+half the memory of the weights, and all elements count as changed."""
 
 
 class _UnusableError(Exception):
-    """A manifest whose objects are damaged or gone everywhere, or that contradicts them."""
+    """An update cannot be used: its objects are damaged or gone, or contradict the manifest."""
 
     def __init__(self, manifest: WeightsPublished) -> None:
         super().__init__(manifest)
@@ -43,13 +44,20 @@ class _UnusableError(Exception):
 
 
 class WeightReplica:
-    """Follows versions out of one region's store.
+    """A copy of the weights that follows the versions in one region's store.
 
-    At every return from `advance` the snapshot is that of the version, verified by its digest.
+    Whenever `advance` returns, the snapshot is that of the version, verified by its digest.
     """
 
     def __init__(self, local: ObjectStore, catalog: Catalog, region: str = "") -> None:
-        """Args: `region` names the relay that repairs damaged tiles; empty for none."""
+        """Initialize without weights.
+
+        Args:
+            local: Store of the region.
+            catalog: Catalog of that store.
+            region: Region whose relay repairs damaged tiles; empty for none.
+
+        """
         self._local = local
         self._catalog = catalog
         self._region = region
@@ -58,33 +66,33 @@ class WeightReplica:
         self._touched: list[np.ndarray] | None = []
         self._is_fresh = False
         self.num_mismatches = 0
-        """Wrong digests so far."""
+        """Number of wrong digests so far."""
 
     @property
     def version(self) -> int:
-        """The version held; NOTHING for none."""
+        """Version held; NOTHING for none."""
         return NOTHING if self._manifest is None else self._manifest.policy_version
 
     @property
     def snapshot(self) -> FlatSnapshot:
-        """The tensors held; they change when the replica advances."""
+        """Tensors held; they change when the replica advances."""
         assert self._snapshot is not None, "nothing was loaded yet"
         return self._snapshot
 
     @property
     def manifest(self) -> WeightsPublished:
-        """The manifest of the version held."""
+        """Manifest of the version held."""
         assert self._manifest is not None, "nothing was loaded yet"
         return self._manifest
 
     def patches(self) -> dict[str, np.ndarray | Patch]:
-        """Return what changed since `clear_changes`: overwrites, or every tensor whole."""
+        """Return the changes since `clear_changes`, as overwrites or as whole tensors."""
         if self._touched is None:
             return dict(self.snapshot.tensors)
         return dict(self.snapshot.patches(self._touched))
 
     def clear_changes(self) -> None:
-        """Start to collect changes again: the engine holds this version now."""
+        """Forget the changes so far, because the engine holds this version now."""
         self._touched = []
 
     async def advance(self, target: int, ctx: Context) -> int:
@@ -92,14 +100,17 @@ class WeightReplica:
 
         Raises:
             NotFoundError: Neither the region nor the origin holds an update path.
-            DamagedStoreError: Damage that no other path avoids.
+            DamagedStoreError: Every update path is damaged.
             CorruptDataError: The region holds no path, and the origin's head is damaged.
 
         """
         self._is_fresh = False
-        if target < self.version:  # nothing leads back
+        # No update leads back: start from a full snapshot.
+        if target < self.version:
             self._forget()
         num_read = 0
+        # Each failure drops an update from the catalog or the damaged copy, so that the next plan
+        # differs.
         for _ in range(_NUM_PLANS_MAX):
             path = await self._path(target, ctx)
             try:
@@ -109,7 +120,7 @@ class WeightReplica:
             except _UnusableError as error:
                 await self._drop(error.manifest)
             except RepairError as error:
-                _log.warning("weights %d: starting from a full snapshot: %s", target, error)
+                log.warning("weights %d: starting from a full snapshot: %s", target, error)
                 self._forget()
             else:
                 return num_read
@@ -119,14 +130,15 @@ class WeightReplica:
         if self.version == target:
             return []
         path = self._catalog.plan(self.version, target)
+        # The origin may keep versions that the region has deleted.
         if not path:
             path = (await Catalog.of_origin(ctx.store)).plan(self.version, target)
         if not path:
-            raise NotFoundError(f"weights {target}: no update path from {self.version}")
+            raise NotFoundError(f"weights {target}: no update path from version {self.version}")
         return path
 
     async def _step(self, manifest: WeightsPublished, ctx: Context) -> None:
-        """Take one step of the path: decode all of it, then write, then verify."""
+        """Apply one update of the path: decode all of it, then write, then verify."""
         try:
             payloads = await for_each_shard(lambda shard: self._fetch(shard, ctx), manifest.shards)
         except (CorruptDataError, NotFoundError) as error:
@@ -141,7 +153,9 @@ class WeightReplica:
         try:
             write = await ctx.offload(apply_version, self.snapshot, manifest, payloads)
         except CorruptDataError as error:
-            _log.warning("weights %d: %s", manifest.policy_version, error)
+            log.warning("weights %d: %s", manifest.policy_version, error)
+            # The delta does not fit its base. Either the copy in memory is damaged, which a repair
+            # of the present version finds, or the update is.
             if self._manifest is None or not await self._repair(self._manifest, ctx):
                 raise _UnusableError(manifest) from error
             write = await ctx.offload(apply_version, self.snapshot, manifest, payloads)
@@ -153,19 +167,25 @@ class WeightReplica:
         digest = await ctx.offload(self.snapshot.digest)
         if digest == manifest.target_root_digest:
             return
-        _log.warning("weights %d: the digest is %s", manifest.policy_version, digest)
+        log.warning(
+            "weights %d: expected digest %s, got %s",
+            manifest.policy_version,
+            manifest.target_root_digest,
+            digest,
+        )
         was_fresh = self._is_fresh
         try:
             if await self._repair(manifest, ctx):
                 return
         except RepairError:
+            # `advance` starts from a full snapshot then; if this was one, it is unusable itself.
             if not was_fresh:
                 raise
         self._forget()
         raise _UnusableError(manifest)
 
     async def _repair(self, manifest: WeightsPublished, ctx: Context) -> bool:
-        """Fetch the tiles that differ from a version's; return False if none does.
+        """Replace the tiles that differ from a version's digests; return False if none differs.
 
         Raises:
             RepairError: The damage could not be repaired.
@@ -180,6 +200,7 @@ class WeightReplica:
             self.num_mismatches += 1
             raise RepairError(str(error)) from error
         damaged = await ctx.offload(table.damaged_tiles, self.snapshot.tensors)
+        # The copy is what the table says, so the update is wrong and not the copy.
         if not damaged:
             return False
         self.num_mismatches += 1
@@ -192,14 +213,16 @@ class WeightReplica:
             return await get_checked(self._local, shard)
         except (CorruptDataError, NotFoundError) as error:
             data = await get_checked(ctx.store, shard)
-            _log.warning("weights: repaired from the origin: %s", error)
+            log.warning("weights: repaired from the origin: %s", error)
+        # Puts refuse to overwrite, so the damaged object goes first.
         await self._local.delete(shard.object_key)
-        with suppress(OSError):  # no room: the next reader asks the origin again
+        # Without room the object stays absent, and the next reader asks the origin again.
+        with suppress(OSError):
             await self._local.put(shard.object_key, data)
         return data
 
     async def _drop(self, manifest: WeightsPublished) -> None:
-        _log.warning("weights: dropping %s", manifest_key(manifest))
+        log.warning("weights: dropping unusable update %s", manifest_key(manifest))
         self._catalog.discard(manifest)
         await self._local.delete(manifest_key(manifest))
 

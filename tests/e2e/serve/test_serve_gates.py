@@ -78,7 +78,7 @@ def test_a_version_that_users_dislike_is_rolled_back_and_one_that_they_like_is_p
             assert one["policy_version"] == {"stable": 2, "candidate": 3}[one["channel"]]
         decided = wait_for(runs, service, "ExperimentDecided")
         assert decided["decision"] == "rolled_back", decided
-        assert decided["reason"].startswith("users: it is worse")
+        assert decided["reason"].startswith("users: the candidate is worse")
 
         versions = experiment(runs, service, 1, liked="candidate")
         assert versions["stable"] == 2 < versions["candidate"]

@@ -152,5 +152,5 @@ async def test_a_rank_that_works_for_ever_ends_at_a_versions_deadline(ranks, mon
             await asyncio.sleep(0.01)
 
     ranks.ask = work_for_ever
-    with pytest.raises(DeadlineError, match="2 of 2 ranks of weights 0 left nothing"):
+    with pytest.raises(DeadlineError, match="2 of 2 ranks of weights 0 left no marker"):
         await prepare(publisher(ranks), 0)

@@ -71,7 +71,7 @@ async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
         rank.say(f"upload 2 {token}")
     assert [rank.hear() for rank in ranks] == ["uploaded 2", "stalled", "uploaded 2"]
     ranks[1].kill()
-    with pytest.raises(DeadlineError, match=r"1 of 3 ranks of weights 2 left nothing .*\[1\]"):
+    with pytest.raises(DeadlineError, match=r"1 of 3 ranks of weights 2 left no marker .*\[1\]"):
         await trainer.commit(2, wait_s=0.2)
     assert (await read_head(store)).policy_version == 1
     assert not await store.keys("weights/00000002/delta/manifest")
@@ -189,7 +189,7 @@ async def test_wrong_markers_and_early_ranks_are_refused(monkeypatch):
     other = (*TABLE[:2], TensorSpec("scale", "U32", (3, 7)))
     stranger = RankPublisher(StoreIO(store, no_sleep), 0, other, layouts(1)[0])
     await upload_all([stranger], 1, token)
-    with pytest.raises(CorruptDataError, match="rank 0: its table of tensors is another"):
+    with pytest.raises(CorruptDataError, match="rank 0: its tensor table differs"):
         await trainer.commit(1)
 
 
@@ -333,7 +333,7 @@ async def test_a_shard_of_two_verifiers_is_refused():
     held = [[[run], find_runs(TABLE, "scale", ())]]
     trainer = Trainer(store, 1)
     await upload_all(local_ranks(store, held), 0, await trainer.begin())
-    with pytest.raises(CorruptDataError, match=r"Extent\(.* is of more than one verifier"):
+    with pytest.raises(CorruptDataError, match=r"Extent\(.* crosses the spans of verifiers"):
         await trainer.commit(0)
 
 

@@ -120,7 +120,7 @@ def test_a_table_names_the_tiles_that_differ():
     tensors["c"] += np.uint16(1)
     expected = [TileRef("a", 2), TileRef("b", 1), TileRef("c", 0)]
     assert table.damaged_tiles(tensors) == expected
-    with pytest.raises(CorruptDataError, match="not that of"):
+    with pytest.raises(CorruptDataError, match="expected the table of root digest"):
         decode_table(msgspec.msgpack.encode(table), root_digest(tensors))
     with pytest.raises(CorruptDataError, match="not a table"):
         decode_table(b"junk", "")

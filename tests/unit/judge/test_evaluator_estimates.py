@@ -59,7 +59,7 @@ def test_settings_of_sets_are_checked() -> None:
     one = EvalSetConfig(name="a")
     with pytest.raises(ConfigError, match=r"evaluator\.sets: expected each name once, got 'a'"):
         EvaluatorConfig(sets=(one, one))
-    with pytest.raises(ConfigError, match=r"evaluator\.sets\.b\.num_samples: expected 1 where"):
+    with pytest.raises(ConfigError, match=r"evaluator\.sets\.b\.num_samples: expected 1 if"):
         EvalSetConfig(name="b", num_samples=2, temperature=0.0)
     with pytest.raises(ConfigError, match=r"evaluator\.sets\.b\.temperature: expected 0, or"):
         EvalSetConfig(name="b", temperature=1e-9)

@@ -40,13 +40,13 @@ def evaluated() -> GateEvaluated:
         Gate(name="offline", state=GateState.PASSED, words="64 tasks, 5 gained, 2 lost",
              value=0.66, baseline=0.61, bound=0.02, num_candidate=64, num_stable=64),
         Gate(name="kl", state=GateState.PASSED, words="0.013, bound 0.05", value=0.013, bound=0.05),
-        Gate(name="reply_length", state=GateState.FAILED, words="4.1 to stable's 6.2, bound 1",
+        Gate(name="reply_length", state=GateState.FAILED, words="4.1, stable 6.2, bound 1",
              value=4.1, baseline=6.2, bound=1.0, num_candidate=410, num_stable=402),
         Gate(name="question_rate", state=GateState.WAITING,
-             words="0.09 to stable's 0.08, bound 0.05; 12 of 200 users per arm",
+             words="0.09, stable 0.08, bound 0.05; 12 of 200 users per arm",
              value=0.09, baseline=0.08, bound=0.05),
         Gate(name="users", state=GateState.WAITING,
-             words="neither better nor worse is shown yet: reward 0.712 to stable's 0.701"),
+             words="no significant difference yet: reward 0.712, stable 0.701"),
     ]  # fmt: skip
     arms = [
         ArmView(arm=Arm.STABLE, policy_version=3, num_users=402, num_sessions=1203,
@@ -56,7 +56,7 @@ def evaluated() -> GateEvaluated:
     ]  # fmt: skip
     view = ExperimentView(
         number=0, policy_version=7, stable_version=3, phase="arms", gates=gates, arms=arms,
-        blocked_by="reply_length: 4.1 to stable's 6.2, bound 1", difference=0.0109,
+        blocked_by="reply_length: 4.1, stable 6.2, bound 1", difference=0.0109,
         difference_low=-0.081, difference_high=0.102, evidence_better=1.31, evidence_worse=0.22,
         share=0.5, num_sessions_missing=24_311, seconds_missing=2.1e6,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def evaluated() -> GateEvaluated:
 def decided() -> ExperimentDecided:
     return ExperimentDecided(
         number=0, decision=Decision.ROLLED_BACK, policy_version=7, stable_version=3,
-        reason="reply_length: 2 to stable's 6", at=150.0,
+        reason="reply_length: 2, stable 6", at=150.0,
     )  # fmt: skip
 
 

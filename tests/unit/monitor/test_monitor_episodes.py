@@ -68,7 +68,7 @@ async def test_an_episode_is_read_whole():
     assert view.turns[0].logprobs == [-0.5] * len(view.turns[0].pieces)
     assert "-a" in view.diff
     assert "+b" in view.diff
-    assert "c.bin: 1 bytes that are no text" in view.diff
+    assert "c.bin: binary file of 1 bytes" in view.diff
     assert view.verdict is not None
     assert (view.verdict.num_tests_passed, view.verdict.num_tests) == (1, 2)
     assert (view.row.step, view.row.fate, view.row.advantage) == (7, Outcome.SOLVED, 0.5)
@@ -85,7 +85,7 @@ async def test_a_diff_is_against_all_that_a_task_had_written():
     ]
     await bus.publish(events)
     view = await EpisodeReader(store, last_of(bus)).read("g0-m0", folded(*events))
-    assert "c.bin: 1 bytes that are no text (2 before)" in view.diff
+    assert "c.bin: binary file of 1 bytes (2 before)" in view.diff
 
 
 async def test_a_turn_that_was_collected_is_shown_as_such():

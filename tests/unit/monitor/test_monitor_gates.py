@@ -43,7 +43,7 @@ def test_without_the_gatekeepers_reports_the_log_alone_is_shown():
 def test_a_decision_stays_although_a_report_comes_later(late):
     view = state_of(*gate_story(), decided(), *late).gates
     assert (view.candidate.phase, view.candidate.blocked_by) == ("rolled_back", "")
-    assert [one.reason for one in view.decided] == ["reply_length: 2 to stable's 6"]
+    assert [one.reason for one in view.decided] == ["reply_length: 2, stable 6"]
 
 
 def test_status_shows_gates_and_arms_and_nothing_of_them_in_a_run_without():

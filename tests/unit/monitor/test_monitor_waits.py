@@ -80,7 +80,7 @@ def test_a_circle_is_a_deadlock():
 def test_a_thing_may_be_what_all_wait_for():
     stall = explain({"trainer": actor("trainer", wait("group 12", 5.0))}, NOW, quiet_s=0.0)
     assert stall.root == "group 12"
-    assert stall.words.endswith("group 12 is what all of it waits for")
+    assert stall.words.endswith("everything waits for group 12")
 
 
 def test_short_waits_are_no_stall_and_missing_actors_are_named():

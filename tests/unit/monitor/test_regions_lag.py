@@ -117,7 +117,7 @@ def test_verdicts_of_a_wrong_version_are_told():
     )
     state = fold_of((AT, result)).state(AT)
     assert state.evals[-1].num_wrong_version == 2
-    assert "2 of a wrong version left out" in state.log[-1].text
+    assert "2 from a wrong version left out" in state.log[-1].text
     assert b"penstock_heldout_wrong_version 2.0" in exposition(state)
 
 
