@@ -1,7 +1,7 @@
-"""Joins users' feedback with the recorded requests it is about, into live training samples.
+"""Joins users' feedback with the requests it refers to, into live training samples.
 
-`signals.py` makes a reward of declared signals, `sessions.py` samples of a session, `join.py` is
-the join itself; `bursts.py` holds what comes in floods, `trust.py` weighs users, `preferences.py`
-makes pairs and labels; all are pure. `actor.py` wires them to the log. A signal is declared in the
+`actor.py` follows the log; everything else is pure. `sessions.py` turns declared signals into
+rewards and requests into samples, `join.py` joins the two, `bursts.py` quarantines floods,
+`trust.py` weighs users, `preferences.py` makes pairs and labels. To add a signal, declare it in the
 configuration (`[[feedback.signals]]`, `messages/signals`).
 """

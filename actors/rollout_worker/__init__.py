@@ -1,10 +1,10 @@
 """Rollout workers: whole agent sessions, turn by turn, each in a machine of its own.
 
-`actor.py` takes a command and makes one or several episodes of it, `episode.py` is the loop of one,
-`episode_runner.py` plays turns in a machine and counts them, `conversation.py` holds the tokens and
-the rules of an episode's end (pure), `turns.py` samples a turn and keeps it in the log.
-What an episode changed is read by `envs/tasks/changes.py`.
+`actor.py` takes a command and starts one or several episodes; `episode.py` is the loop of one
+episode and runs its turns in a machine; `conversation.py` keeps its tokens and decides when it ends
+(pure); `turns.py` samples a turn and stores it in the log. `envs/tasks/changes.py` reads what an
+episode changed.
 
 To add a tool, see `envs/harness`. To add an end of an episode: a member of `EpisodeEnd`, and the
-rule that sets it in `conversation.py`.
+rule in `conversation.py` that sets it.
 """

@@ -1,8 +1,8 @@
-"""`penstock agent` and `penstock chat`: the harness of training on a user's files.
+"""`penstock agent` and `penstock chat`: the harness of training on a user's own files.
 
-The folder is a sandbox (`checkout.py`), the model any chat endpoint (`model.py`, `stream.py`), the
-loop that of an episode (`loop.py`), and what is shown of it text alone (`display.py`). A chat
-(`chat.py`) serves its run where that is down (`endpoint.py`), and works on a copy (`workspace.py`).
-An agent reports afterwards how it went (`outcome.py`): whether it finished, whether tests pass, how
-much of its change is still there (`kept.py`).
+The folder acts as a sandbox (`checkout.py`), any chat endpoint as the model (`model.py`,
+`stream.py`). `loop.py` is the loop of an episode, and `display.py` shows it as plain text. A chat
+(`chat.py`) works on a copy of the folder, and serves its run if nothing serves it (`endpoint.py`).
+Afterwards `outcome.py` reports whether the agent finished, whether tests pass, and how much of its
+change is still there.
 """

@@ -1,6 +1,6 @@
-"""`penstock judge`: how good the rubric judges of a configuration are, before they pay rewards.
+"""`penstock judge`: measures the rubric judges of a configuration before they decide rewards.
 
-`attack.py` asks them about wrong work dressed up by texts that fool judges (`attacks.py`),
-`calibrate.py` about work that people labelled (`labels.py`), by the figures of `agreement.py`;
-`calibration.py` is the file that keeps the result, and refuses a judge below what a run demands.
+`attack.py` presents wrong work with texts that try to fool judges, `calibrate.py` compares judges
+with people's labels, `audit.py` looks for cheats; `agreement.py` has the statistics.
+`calibration.py` reads the file that keeps a result, and refuses a judge below what a run demands.
 """

@@ -1,5 +1,5 @@
-"""Whose data is where: `penstock lineage`, and `penstock erase`, which takes it away again.
+"""`penstock lineage` shows whose data trained what; `penstock erase` erases a user's data.
 
-`lineage.py` folds the log into who trained what; `erase.py` deletes a user's content key in order;
-`retrain.py` writes a model that never had the erased.
+`lineage.py` folds the log into who trained what. `erase.py` deletes a user's content key, in order,
+and retrains a model without the erased.
 """

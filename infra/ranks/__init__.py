@@ -1,5 +1,6 @@
-"""A run's ranks, the processes that share its weights.
+"""Ranks: the processes that hold a run's weights together.
 
-`checks.py`: processes and settings fit; `environment.py`, `units.py`: how they start and end;
-`build.py`: the trainer's engine and the actor of a rank; `arithmetic.py`: what replay has to match.
+`environment.py` and `units.py` say how they start and end, `build.py` builds the trainer's engine
+and the actor of a rank, `arithmetic.py` names what a replay has to match, `gang.py` runs a command
+in several ranks.
 """

@@ -5,8 +5,8 @@ Penstock has to run. The format is documented in `docs/weight-format.md`.
 
 ```
  files/checkpoint.py  files and folders as tensors ┐             ┌─▶ diff.py ─▶ DELTA
- patched.py           one seen through a delta     ┴─▶ `Weights` ┼─▶ apply.py ─▶ OUT
-                                                                 └─▶ verify.py, inspection.py
+ patched.py           one seen through a delta     ┴─▶ `Weights` ┼─▶ actions.py ─▶ OUT
+                                                                 └─▶ inspect.py
 ```
 `Weights` (files/tensors.py) is anything whose tensors can be read slice by slice. So a merge is a
 diff against a checkpoint that is seen through several deltas, and nothing ever holds a whole model.

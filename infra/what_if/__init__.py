@@ -1,5 +1,5 @@
-"""`penstock replay RUN --what-if KEY=VALUE`: a run's log trained with something different.
+"""`penstock replay RUN --what-if KEY=VALUE`: trains a run's log with other settings or rewards.
 
-`settings.py` reads what is different, `command.py` does it, `evaluation.py` evaluates the weights
-on the run's held-out tasks, `report.py` writes the curves beside the run's own.
+`settings.py` reads what differs; `command.py` trains, evaluates the weights on the run's held-out
+tasks, and writes both runs' curves side by side.
 """

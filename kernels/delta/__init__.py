@@ -7,15 +7,14 @@ changed positions with their new values, to be written over the base: writing tw
 Arrays are bit patterns, as unsigned integers of their element size; `Dtype` names what they hold.
 
 ```
- codec.py ─▶ predict.py     which codec, which classes of exponents
-     ├─────▶ compiled.py    marks and steps: c/delta.c, or portable.py + rice.py (the same bytes)
-     └─────▶ container.py   the byte layout; header.py has its fields, dtypes.py the element types
+ codec.py ─┬─▶ compiled.py    marks and steps: c/delta.c, or portable.py (the same bytes)
+           └─▶ container.py   the byte layout; header.py has its fields, dtypes.py the element types
 ```
 The layout is documented in `docs/weight-format.md`. An array is read from memory once: its checks
 are computed chunk by chunk while it is coded.
 
 To add a codec: a member of `Codec`, its coding in `portable.py` and `c/`, its predicted size in
-`predict.py`, a case in the tests' slow reader. To add an element type: a row in `dtypes.py`.
+`codec.py`, a case in the tests' slow reader. To add an element type: a row in `dtypes.py`.
 """
 
 from penstock.kernels.delta.arrays import Patch, check_of

@@ -1,13 +1,11 @@
-"""MXFP8 and NVFP4 blocks, by the rules of `formats.py`.
-
-The frozen rounding rules of the small number formats, in integer arithmetic.
+"""MXFP8 and NVFP4 blocks: the frozen rounding rules of small number formats, in integer arithmetic.
 
 - E8M0 (scales of MXFP8): code e is 2**(e - 127), 255 is NaN. A block's scale is amax / 448, an
   IEEE float32 division, rounded *up* to a power of two (RCEIL), at most 254. A block with a NaN has
   scale 255 and NaN codes; amax is not clamped, so a block of zeros has scale 0.
-- E4M3 (elements of MXFP8, scales of NVFP4): round to nearest even; what is beyond 448, infinity
-  too, becomes 448; the NaN code is 0x7F.
-- E2M1 (elements of NVFP4): round to nearest even, beyond 6 becomes 6.
+- E4M3 (elements of MXFP8, scales of NVFP4): round to nearest even; values beyond 448, infinity
+  included, become 448; the NaN code is 0x7F.
+- E2M1 (elements of NVFP4): round to nearest even; values beyond 6 become 6.
 
 Sources: OCP Microscaling Formats 1.0; arXiv 2506.08027 on why the scale is rounded up.
 """

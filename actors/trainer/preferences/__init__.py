@@ -1,6 +1,6 @@
-"""Training on preferences: DPO for pairs, KTO for labels, before RL from files and live.
+"""Training on preferences: DPO for pairs, KTO for labels, from files before RL and from users live.
 
-`losses.py` has the formulas, `examples.py` token ids and their form in the store, `objective.py`
-forward passes and gradients, `phase.py` the phase before RL; `waiting.py` and `reading.py` are the
-live side: what waits for a step, and its content from the log.
+`examples.py` holds token ids and their form in the store; `objective.py` the formulas, forward
+passes and gradients; `phase.py` the phase before RL. On the live side, `waiting.py` keeps what
+waits for a step, and `reading.py` reads its content from the log.
 """

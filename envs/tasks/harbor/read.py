@@ -3,7 +3,7 @@
 A folder that Penstock wrote comes back as it was. A foreign one is graded by its own verifier. Its
 Dockerfile is not built: what `COPY` and `ADD` bring into the working directory is taken; all else
 comes from an image layer, which the task names as its `docker_image`. A Dockerfile that does more
-is refused where there is no layer, by its instruction; so are fields (`harbor_fields.py`).
+is refused where there is no layer, by its instruction; so are fields (`fields.py`).
 
 Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """

@@ -7,7 +7,7 @@
         solution/solve.sh, files/...           the known solution
 ```
 `tests/penstock.json` holds what the hidden tests must print: the verifier compares in a process of
-its own, after the code under test has ended. Foreign tasks: `harbor_foreign.py`.
+its own, after the code under test has ended. Foreign tasks: `foreign.py`.
 
 Source: Harbor's task format, version 1.0 (harborframework.com/docs/tasks).
 """

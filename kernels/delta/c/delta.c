@@ -1,5 +1,5 @@
-/* Marks and steps of a delta, compiled: the same bytes as `portable.py` and `rice.py`, which say
- * what they mean.
+/* Marks and steps of a delta, compiled: the same bytes as `portable.py`, which says what they
+ * mean.
  *
  * Elements go by blocks of 64: a block's changes, and the members of each class, are one 64-bit mask
  * each, so that an element's rank in its class is a count of bits. Sixteen blocks are a group: its

@@ -1,4 +1,4 @@
-/* Rice strings, as `rice.py` describes them. */
+/* Rice strings, as `portable.py` describes them. */
 #ifndef PENSTOCK_RICE_H
 #define PENSTOCK_RICE_H
 #include "lanes.h"
