@@ -200,7 +200,7 @@ class Confinement:
                 passed = [end.fileno(), *fds.values(), *calls, *pass_fds]
                 process = HostProcess(argv, cpu, passed, group)
             except OSError as error:
-                raise SandboxDied(f"no machine could be started: {error}") from error
+                raise SandboxDied(f"cannot start a machine: {error}") from error
             ours.pop_all()
             return process, line
 

@@ -123,7 +123,7 @@ async def test_an_image_that_is_not_there_is_said_to_be_absent(tmp_path):
         assert await pool.acquire(60.0)
     assert list(shop.own.iterdir()) == []
     async with Pool(PlainBackend(), size=0, live_max=1) as pool:
-        with pytest.raises(ImageAbsent, match="this host has one image"):
+        with pytest.raises(ImageAbsent, match="this host has only one image"):
             await pool.acquire(60.0, image=false)
 
 
