@@ -173,7 +173,7 @@ async def test_no_machine_has_a_layer_that_is_not_what_its_name_says(tmp_path):
     layer_path(shop.shared, shared).write_text("torn")
     images = Images(shop.open, shared=shop.shared)
     async with Pool(shop.base, size=0, live_max=1, images=images) as pool:
-        with pytest.raises(ImageAbsent, match="is not what its name says"):
+        with pytest.raises(ImageAbsent, match="does not match its digest"):
             await pool.acquire(60.0, image=shared)
     shop.own.mkdir()
     layer_path(shop.own, own).write_text("torn")
