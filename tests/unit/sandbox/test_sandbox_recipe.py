@@ -188,7 +188,7 @@ def test_a_damaged_file_is_built_again(tmp_path, recipe, kind, again):
     assert build.build_assets(tmp_path, said.append) == first
     assert built == again
     assert file.read_bytes() == whole
-    assert any(f"{file}: damaged" in line for line in said)
+    assert any(f"{file} is damaged" in line for line in said)
 
 
 def test_a_failed_build_leaves_the_old_set(tmp_path, recipe, monkeypatch):
