@@ -1,6 +1,7 @@
-"""The sandbox backends; each is imported when it is opened, so listing is free.
+"""Registry of sandbox backends, which opens them by name.
 
-No backend silently replaces another: one is opened by name. To add one: a line in `backends`.
+A backend's module is imported only when the backend is opened, so listing them is cheap. No backend
+silently stands in for another one. To add a backend, add a line to `backends`.
 """
 
 import importlib
@@ -9,7 +10,7 @@ from typing import Any
 
 from penstock.envs.sandbox import BackendUnavailable, SandboxBackend
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 backends: dict[str, str] = {
     "firecracker": "penstock.envs.microvm.firecracker.backend:FirecrackerBackend",
@@ -18,40 +19,41 @@ backends: dict[str, str] = {
     "qemu-tcg": "penstock.envs.microvm.qemu.backend:QemuTcgBackend",
     "process": "penstock.envs.microvm.process:ProcessBackend",
 }
-"""Name -> "module:class"."""
+"""Backend name -> "module:class"."""
 EXPERIMENTAL: dict[str, str] = {"firecracker": "has never driven a real Firecracker"}
-"""Name -> the reason not to rely on it yet."""
+"""Backend name -> reason not to rely on that backend yet."""
 
 
 def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> SandboxBackend:
     """Return the backend called `name`.
 
     Args:
-        name: A key of `backends`.
-        allow_process: Must be set for `process`, which is no boundary against hostile code.
-        options: Passed to the backend's class.
+        name: Key of `backends`.
+        allow_process: Consent to `process`, which does not contain hostile code.
+        options: Keyword arguments of the backend's class.
 
     Raises:
-        BackendUnavailable: No such backend, it is not installed, or it was not allowed.
+        BackendUnavailable: The backend is unknown, not installed, or not allowed.
 
     """
     if name not in backends:
         raise BackendUnavailable(
-            f"sandbox backend {name!r}: choose one of {sorted(backends)} "
+            f"sandbox backend {name!r} is unknown: choose one of {sorted(backends)} "
             f"(experimental: {', '.join(EXPERIMENTAL)})"
         )
+    # Explicit consent: code that breaks out of its namespaces attacks the host's kernel directly.
     if name == "process" and not allow_process:
         raise BackendUnavailable(
-            "sandbox backend 'process' shares the host's kernel with the guest's code; "
+            "sandbox backend 'process' runs guest code on the host's kernel: "
             "allow it explicitly (allow_process=True), or use 'uml'"
         )
     backend: SandboxBackend = backend_class(name)(**options)
     if name in EXPERIMENTAL:
-        _log.warning("sandbox backend %r is experimental: it %s", name, EXPERIMENTAL[name])
+        log.warning("sandbox backend %r is experimental: it %s", name, EXPERIMENTAL[name])
     return backend
 
 
 def backend_class(name: str) -> Any:
-    """Return the class of a backend; its declarations can be read without opening it."""
+    """Return the class of a backend, whose declarations can be read without opening it."""
     module, _, cls = backends[name].partition(":")
     return getattr(importlib.import_module(module), cls)

@@ -1,4 +1,4 @@
-"""What a task's machines need, and what a host offers. Pure."""
+"""Matches the machine size that a task needs with what a host offers. Pure."""
 
 from typing import Protocol, runtime_checkable
 
@@ -6,20 +6,21 @@ from penstock.envs.sandbox import Capability, IsolationClass, Machine, NeedsRefu
 from penstock.messages.task import MachineNeeds
 
 FILES_PERCENT_MAX = 70
-"""Of a machine's memory that may hold files (`microvm/guest/main.c` has the same number)."""
+"""Percentage of a machine's memory that files may take (also in `microvm/guest/main.c`)."""
 MEMORY_MIB_MIN = 64
+"""Smallest memory that a machine is started with."""
 DEFAULT_NEEDS = MachineNeeds()
 _STRENGTH = {str(name): n for n, name in enumerate(reversed(IsolationClass))}
 
 
 class Sizeable(Protocol):
-    """What is asked of a backend, or of its class."""
+    """Size limits that a backend, or its class, declares."""
 
     name: str
     isolation_class: IsolationClass
     processors_max: int
     memory_mib: int
-    """Of a machine that nobody asks more for."""
+    """Default memory of a machine."""
 
 
 @runtime_checkable
@@ -27,7 +28,7 @@ class SizedBackend(Sizeable, Protocol):
     """A backend whose machines may have several sizes."""
 
     needs: MachineNeeds
-    """Size of its machines, every number set but `disk_mib`."""
+    """Size of its machines; all fields are set except that `disk_mib` may be 0."""
     capabilities: frozenset[Capability]
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Machine:
@@ -35,23 +36,23 @@ class SizedBackend(Sizeable, Protocol):
         ...
 
     def resized(self, needs: MachineNeeds) -> "SizedBackend":
-        """Return the same backend, image included, with machines of another size."""
+        """Return a backend with the same image whose machines have another size."""
         ...
 
 
 def fitted(
     needs: MachineNeeds, own: MachineNeeds, backend: Sizeable, live_max: int
 ) -> tuple[MachineNeeds, int]:
-    """Return the size of a task's machines on a host, and how many of the pool's own they equal.
+    """Return the size of a task's machines, and how many default machines of the pool each equals.
 
     Args:
-        needs: The task's.
-        own: Size of the pool's machines, from `sized`: what a task does not name is as there.
-        backend: Of the pool, or its class.
-        live_max: Machines of the pool's own size that the host has room for.
+        needs: Needs of the task.
+        own: Default machine size of the pool, from `sized`; fills in what the task leaves open.
+        backend: Backend of the pool, or its class.
+        live_max: Maximum machines of the default size on the host.
 
     Raises:
-        NeedsRefused: It has less than the task needs; the text has both numbers.
+        NeedsRefused: The host offers less than the task needs; the error names both.
 
     """
     check_numbers(needs)
@@ -62,30 +63,35 @@ def fitted(
         isolation_min=needs.isolation_min,
     )
     size = sized(asked, backend)
-    num_own = -(-size.memory_mib // own.memory_mib)
-    if num_own > live_max:
+    # `live_max` exists to bound memory, so a larger machine counts by its memory, rounded up.
+    num_slots = -(-size.memory_mib // own.memory_mib)
+    if num_slots > live_max:
         raise NeedsRefused(
-            f"machine.memory_mib: {size.memory_mib} are needed (disk_mib {needs.disk_mib} lie in "
-            f"them), and this host has {live_max * own.memory_mib}: sandbox_host.pool.live_max "
-            f"{live_max} times {own.memory_mib}"
+            f"machine.memory_mib: the task needs {size.memory_mib} (including its files, disk_mib "
+            f"{needs.disk_mib}), this host has {live_max * own.memory_mib}: "
+            f"sandbox_host.pool.live_max {live_max} times {own.memory_mib}"
         )
-    return size, num_own
+    return size, num_slots
 
 
 def sized(needs: MachineNeeds, backend: Sizeable) -> MachineNeeds:
-    """Return the size of a backend's machines: every number set but `disk_mib`, 0 for all of 70%.
+    """Return the size of a backend's machines, with defaults filled in.
+
+    `disk_mib` stays 0 unless requested: files may then take 70% of the memory.
 
     Raises:
-        NeedsRefused: The backend has fewer processors or isolates less, or a number makes no sense.
+        NeedsRefused: The backend has too few processors, too weak isolation, or a number is
+            invalid.
 
     """
     check_numbers(needs)
     if needs.processors > backend.processors_max:
         raise NeedsRefused(
-            f"machine.processors: {needs.processors} are needed, and a machine of "
+            f"machine.processors: the task needs {needs.processors}, a machine of backend "
             f"{backend.name!r} has at most {backend.processors_max}"
         )
     check_isolation(needs.isolation_min, backend.name, backend.isolation_class)
+    # Files live in guest memory (tmpfs), so a larger disk needs a proportionally larger memory.
     for_files = -(-needs.disk_mib * 100 // FILES_PERCENT_MAX)
     memory_mib = max(needs.memory_mib or backend.memory_mib, for_files, MEMORY_MIB_MIN)
     return MachineNeeds(
@@ -94,8 +100,9 @@ def sized(needs: MachineNeeds, backend: Sizeable) -> MachineNeeds:
 
 
 def check_numbers(needs: MachineNeeds) -> None:
-    """Check what can be checked without a host; raises NeedsRefused."""
+    """Check the values that need no host to check; raise NeedsRefused if one is invalid."""
     for field in ("memory_mib", "disk_mib", "processors"):
+        # 2^24 MiB are 16 TiB: more than any host can offer.
         if not 0 <= getattr(needs, field) < 1 << 24:
             raise NeedsRefused(
                 f"machine.{field}: expected 0 <= x < 2^24, got {getattr(needs, field)}"
@@ -108,10 +115,10 @@ def check_numbers(needs: MachineNeeds) -> None:
 
 
 def check_isolation(least: str, name: str, offered: IsolationClass) -> None:
-    """Check that a backend isolates enough; raises NeedsRefused."""
+    """Raise NeedsRefused if a backend isolates less than a task demands."""
     if not least:
         return
     if _STRENGTH[offered] < _STRENGTH[least]:
         raise NeedsRefused(
-            f"machine.isolation_min: {least} is needed, and a machine of {name!r} is {offered}"
+            f"machine.isolation_min: the task needs {least}, backend {name!r} offers {offered}"
         )

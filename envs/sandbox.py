@@ -1,8 +1,8 @@
 """The sandbox contract: what the agent harness and the graders may do with a machine.
 
-To add a backend: write a class that implements `SandboxBackend`, add its line to
-`envs/backends.py`, and pass `tests/contract/sandbox/check_sandbox.py`. A backend declares only what
-it can do: requiring an absent capability raises, and no backend silently replaces another.
+To add a backend, write a class that implements `SandboxBackend`, add its line to
+`envs/backends.py`, and pass `tests/contract/sandbox/check_sandbox.py`. A backend declares only
+capabilities that it has; requiring a missing one raises `CapabilityMissing`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,23 +17,23 @@ from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.sandbox import ExecResult
 
 WORK_DIR = "/work"
-"""Where the agent works; relative paths start here."""
+"""Working directory of the agent; relative paths start here."""
 
 
 class SandboxError(PenstockError, RuntimeError):
-    """Root of what a sandbox can raise: an infrastructure failure, except for `SandboxKilled`."""
+    """Base of all sandbox errors: infrastructure failures, except for `SandboxKilled`."""
 
 
 class SandboxDied(SandboxError, ConnectionError):
-    """The machine ended while it was in use; the text has its last words."""
+    """The machine ended while it was in use; the error has its last output."""
 
 
 class SandboxKilled(SandboxDied):
-    """The machine ended or hung by itself, alone of all on its host: its programs' own doing."""
+    """The machine ended or hung while others on its host did not: its own programs caused it."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):
-    """The machine did not answer in time, beyond the deadline of the command itself."""
+    """The machine did not answer within the command's own timeout plus a grace period."""
 
 
 class SandboxFileError(SandboxError, OSError):
@@ -41,15 +41,15 @@ class SandboxFileError(SandboxError, OSError):
 
 
 class SandboxRequestError(SandboxError, ValueError):
-    """The guest agent refused a request; the text has its reason."""
+    """The guest agent refused a request; the error has its reason."""
 
 
 class CapabilityMissing(SandboxError, NotImplementedError):
-    """A backend lacks a required capability; the text lists what it has."""
+    """A backend lacks a required capability; the error lists those that it has."""
 
 
 class BackendUnavailable(SandboxError, LookupError):
-    """A backend is unknown, refused, or not installed; the text says how to get it."""
+    """A backend is unknown, refused, or not installed; the error says how to get it."""
 
 
 class ImageAbsent(SandboxError, LookupError):
@@ -57,41 +57,42 @@ class ImageAbsent(SandboxError, LookupError):
 
 
 class NeedsRefused(SandboxError, ValueError):
-    """A host offers less than a task's machines need; the text has both."""
+    """A host offers less than a task's machines need; the error names both."""
 
 
 class IsolationClass(StrEnum):
-    """What stands between the guest's code and the host; the strongest first."""
+    """Boundary between guest code and the host, strongest first."""
 
     HARDWARE_VM = "hardware_vm"
-    """Its own kernel on virtual hardware, isolated by the processor."""
+    """Separate kernel on virtual hardware, isolated by the processor."""
     EMULATED_VM = "emulated_vm"
-    """Its own kernel on an emulated processor, in one unprivileged process."""
+    """Separate kernel on an emulated processor, in one unprivileged process."""
     USER_MODE_KERNEL = "user_mode_kernel"
-    """Its own kernel, as an unprivileged process inside namespaces."""
+    """Separate kernel that runs as an unprivileged process inside namespaces."""
     PROCESS = "process"
-    """Namespaces alone: the host's kernel answers the guest's system calls."""
+    """Namespaces only: the host's kernel serves the guest's system calls."""
 
 
 class Capability(StrEnum):
-    """What a backend may declare that it can do."""
+    """Feature that a backend may declare."""
 
     COLD_BOOT = "cold_boot"
     OWN_KERNEL = "own_kernel"
     RAM_SNAPSHOT = "ram_snapshot"
-    """Machines start as copies of one that has booted."""
+    """Machines start as copies of one that has already booted."""
     FORK = "fork"
     """Several machines may resume from one checkpoint."""
     CHECKPOINT = "checkpoint"
-    """A running machine can be saved, and continues."""
+    """A running machine can be saved and then continues."""
     LAYERS = "layers"
     """Machines may have an image layer above the base image (`envs/microvm/images/layers.py`)."""
     NETWORK = "network"
-    """Allowed hosts can be reached through an audited proxy (`envs/egress`); nothing else can."""
+    """Programs can reach allowed hosts, and only those, through an audited proxy
+    (`envs/egress`)."""
 
 
 class Sandbox(Protocol):
-    """One single-use machine. Calls may overlap; each has its own deadline."""
+    """Single-use machine. Calls may overlap; each has its own deadline."""
 
     info: SandboxRecord
 
@@ -105,15 +106,16 @@ class Sandbox(Protocol):
         output_bytes_max: int = 65536,
         op_key: str = "",
     ) -> ExecResult:
-        """Run a program with stdin `/dev/null`, until its leader exits.
+        """Run a program with stdin `/dev/null` and return when its first process exits.
 
         Args:
-            argv: Program and arguments; no shell.
-            timeout_s: Then its process group is killed, and `timed_out` is set.
+            argv: Program and arguments; no shell is involved.
+            timeout_s: Seconds after which its process group is killed and `timed_out` is set.
             cwd: Working directory in the guest.
-            env: Added to the default environment (PATH, HOME, LC_ALL, TERM).
-            output_bytes_max: Kept of each stream; at most 1 MiB.
-            op_key: At most 64 bytes. A repeat with this key does not run again.
+            env: Variables added to the default environment (PATH, HOME, LC_ALL, TERM).
+            output_bytes_max: Bytes kept of each output stream; at most 1 MiB.
+            op_key: Idempotency key, at most 64 bytes; a repeated key does not run the program
+                again.
 
         Raises:
             SandboxDied: The machine ended.
@@ -127,7 +129,7 @@ class Sandbox(Protocol):
         ...
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write whole files, parents included, owned by the guest's user."""
+        """Write whole files and their parent folders, owned by the guest's user."""
         ...
 
     async def list_files(self, root: str) -> list[str]:
@@ -135,7 +137,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the machine and everything in it; repeating it does nothing."""
+        """End the machine and everything in it; a repeated call does nothing."""
         ...
 
 
@@ -144,34 +146,34 @@ class NetworkedSandbox(Sandbox, Protocol):
     """A sandbox of a backend that declares `NETWORK`."""
 
     async def allow_egress(self, rules: Sequence[str]) -> None:
-        """Let programs started from now on reach some hosts; once per machine.
+        """Let programs started from now on reach some hosts; allowed once per machine.
 
         Args:
-            rules: Each `name:port`, `*.name:port` or `name:port@address`.
+            rules: Allow-list entries: `name:port`, `*.name:port` or `name:port@address`.
 
         Raises:
-            SandboxRequestError: A rule is malformed, or others were set before.
+            SandboxRequestError: A rule is malformed, or other rules were set before.
 
         """
         ...
 
     async def egress_attempts(self) -> list[EgressAttempt]:
-        """Return what programs tried to reach, allowed or not; similar attempts share a line."""
+        """Return what programs tried to reach, allowed or not; similar attempts share an entry."""
         ...
 
 
 class VerifierRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A program of tests, and how the code under test is kept apart from it."""
+    """Test program, and how the code under test is separated from it."""
 
     argv: list[str]
     timeout_s: float
     output_bytes_max: int = 65536
     peer: list[str] = []
-    """The code under test as a program of its own, run by the guest's user; `argv` is then run by
-    the verifier's user, and descriptor 3 of both is one socket. Empty: `argv` runs the code."""
+    """Command of the code under test, run as a separate process by the guest's user. The verifier's
+    user then runs `argv`, and descriptor 3 of both is one socket. Empty: `argv` runs the code."""
     covers: list[tuple[str, str]] = []
-    """(file, pattern): lies over every file that the pattern means, for the code under test alone.
-    Components of a pattern may hold `*`, `?` and `[...]`."""
+    """Pairs (file, pattern): the file is mounted over every match of the pattern, visible only to
+    the code under test. Path components of a pattern may contain `*`, `?` and `[...]`."""
 
 
 @runtime_checkable
@@ -179,49 +181,50 @@ class VerifyingSandbox(Sandbox, Protocol):
     """A sandbox whose guest has a second user, for tests and their results."""
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
-        """Run a program of tests in the working directory, as `Sandbox.exec`."""
+        """Run a test program in the working directory; otherwise like `Sandbox.exec`."""
         ...
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
-        """Write whole files that the verifier's user alone can read, as their new folders."""
+        """Write whole files and new parent folders that only the verifier's user can read."""
         ...
 
 
 class NetworkedMachine(NetworkedSandbox, Protocol):
-    """A networked sandbox held where it runs."""
+    """A networked sandbox on the host that runs it."""
 
     async def allow_egress(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
         """See `NetworkedSandbox.allow_egress`.
 
         Args:
-            rules: As there.
-            allows_addresses: Whether the host's operator lets them name addresses.
+            rules: Allow-list entries.
+            allows_addresses: Whether the host's operator permits rules that name an address.
 
         Raises:
-            SandboxRequestError: As there, or a rule names an address and may not.
+            SandboxRequestError: A rule is malformed or names an address without permission, or
+                other rules were set before.
 
         """
         ...
 
 
 class Machine(Sandbox, Protocol):
-    """A sandbox held where it runs."""
+    """A sandbox on the host that runs it."""
 
     @property
     def alive(self) -> bool:
-        """Whether its guest still listens."""
+        """Whether its guest is still connected."""
         ...
 
 
 class SandboxBackend(Protocol):
-    """A way to start sandboxes."""
+    """Factory of sandboxes."""
 
     name: str
     isolation_class: IsolationClass
     capabilities: frozenset[Capability]
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Machine:
-        """Boot one machine, ready for its first `exec`; `cpu` pins it to one host CPU."""
+        """Start one machine, ready for its first `exec`; `cpu` pins it to one host CPU."""
         ...
 
 
@@ -229,10 +232,10 @@ class SavingMachine(Machine, Protocol):
     """A machine of a backend that declares `CHECKPOINT`."""
 
     async def checkpoint(self, folder: Path) -> None:
-        """Save the running machine, commands in flight included; it is paused meanwhile.
+        """Save the running machine, including commands in flight; it is paused meanwhile.
 
         Args:
-            folder: Must not exist; holds the checkpoint afterwards, or nothing.
+            folder: Path that must not exist yet; on failure nothing is left there.
 
         """
         ...
@@ -248,10 +251,10 @@ class SavingBackend(SandboxBackend, Protocol):
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> SavingMachine:
-        """Return a machine that resumes from a checkpoint, with its own clock and names.
+        """Return a machine that resumes from a checkpoint, with its own clock and identity.
 
-        A command that ran when it was saved continues; a repeat with its `op_key` waits for its
-        end and does not run it twice.
+        A command that was running when the machine was saved continues. Repeating it with its
+        `op_key` waits for that command instead of running it twice.
 
         Raises:
             SandboxFileError: The folder holds no complete checkpoint of this kind of machine.
@@ -266,19 +269,23 @@ def require(backend: SandboxBackend, required: Iterable[Capability]) -> None:
     if missing:
         raise CapabilityMissing(
             f"sandbox backend {backend.name!r} has no {', '.join(missing)}; "
-            f"it has {', '.join(sorted(backend.capabilities))}"
+            f"it offers {', '.join(sorted(backend.capabilities))}"
         )
 
 
 def verifying(sandbox: Sandbox) -> VerifyingSandbox:
-    """Return a sandbox that has a verifier's user; raises `CapabilityMissing` if it has none."""
+    """Return a sandbox that has a verifier's user; raise `CapabilityMissing` if it has none."""
     if not isinstance(sandbox, VerifyingSandbox):
-        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have one user")
+        raise CapabilityMissing(
+            f"machines of backend {sandbox.info.backend!r} have one user, and none for the verifier"
+        )
     return sandbox
 
 
 def networked(sandbox: Sandbox) -> NetworkedSandbox:
-    """Return a sandbox that has network access; raises `CapabilityMissing` if it has none."""
+    """Return a sandbox that has network access; raise `CapabilityMissing` if it has none."""
     if not isinstance(sandbox, NetworkedSandbox):
-        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have no network access")
+        raise CapabilityMissing(
+            f"machines of backend {sandbox.info.backend!r} have no network access"
+        )
     return sandbox

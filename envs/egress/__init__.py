@@ -1,11 +1,11 @@
-"""A machine's only network access: an audited proxy on the host that knows a task's allow-list.
+"""Network access of a machine: an audited proxy on the host that enforces a task's allow-list.
 
 ```
- program ─TCP 127.0.0.1:3128─▶ guest agent ─frames─▶ GuestStream ─▶ EgressProxy ─▶ an allowed host
-                                                                        └─▶ EgressAttempt, each
+ program ─TCP 127.0.0.1:3128─▶ guest agent ─frames─▶ GuestStream ─▶ EgressProxy ─▶ allowed host
+                                                                        └─▶ one EgressAttempt
 ```
-A machine has no network and no name resolution. If a task lists hosts (`Task.egress`), its programs
-find a proxy in their environment; everything else stays as it is. `rules.py` decides and is pure,
-`proxy.py` speaks HTTP, `streams.py` carries bytes between it and the guest agent. To add a bound: a
-field of `EgressLimits`, enforced in `account.py`.
+A machine has no network interface and no name resolution. If a task lists hosts (`Task.egress`),
+its programs find the proxy in their environment variables. `rules.py` holds the allow-list logic
+and is pure, `proxy.py` speaks HTTP, `streams.py` carries bytes between the proxy and the guest
+agent. To add a limit, add a field to `EgressLimits` and enforce it in `account.py`.
 """

@@ -1,4 +1,4 @@
-"""Bounds of one machine's network use, and a bounded record of it. Pure."""
+"""Counts one machine's network use against its limits and keeps a bounded record. Pure."""
 
 import msgspec
 
@@ -10,26 +10,26 @@ STILL_OPEN = "still open"
 
 
 class EgressLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one machine's network use."""
+    """Limits on one machine's network use."""
 
     attempts_max: int = 256
-    """Attempts to allowed hosts; later ones are refused."""
+    """Maximum attempts to reach allowed hosts; later ones are refused."""
     lines_max: int = LINES_MAX
-    """Lines of the record; see `EgressRecord`."""
+    """Maximum entries of the record; see `EgressRecord`."""
     connections_max: int = 8
-    """Connections open at once."""
+    """Maximum connections open at once."""
     bytes_max: int = 64 << 20
-    """Bytes of all connections, both directions."""
+    """Maximum bytes over all connections, in both directions together."""
     connect_s_max: float = 10.0
     connection_s_max: float = 120.0
 
 
 class EgressLimitError(PenstockError, RuntimeError):
-    """A bound is reached; the text names it."""
+    """A limit is reached; the error names it."""
 
 
 class EgressEntry(msgspec.Struct):
-    """An open connection's line of the record; see `EgressAttempt`."""
+    """Record entry of an open connection; see `EgressAttempt`."""
 
     method: str = ""
     target: str = ""
@@ -38,11 +38,11 @@ class EgressEntry(msgspec.Struct):
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
     is_answered: bool = False
-    """The program has received the beginning of an answer."""
+    """Whether the program has received the beginning of an answer."""
 
 
 class EgressAccount:
-    """One machine's network use."""
+    """Network use of one machine."""
 
     def __init__(self, limits: EgressLimits) -> None:
         """Start with nothing used."""
@@ -54,7 +54,7 @@ class EgressAccount:
 
     @property
     def attempts(self) -> list[EgressAttempt]:
-        """Ended attempts, then open ones with their bytes so far."""
+        """Finished attempts, followed by open ones with their bytes so far."""
         record = EgressRecord(self._record.lines, self.limits.lines_max)
         for entry in self._open.values():
             if entry.method:
@@ -65,14 +65,15 @@ class EgressAccount:
     def open(self) -> EgressEntry:
         """Begin a connection; `close` ends it."""
         entry = EgressEntry()
+        # By identity: entries are mutable and two connections may have equal fields.
         self._open[id(entry)] = entry
         return entry
 
     def admit(self) -> None:
-        """Count one more attempt at an allowed host.
+        """Count one more attempt to reach an allowed host.
 
         Raises:
-            EgressLimitError: There is no room for it.
+            EgressLimitError: The machine has made too many attempts or has too many connections.
 
         """
         if self._num_admitted >= self.limits.attempts_max:
@@ -82,17 +83,17 @@ class EgressAccount:
         self._num_admitted += 1
 
     def sent(self, entry: EgressEntry, num_bytes: int) -> None:
-        """Count what goes out; raises EgressLimitError."""
+        """Count outgoing bytes; raise EgressLimitError beyond `bytes_max`."""
         entry.num_bytes_sent += num_bytes
         self._count(num_bytes)
 
     def received(self, entry: EgressEntry, num_bytes: int) -> None:
-        """Count what comes in; raises EgressLimitError."""
+        """Count incoming bytes; raise EgressLimitError beyond `bytes_max`."""
         entry.num_bytes_received += num_bytes
         self._count(num_bytes)
 
     def close(self, entry: EgressEntry) -> None:
-        """Record a connection; one without a request leaves no line."""
+        """Record a connection; one that sent no request leaves no entry."""
         del self._open[id(entry)]
         if entry.method or entry.reason:
             self._record.add(_attempt(entry))

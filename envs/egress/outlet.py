@@ -1,6 +1,7 @@
-"""Opens the proxy of one machine, once, and keeps its record."""
+"""Opens the egress proxy of one machine, at most once, and gives access to its record."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from penstock.envs.egress.account import EgressLimits
@@ -11,7 +12,10 @@ from penstock.envs.microvm.protocol import GuestRequest
 from penstock.envs.sandbox import SandboxRequestError
 from penstock.messages.rollout import EgressAttempt
 
+log = logging.getLogger(__name__)
+
 PORT = 3128
+"""Port in the guest on which programs reach the proxy; 3128 is the custom for HTTP proxies."""
 OPEN_S_MAX = 10.0
 _URL = f"http://127.0.0.1:{PORT}"
 _LOCAL = "localhost,127.0.0.1"
@@ -19,16 +23,16 @@ ENVIRONMENT = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _URL),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL),
 }
-"""Environment of programs whose task may reach hosts; most programs respect it."""
+"""Proxy variables set for programs whose task may reach hosts; most programs respect them."""
 
 
 class EgressOutlet:
-    """A machine's network access; closed until `open`.
+    """Network access of one machine, closed until `open` is called.
 
     Args:
-        line: To the guest agent.
-        limits: Of the machine.
-        resolve: Name and port to addresses; the host's own resolver by default.
+        line: Connection to the guest agent.
+        limits: Limits of the machine; defaults to `EgressLimits()`.
+        resolve: Resolver from name and port to addresses; defaults to the host's resolver.
 
     """
 
@@ -46,18 +50,19 @@ class EgressOutlet:
         self._streams: GuestStreams | None = None
 
     async def open(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
-        """Let programs reach some hosts; repeating it with the same ones changes nothing.
+        """Let programs reach some hosts; a repeated call with the same rules does nothing.
 
         Args:
-            rules: As `Task.egress`.
-            allows_addresses: See `parse_rules`.
+            rules: Allow-list in the format of `Task.egress`.
+            allows_addresses: Whether rules may name an address; see `parse_rules`.
 
         Raises:
-            SandboxRequestError: A rule is malformed or not allowed, or others were set before, or
+            SandboxRequestError: A rule is malformed or not allowed, other rules were set before, or
                 the guest cannot listen.
             SandboxError: The machine failed.
 
         """
+        # Requests may be delivered twice: the second one waits and then finds the proxy open.
         async with self._opening:
             if self._proxy is not None and self._rules == list(rules):
                 return
@@ -69,11 +74,13 @@ class EgressOutlet:
                 raise SandboxRequestError(f"the machine's allow-list is set already: {self._rules}")
             self._proxy = await self._listen(EgressProxy(parsed, self._limits, self._resolve))
             self._rules = list(rules)
+            log.debug("egress opened to %s", ", ".join(self._rules))
 
     async def _listen(self, proxy: EgressProxy) -> EgressProxy:
-        """Have the guest agent listen for a proxy; one that does not leaves the outlet closed."""
+        """Make the guest agent listen for a proxy; on failure the outlet stays closed."""
         streams = GuestStreams(self._line, proxy.serve)
-        self._line.on_piece = streams.take  # a program may be faster than the agent's answer
+        # Before the request: a program may connect before the agent's answer arrives.
+        self._line.on_piece = streams.take
         try:
             await self._line.call(GuestRequest(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
         except BaseException:
@@ -85,12 +92,12 @@ class EgressOutlet:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that programs need to find the proxy; none while it is closed."""
+        """Variables by which programs find the proxy; empty while it is closed."""
         return ENVIRONMENT if self._proxy is not None else {}
 
     @property
     def attempts(self) -> list[EgressAttempt]:
-        """What programs tried."""
+        """Attempts of programs to reach hosts, allowed or not."""
         return self._proxy.account.attempts if self._proxy is not None else []
 
     async def close(self) -> None:

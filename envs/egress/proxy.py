@@ -1,23 +1,19 @@
-"""The proxy of one machine: HTTP `CONNECT` and plain requests to allowed hosts, all on record.
+"""HTTP proxy of one machine: `CONNECT` and plain requests to allowed hosts, all recorded.
 
-A name is resolved once, here, and the connection goes to an address that was checked. Redirects are
-not followed: a program that follows one sends another request. One connection carries one request,
-so nothing for another host can follow it. The content of a TLS tunnel is not seen, but for the
-server's name in its first message, which must be the allowed one (`hello.py`). Hosts that a rule
-gives an address are the operator's own: their tunnels may carry anything.
+The proxy resolves a name once and connects to an address that it has checked. It does not follow
+redirects: a program that does sends another request. One connection carries one request, so nothing
+for another host can follow it.
 
-The name in a TLS ClientHello, read from hostile bytes. Pure.
-
-A tunnel's content is not seen, but its first message says which server is meant: another name than
-the allowed one would reach another host behind the same address (fronting). A name that is
-encrypted (ECH) cannot be compared, and neither can one that is not there.
+A TLS tunnel is opaque except for its ClientHello, which must name the allowed server: any other
+name could reach another host behind the same address (domain fronting). A hello whose name is
+missing or encrypted (ECH) cannot be compared and is refused. Hosts to which a rule gives an address
+belong to the operator: their tunnels may carry anything.
 
 Source: RFC 8446, 4.1.2; RFC 6066, 3; RFC 9849 (ECH).
-
-HTTP as the proxy speaks it: requested targets, forwarded requests, and refusals. Pure.
 """
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable
@@ -35,19 +31,21 @@ from penstock.envs.egress.rules import (
 from penstock.envs.egress.streams import GuestStream
 from penstock.messages.errors import PenstockError
 
+log = logging.getLogger(__name__)
+
 HELLO_BYTES_MAX = 16 << 10
 ALERT = bytes.fromhex("15030100020270")
-"""Fatal: unrecognized_name."""
+"""Fatal TLS alert `unrecognized_name` (112)."""
 _HANDSHAKE, _CLIENT_HELLO = 0x16, 1
 _RECORD_HEAD, _MESSAGE_HEAD = 5, 4
 _RECORD_BYTES_MAX = 1 << 14
 _SERVER_NAME = 0
 _ENCRYPTED_HELLOS = frozenset({0xFE0D, 0xFFCE})
-"""ECH, and the ESNI before it; clients that only pretend (GREASE) cannot be told from them."""
+"""ECH and its predecessor ESNI. Fake extensions (GREASE) look the same and are refused as well."""
 
 
-class _Fields:
-    """Reads length-prefixed fields; beyond the end it is a malformed hello."""
+class _FieldReader:
+    """Reads length-prefixed fields; reading beyond the end denies the hello as malformed."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -70,13 +68,14 @@ class _Fields:
 
 
 def check_hello(data: bytes, name: str) -> bool:
-    """Check that the first bytes of a tunnel ask for a server by its allowed name.
+    """Check that the first bytes of a tunnel name the allowed server.
 
     Returns:
-        Whether they are all there; if not, call again with more.
+        Whether the hello is complete; if not, call again with more bytes.
 
     Raises:
-        EgressDeniedError: They are no TLS, too long, or name another server, none, or in secret.
+        EgressDeniedError: The bytes are not TLS, are too long, or name another server, no server,
+            or an encrypted one.
 
     """
     message = _first_message(data)
@@ -84,13 +83,14 @@ def check_hello(data: bytes, name: str) -> bool:
         return False
     asked = _server_name(message)
     if asked != name:
-        raise EgressDeniedError(f"TLS asks for {asked!r}, the tunnel is to {name!r}")
+        raise EgressDeniedError(f"TLS names server {asked!r}, but the tunnel is to {name!r}")
     return True
 
 
 def _first_message(data: bytes) -> bytes | None:
-    """Return the first handshake message, joined from its records; None if it is not all there."""
+    """Return the first handshake message, joined from its records; None if it is incomplete."""
     message, at = b"", 0
+    # A client may split its hello over any number of records; a check of one would be evaded.
     while len(data) - at >= _RECORD_HEAD:
         kind, major = data[at], data[at + 1]
         length = int.from_bytes(data[at + 3 : at + _RECORD_HEAD], "big")
@@ -107,33 +107,35 @@ def _first_message(data: bytes) -> bytes | None:
             return message[_MESSAGE_HEAD : _MESSAGE_HEAD + size]
     if data[:1] not in {b"", bytes([_HANDSHAKE])}:
         raise EgressDeniedError("expected TLS in a tunnel")
+    # Twice the message: its records have heads of their own.
     if len(data) > 2 * HELLO_BYTES_MAX:
         raise EgressDeniedError("expected a TLS ClientHello in a tunnel")
     return None
 
 
 def _server_name(message: bytes) -> str:
-    fields = _Fields(message)
-    fields.take(2 + 32)
+    fields = _FieldReader(message)
+    fields.take(2 + 32)  # version and random
     for length_bytes in (1, 2, 1):  # session id, cipher suites, compression methods
         fields.vector(length_bytes)
-    extensions = _Fields(fields.vector(2) if fields else b"")
+    extensions = _FieldReader(fields.vector(2) if fields else b"")
     names: list[bytes] = []
     while extensions:
         kind, content = extensions.number(2), extensions.vector(2)
         if kind in _ENCRYPTED_HELLOS:
             raise EgressDeniedError("TLS hides the server's name (ECH)")
         if kind == _SERVER_NAME:
-            names += _names(content)
+            names += _server_names(content)
+    # With several names it is up to the server which one counts.
     if len(names) != 1:
         raise EgressDeniedError(f"TLS names {len(names)} servers, expected one (SNI)")
     return names[0].decode("ascii", "replace").lower()
 
 
-def _names(content: bytes) -> list[bytes]:
-    entries, names = _Fields(_Fields(content).vector(2)), []
+def _server_names(content: bytes) -> list[bytes]:
+    entries, names = _FieldReader(_FieldReader(content).vector(2)), []
     while entries:
-        entries.take(1)
+        entries.take(1)  # type of the name
         names.append(entries.vector(2))
     return names
 
@@ -150,45 +152,48 @@ _REASONS = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 502:
 
 
 def requested_target(method: str, text: str) -> tuple[str, int, str]:
-    """Return the name, port and path of a program's request.
+    """Return the host name, port and path that a program's request asks for.
 
     Raises:
-        EgressDeniedError: It is neither `CONNECT name:port` nor a whole `http://` address.
+        EgressDeniedError: The request is neither `CONNECT name:port` nor an absolute `http://` URL.
 
     """
     if method == "CONNECT":
         return *parse_target(text), ""
     parts = _ADDRESS.fullmatch(text)
     if parts is None:
-        raise EgressDeniedError("expected CONNECT, or a whole http:// address")
+        raise EgressDeniedError("expected CONNECT or an absolute http:// URL")
     host, path = parts.groups()
     return *parse_target(host, 80), path if path.startswith("/") else f"/{path}"
 
 
 def check_host(request: h11.Request, name: str, port: int) -> None:
-    """Check that a plain request's Host header means the same server as its address.
+    """Check that a plain request's Host header names the same server as its URL.
 
     Raises:
-        EgressDeniedError: It names another one. `CONNECT` itself goes no further, so its is free.
+        EgressDeniedError: The header names another server.
 
     """
+    # A CONNECT request ends at this proxy, so its Host header reaches nobody.
     if request.method == b"CONNECT":
         return
-    meant = {name.encode(), f"{name}:{port}".encode()}
+    allowed = {name.encode(), f"{name}:{port}".encode()}
     for key, value in request.headers:
-        if key == b"host" and value.strip().lower() not in meant:
+        if key == b"host" and value.strip().lower() not in allowed:
             raise EgressDeniedError(f"the Host header names {value.decode('ascii', 'replace')!r}")
 
 
 def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
-    """Return the request as the host gets it: under the allowed name, without hop-by-hop headers.
+    """Return the request to send upstream: under the allowed name, without hop-by-hop headers.
 
     Args:
-        request: The program's.
+        request: Request of the program.
         target: `name:port` that a rule allowed.
-        path: On that host.
+        path: Path and query on that host.
 
     """
+    # With both a length and chunks, this proxy and the host could disagree where the request ends
+    # (request smuggling): one framing goes on, and `Connection` cannot remove it.
     is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
     left_out = _NOT_FORWARDED | (_named_in_connection(request) - {_LENGTH})
     if is_chunked:
@@ -200,13 +205,13 @@ def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
 
 
 def _named_in_connection(request: h11.Request) -> set[bytes]:
-    """Return the headers that are meant only for the next hop (RFC 9110, 7.6.1)."""
+    """Return the names of headers that only the next hop may see (RFC 9110, 7.6.1)."""
     values = [value for key, value in request.headers if key == b"connection"]
     return {name.strip().lower() for value in values for name in value.split(b",")}
 
 
 def refusal(status: int, text: str) -> bytes:
-    """Return a complete answer from the proxy itself."""
+    """Return a complete HTTP response of the proxy itself."""
     body = f"egress proxy: {text}\n".encode("ascii", "replace")
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
@@ -218,7 +223,7 @@ def refusal(status: int, text: str) -> bytes:
 TARGET_CHARACTERS_MAX = 256
 HEAD_BYTES_MAX = 16 << 10
 HELLO_PIECES_MAX = 64
-"""Each is read with all before it."""
+"""Maximum pieces of a hello: each one is parsed again together with all before it."""
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
@@ -227,12 +232,12 @@ class EgressFailedError(PenstockError, ConnectionError):
 
 
 class EgressProxy:
-    """Serves the streams of one machine's programs.
+    """Proxy for the programs of one machine.
 
     Args:
-        rules: The task's allow-list.
-        limits: Bounds of the machine.
-        resolve: Name and port to addresses; the host's own resolver by default.
+        rules: Allow-list of the task.
+        limits: Limits of the machine.
+        resolve: Resolver from name and port to addresses; defaults to the host's resolver.
 
     """
 
@@ -244,10 +249,10 @@ class EgressProxy:
         self._resolve = resolve or resolve_here
 
     async def serve(self, client: GuestStream) -> None:
-        """Answer one connection of a program.
+        """Serve one connection of a program.
 
         Raises:
-            SandboxError: The program hung up; what it tried is on record all the same.
+            SandboxError: The program hung up; its attempt is recorded anyway.
 
         """
         entry = self.account.open()
@@ -257,10 +262,14 @@ class EgressProxy:
         except EgressDeniedError as error:
             entry.is_allowed = False
             entry.reason = f"denied: {error}"
+            log.debug("egress denied: %s", error)
             refused = refusal(403, f"{entry.target}: {error}")
+            # Inside an open tunnel the program speaks TLS and would not understand HTTP.
             await client.send(ALERT if entry.is_answered else refused)
         except (EgressLimitError, EgressFailedError, TimeoutError) as error:
             entry.reason = str(error) or "the connection lasted too long"
+            log.debug("egress connection ended: %s", entry.reason)
+            # After the first bytes of an answer, an error text would look like part of it.
             if not entry.is_answered:
                 status = 429 if isinstance(error, EgressLimitError) else 502
                 await client.send(refusal(status, f"{entry.target}: {entry.reason}"))
@@ -274,7 +283,7 @@ class EgressProxy:
         head = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         request = await _next_event(client, head)
         if not isinstance(request, h11.Request):
-            return  # hung up before its request
+            return  # the program hung up before sending a request
         entry.method, target_text = request.method.decode(), request.target.decode()
         entry.target = target_text[:TARGET_CHARACTERS_MAX]
         name, port, path = requested_target(entry.method, target_text)
@@ -291,18 +300,19 @@ class EgressProxy:
                 await client.send(TUNNEL_OPEN)
                 first = head.trailing_data[0]
                 if not rule.address:
-                    first = await _hello(client, first, name)
+                    first = await _read_hello(client, first, name)
                 await self._tunnel(client, first, reader, writer, entry)
             else:
                 onward = forwarded(request, entry.target, path)
                 await self._forward(client, head, onward, writer, entry)
-                await self._back(client, reader, entry)
-        except EgressDeniedError:  # an OSError, too
+                await self._relay_to_client(client, reader, entry)
+        except EgressDeniedError:  # it is an OSError as well
             raise
         except OSError as error:
             raise EgressFailedError(f"lost the host: {error}") from error
         finally:
-            writer.transport.abort()  # what a stalled host has not taken would keep the socket
+            # Not `close`, which would keep the socket until a stalled host has read everything.
+            writer.transport.abort()
 
     async def _locate(self, rule: EgressRule, name: str, port: int) -> str:
         if rule.address:
@@ -311,6 +321,8 @@ class EgressProxy:
             addresses = await self._resolve(name, port)
         except OSError as error:
             raise EgressFailedError(f"no such name: {error}") from error
+        # Connect to a checked address, not to the name: a second lookup could return another one
+        # (DNS rebinding).
         check_addresses(addresses)
         return addresses[0]
 
@@ -320,7 +332,7 @@ class EgressProxy:
         try:
             async with asyncio.timeout(self._limits.connect_s_max):
                 return await asyncio.open_connection(address, port)
-        except OSError as error:  # a timeout is one
+        except OSError as error:  # includes TimeoutError
             raise EgressFailedError(f"cannot connect: {error or 'no answer'}") from error
 
     async def _forward(
@@ -331,21 +343,24 @@ class EgressProxy:
         writer: asyncio.StreamWriter,
         entry: EgressEntry,
     ) -> None:
-        """Send one request on, its body with it, and not a byte more."""
+        """Send one request with its body upstream, and nothing that follows it."""
         onward = h11.Connection(h11.CLIENT)
         event: h11.Event = request
         while True:
-            await self._out(onward.send(event) or b"", writer, entry)
+            await self._send_upstream(onward.send(event) or b"", writer, entry)
             if isinstance(event, h11.EndOfMessage):
                 return
             event = await _next_event(client, head)
 
-    async def _out(self, data: bytes, writer: asyncio.StreamWriter, entry: EgressEntry) -> None:
+    async def _send_upstream(
+        self, data: bytes, writer: asyncio.StreamWriter, entry: EgressEntry
+    ) -> None:
+        # Counted before it is sent, so that no byte beyond the limit leaves the host.
         self.account.sent(entry, len(data))
         writer.write(data)
         await writer.drain()
 
-    async def _back(
+    async def _relay_to_client(
         self, client: GuestStream, reader: asyncio.StreamReader, entry: EgressEntry
     ) -> None:
         while data := await reader.read(HEAD_BYTES_MAX):
@@ -353,12 +368,13 @@ class EgressProxy:
             entry.is_answered = True
             await client.send(data)
 
-    async def _there(
+    async def _relay_upstream(
         self, client: GuestStream, data: bytes, writer: asyncio.StreamWriter, entry: EgressEntry
     ) -> None:
-        await self._out(data, writer, entry)
+        await self._send_upstream(data, writer, entry)
         while data := await client.receive():
-            await self._out(data, writer, entry)
+            await self._send_upstream(data, writer, entry)
+        # Half-close: the host may still answer after the program has finished sending.
         writer.write_eof()
 
     async def _tunnel(
@@ -369,31 +385,33 @@ class EgressProxy:
         writer: asyncio.StreamWriter,
         entry: EgressEntry,
     ) -> None:
-        """Carry bytes both ways until the host outside ends it."""
-        there = asyncio.ensure_future(self._there(client, first, writer, entry))
-        back = asyncio.ensure_future(self._back(client, reader, entry))
+        """Carry bytes in both directions until the remote host closes the connection."""
+        upstream = asyncio.ensure_future(self._relay_upstream(client, first, writer, entry))
+        downstream = asyncio.ensure_future(self._relay_to_client(client, reader, entry))
         try:
-            await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
-            if not back.done():
-                await there
-            await back
+            await asyncio.wait([upstream, downstream], return_when=asyncio.FIRST_COMPLETED)
+            # An upstream that ended with an error raises here; one that ended well waits for the
+            # rest of the answer.
+            if not downstream.done():
+                await upstream
+            await downstream
         finally:
-            there.cancel()
-            back.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
+            upstream.cancel()
+            downstream.cancel()
+            await asyncio.gather(upstream, downstream, return_exceptions=True)
 
 
 async def resolve_here(name: str, port: int) -> list[str]:
-    """Resolve by the host's resolver; raises OSError if there is no such name."""
+    """Resolve a name with the host's resolver; raise OSError if it does not exist."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
-async def _hello(client: GuestStream, first: bytes, name: str) -> bytes:
-    """Return a tunnel's first bytes once they have asked for the allowed server.
+async def _read_hello(client: GuestStream, first: bytes, name: str) -> bytes:
+    """Return the first bytes of a tunnel, up to a hello that names the allowed server.
 
     Raises:
-        EgressDeniedError: They have not, or end before.
+        EgressDeniedError: The hello is refused, or the tunnel ends before it is complete.
 
     """
     for _ in range(HELLO_PIECES_MAX):

@@ -1,4 +1,4 @@
-"""What programs tried to reach, as bounded lines: similar attempts share a line. Pure."""
+"""Bounded record of what programs tried to reach; similar attempts share an entry. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,19 +7,23 @@ import msgspec
 from penstock.messages.rollout import EgressAttempt
 
 LINES_MAX = 128
-"""Lines of allowed attempts, and as many of refused ones: neither takes the other's room."""
+"""Maximum entries for allowed attempts, and as many again for refused ones.
+
+Separate bounds, so that a program cannot hide one kind by flooding the record with the other.
+"""
 TEXT_CHARACTERS_MAX = 160
 METHOD_CHARACTERS_MAX = 32
 Key = tuple[str, str, bool, str]
 UNRECORDED = "not on record: more attempts than it has room for"
+"""Reason of the entry that counts all attempts for which the record had no room."""
 
 
 class EgressRecord:
-    """Lines by method, target and outcome.
+    """Attempts grouped by method, target and outcome.
 
     Args:
-        lines: Initial lines.
-        lines_max: See `LINES_MAX`.
+        lines: Initial entries.
+        lines_max: Maximum entries of each kind; see `LINES_MAX`.
 
     """
 
@@ -33,12 +37,13 @@ class EgressRecord:
 
     @property
     def lines(self) -> list[EgressAttempt]:
-        """Lines by first attempt; before them what found no room, as one refused line."""
+        """Entries in the order of their first attempt, preceded by one for what found no room."""
         first = [] if self._unrecorded is None else [self._unrecorded]
         return [*first, *self._lines.values()]
 
     def add(self, line: EgressAttempt) -> None:
-        """Record attempts."""
+        """Add the attempts of an entry."""
+        # Methods and reasons contain text of the guest's programs: bound their length as well.
         line = msgspec.structs.replace(
             line,
             method=line.method[:METHOD_CHARACTERS_MAX],
@@ -59,12 +64,12 @@ class EgressRecord:
         return key in self._lines or self._num_lines[line.is_allowed] < self._lines_max
 
 
-def _sum(one: EgressAttempt | None, other: EgressAttempt) -> EgressAttempt:
-    if one is None:
-        return other
+def _sum(total: EgressAttempt | None, line: EgressAttempt) -> EgressAttempt:
+    if total is None:
+        return line
     return msgspec.structs.replace(
-        one,
-        num_bytes_sent=one.num_bytes_sent + other.num_bytes_sent,
-        num_bytes_received=one.num_bytes_received + other.num_bytes_received,
-        num_attempts=one.num_attempts + other.num_attempts,
+        total,
+        num_bytes_sent=total.num_bytes_sent + line.num_bytes_sent,
+        num_bytes_received=total.num_bytes_received + line.num_bytes_received,
+        num_attempts=total.num_attempts + line.num_attempts,
     )

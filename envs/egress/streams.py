@@ -1,33 +1,37 @@
-"""Connections of a guest's programs to the one port that its agent listens on, host side.
+"""Host side of the connections that guest programs open to the agent's proxy port.
 
-The agent sends the next piece of a stream when the last one was taken, and answers a piece sent to
-it when the program has it: so at most one piece per stream and direction is held here.
+The agent sends the next piece of a stream once the host has acknowledged the last one, and answers
+a piece sent to it once the program has read it. So the host buffers at most one piece per stream
+and direction.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from penstock.envs.microvm.protocol import PIECE_BYTES_MAX, GuestRequest, PieceHandler
 from penstock.envs.sandbox import SandboxError
 
+log = logging.getLogger(__name__)
+
 SEND_S_MAX = 60.0
 STREAMS_MAX = 64
-"""More than an agent opens at once, as ends are reported later than beginnings."""
+"""Maximum open streams; more than the agent's 16, since the host learns of ends later."""
 LATE_PIECES_MAX = 2
-"""Of a stream that has ended: the piece that was under way, and its end."""
+"""Pieces that may arrive after a stream has ended: one in flight, and the empty last one."""
 ENDED_MAX = 4096
-"""Streams that may end while an earlier one is silent; after these it counts as ended."""
+"""Ended stream ids to remember individually while a stream with a lower id is still open."""
 
 
 class GuestLine(Protocol):
-    """What is needed of a connection to a guest agent."""
+    """The part of a connection to a guest agent that streams need."""
 
     on_piece: PieceHandler | None
-    """Takes the pieces of streams."""
+    """Handler of incoming stream pieces."""
 
     async def call(self, request: GuestRequest, *, timeout_s: float) -> object:
-        """Send a request and wait for the answer."""
+        """Send a request and return the answer."""
         ...
 
     def post(self, request: GuestRequest) -> None:
@@ -36,11 +40,11 @@ class GuestLine(Protocol):
 
 
 class StreamLie(SandboxError, ValueError):
-    """The guest agent broke the rules of its streams: it is not our agent."""
+    """The guest violated the stream protocol, so it no longer runs our agent."""
 
 
 class GuestStream:
-    """One connection of a program in the guest."""
+    """Connection of a program in the guest."""
 
     def __init__(self, line: GuestLine, stream_id: int) -> None:
         self._line, self._id = line, stream_id
@@ -51,16 +55,16 @@ class GuestStream:
         """Queue a piece from the agent.
 
         Raises:
-            StreamLie: It is too long, or was not requested.
+            StreamLie: The piece is too long, or arrived before the last one was acknowledged.
 
         """
         if len(piece) > PIECE_BYTES_MAX or self._is_ended or self._pieces.full():
-            raise StreamLie(f"the guest sent {len(piece)} bytes on a stream, unasked")
+            raise StreamLie(f"the guest sent {len(piece)} unrequested bytes on a stream")
         self._is_ended = not piece
         self._pieces.put_nowait(piece)
 
     async def receive(self) -> bytes:
-        """Return the next piece; empty from the end on."""
+        """Return the next piece; empty at and after the end of the stream."""
         if self._is_ended and self._pieces.empty():
             return b""
         piece = await self._pieces.get()
@@ -69,10 +73,10 @@ class GuestStream:
         return piece
 
     async def send(self, data: bytes) -> None:
-        """Return when the program has taken some bytes.
+        """Send bytes and return when the program has read them.
 
         Raises:
-            SandboxError: It hung up, or reads nothing.
+            SandboxError: The program hung up, or stopped reading.
 
         """
         for start in range(0, len(data), PIECE_BYTES_MAX):
@@ -81,16 +85,17 @@ class GuestStream:
             await self._line.call(request, timeout_s=SEND_S_MAX)
 
     async def close(self) -> None:
-        """End the connection; it may be gone already."""
+        """End the connection, which may be gone already."""
+        # A piece without data is the end of a stream.
         await self._line.call(GuestRequest(op="send", target=self._id), timeout_s=SEND_S_MAX)
 
 
 class GuestStreams:
-    """All streams of one guest, each served by its own task.
+    """Open streams of one guest, each served by its own task.
 
     Args:
-        line: To the guest agent.
-        serve: Answers one stream, until its end.
+        line: Connection to the guest agent.
+        serve: Coroutine function that serves one stream until its end.
 
     """
 
@@ -98,15 +103,18 @@ class GuestStreams:
         self._line, self._serve = line, serve
         self._streams: dict[int, GuestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Ids only grow, so one bound and a few exceptions tell ended streams from new ones without
+        # remembering every id. Exceptions exist since streams do not write in the order they open.
         self._all_ended_to = 0
+        self._ended: set[int] = set()
         self._num_ended = self._num_late = 0
-        self._ended: set[int] = set()  # of later ones: a program may write after its successor
 
     def take(self, stream_id: int, piece: bytes) -> None:
-        """Queue a piece; the first one of a stream begins it.
+        """Queue a piece; the first piece with a new id begins a stream.
 
         Raises:
-            StreamLie: As `GuestStream.put`, or there are too many streams.
+            StreamLie: The piece violates the protocol (see `GuestStream.put`), or too many streams
+                are open.
 
         """
         stream = self._streams.get(stream_id)
@@ -117,10 +125,11 @@ class GuestStreams:
         return stream.put(piece)
 
     def _drop_late(self) -> None:
-        """Drop what a program sent before it heard that its stream has ended."""
+        """Drop a piece that was sent before the agent learned that its stream had ended."""
         self._num_late += 1
+        # Bounded in total: otherwise a hostile guest could keep the host busy with late pieces.
         if self._num_late > LATE_PIECES_MAX * (STREAMS_MAX + self._num_ended):
-            raise StreamLie("the guest writes to streams that have ended")
+            raise StreamLie("the guest keeps writing to streams that have ended")
 
     def _begin(self, stream_id: int) -> GuestStream:
         if len(self._streams) >= STREAMS_MAX:
@@ -135,8 +144,9 @@ class GuestStreams:
         try:
             await self._serve(stream)
             await stream.close()
-        except SandboxError:
-            pass  # the program or its machine is gone
+        except SandboxError as error:
+            # The program or its machine is gone; what it tried is on record.
+            log.debug("stream %d ended: %s", stream_id, error)
         finally:
             del self._streams[stream_id]
             self._end(stream_id)
@@ -144,7 +154,9 @@ class GuestStreams:
     def _end(self, stream_id: int) -> None:
         self._num_ended += 1
         self._ended.add(stream_id)
-        if len(self._ended) > ENDED_MAX:  # a copy's numbers go on from its original's
+        # The ids of a copied guest continue those of its original, so the ids below may never come;
+        # waiting for them would let the set grow without bound.
+        if len(self._ended) > ENDED_MAX:
             self._all_ended_to = min(self._ended) - 1
         while self._all_ended_to + 1 in self._ended:
             self._all_ended_to += 1

@@ -1,7 +1,8 @@
-"""Differences between machines: a probe that runs in the guest, and its comparison.
+"""Finds differences between machines: a probe that runs in the guest, and a comparison of results.
 
-The aim is that training machines equal the production machine, not that they hide what they are.
-`probe.py` is the guest's program, `compare.py` sets two results against each other and against the
-reviewed allow-list, and lists what a model could notice in one. To add a check: one line in
-`probe.py`'s table; if it differs for a reason, one entry with that reason in `allowed.toml`.
+The aim is that training machines match the production machine, not that they hide what they are.
+`probe.py` is the program that runs in the guest. `compare.py` compares two results, explains
+differences by the reviewed allow-list, and lists signs by which a model could recognize a training
+machine. To add a check, add a line to the table in `probe.py`; if it may differ, add an entry with
+the reason to `allowed.toml`.
 """

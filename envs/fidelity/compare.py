@@ -1,4 +1,4 @@
-"""Probes compared: with each other (equal, explained, unexplained), and with signs of a toy."""
+"""Compares probe results with each other, and checks one for signs of a training machine."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -19,24 +19,24 @@ Values = dict[str, Any]
 
 
 class ProbeError(PenstockError, ValueError):
-    """A probe did not run, or its file or the allow-list is malformed; the text says how."""
+    """A probe did not run, or its file or the allow-list is malformed; the error says how."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One check with two values."""
+    """Check whose value differs between two machines."""
 
     check: str
     a: Any
     b: Any
     reason: str = ""
-    """Reason in the allow-list; empty: unexplained."""
+    """Reason from the allow-list; empty: the difference is unexplained."""
 
 
 async def run_probe(sandbox: Sandbox, *options: str) -> Values:
-    """Run the probe in a machine.
+    """Run the probe in a machine and return its values.
 
     Raises:
-        ProbeError: It printed no result.
+        ProbeError: The probe printed no result.
         SandboxError: The machine failed.
 
     """
@@ -46,25 +46,25 @@ async def run_probe(sandbox: Sandbox, *options: str) -> Values:
         output_bytes_max=OUTPUT_BYTES_MAX,
     )
     if done.exit_code != 0:
-        raise ProbeError(f"the probe ended with {done.exit_code}: {done.stderr[-400:].decode()}")
+        raise ProbeError(f"the probe exited with {done.exit_code}: {done.stderr[-400:].decode()}")
     return _decoded(done.stdout, "the probe's output")
 
 
 def read_probe(path: Path) -> Values:
-    """Read a probe's file.
+    """Read a probe result from a file.
 
     Raises:
-        ProbeError: It is no probe.
+        ProbeError: The file holds no probe result.
 
     """
     return _decoded(path.read_bytes(), str(path))
 
 
 def read_allowed(path: Path = ALLOWED_FILE) -> dict[str, str]:
-    """Return the allow-list: pattern of check names -> reason.
+    """Return the allow-list, a mapping from patterns of check names to reasons.
 
     Raises:
-        ProbeError: It is malformed, or an entry has no reason.
+        ProbeError: The list is malformed, or an entry has no reason.
 
     """
     try:
@@ -74,7 +74,7 @@ def read_allowed(path: Path = ALLOWED_FILE) -> dict[str, str]:
         raise ProbeError(f"{path}: expected [allowed] with check = reason: {error}") from error
     unreasoned = [check for check, reason in allowed.items() if not reason.strip()]
     if unreasoned:
-        raise ProbeError(f"{path}: no reason for {', '.join(unreasoned)}")
+        raise ProbeError(f"{path}: expected a reason for {', '.join(unreasoned)}, found none")
     return allowed
 
 
@@ -85,7 +85,7 @@ def compare(a: Values, b: Values, allowed: Mapping[str, str]) -> list[Difference
         for name in sorted(a.keys() | b.keys())
         if a.get(name) != b.get(name)
     ]
-    return sorted(differences, key=lambda one: (bool(one.reason), one.check))
+    return sorted(differences, key=lambda difference: (bool(difference.reason), difference.check))
 
 
 def _reason(check: str, allowed: Mapping[str, str]) -> str:
@@ -103,7 +103,7 @@ Rule = Callable[[Any], bool]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign by which a model could notice that a machine is no product."""
+    """Sign by which a model could recognize that a machine is not a production machine."""
 
     check: str
     value: Any
@@ -143,7 +143,7 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
 
 
 def find_fingerprints(values: Values) -> list[Fingerprint]:
-    """Return the signs of a probe, in the order of the rules."""
+    """Return the signs found in a probe result, in the order of the rules."""
     return [
         Fingerprint(check=check, value=values[check], why=why)
         for check, rule, why in _RULES

@@ -1,7 +1,8 @@
-"""The guest's program: prints one JSON object, check -> value. Runs alone, on the library only.
+"""Program that runs in a guest and prints its checks as one JSON object, check -> value.
 
-It only reads, times itself and writes one scratch file. It refuses to run where the marker of a
-guest is missing, so that nobody takes a host's probe for a guest's by accident.
+It needs only the standard library, since guests have no Penstock. It reads, measures times and
+writes one scratch file and a scratch repository. It refuses to run as any user but the guest's, so
+that nobody mistakes a host's values for a guest's.
 """
 
 import json
@@ -21,7 +22,7 @@ GUEST_USER = "agent"
 
 
 def user(field: str) -> str:
-    """Return one field of the account, or `no`."""
+    """Return one field of this process's account, or "no"."""
     try:
         return getattr(pwd.getpwuid(os.getuid()), field)
     except KeyError:
@@ -29,7 +30,7 @@ def user(field: str) -> str:
 
 
 def text(path: str, size: int = 4096) -> str:
-    """Return the beginning of a file, or why there is none."""
+    """Return the beginning of a file, or the reason why it cannot be read."""
     try:
         with Path(path).open(errors="replace") as file:
             return file.read(size).strip()
@@ -37,8 +38,8 @@ def text(path: str, size: int = 4096) -> str:
         return f"no: {error.strerror}"
 
 
-def said(*command: str) -> str:
-    """Return what a program prints, or why not."""
+def output(*command: str) -> str:
+    """Return the output of a program, or the reason why it did not run."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -49,25 +50,25 @@ def said(*command: str) -> str:
 def names(folder: str) -> list[str] | str:
     """Return the names in a folder, sorted."""
     try:
-        return sorted(one.name for one in Path(folder).iterdir())[:200]
+        return sorted(entry.name for entry in Path(folder).iterdir())[:200]
     except OSError as error:
         return f"no: {error.strerror}"
 
 
 def cpu(field: str) -> str:
-    """Return one field of the first processor."""
+    """Return one field of the first CPU's description, or "no"."""
     found = re.search(rf"^{field}\s*:\s*(.*)$", text("/proc/cpuinfo", 20000), re.MULTILINE)
     return found.group(1) if found else "no"
 
 
 def memory(field: str) -> int | str:
-    """Return one field of the memory, as a power of two of MiB."""
+    """Return a memory size as the number of bits of its MiB, so that small differences vanish."""
     found = re.search(rf"^{field}:\s*(\d+)", text("/proc/meminfo"), re.MULTILINE)
     return (int(found.group(1)) // 1024).bit_length() if found else "no"
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
-    """Return the shortest time of one piece of work."""
+    """Return the shortest of several times, in seconds: other load can only lengthen a time."""
     best = 1e9
     for _ in range(times):
         start = time.perf_counter()
@@ -77,7 +78,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def count() -> int:
-    """Compute for a millisecond or so."""
+    """Compute for about a millisecond."""
     total = 0
     for number in range(20000):
         total += number * number
@@ -85,7 +86,7 @@ def count() -> int:
 
 
 def ratio(work: Callable[[], object], times: int = 5) -> int:
-    """Return how long some work takes next to plain computing, as a power of two."""
+    """Return how long some work takes relative to `count`, as a power of two from -12 to 12."""
     share = seconds(work, times) / seconds(count, times)
     return max(
         -12, min(12, round(share).bit_length() if share >= 1 else -round(1 / share).bit_length())
@@ -103,7 +104,7 @@ def scratch() -> None:
 
 
 def reach() -> str:
-    """Try to open a connection outside."""
+    """Try to open a connection to an outside address; return "connected" or the error."""
     try:
         socket.create_connection(("192.0.2.1", 80), timeout=0.5).close()
     except OSError as error:
@@ -120,22 +121,23 @@ def fork() -> None:
 
 
 def processes() -> list[str]:
-    """Return the names of the processes that are there, the kernel's own left out."""
+    """Return the names of the running processes, without kernel threads and this program."""
+    # Kernel threads have an empty command line.
     pids = [pid for pid in names("/proc") if pid.isdigit() and text(f"/proc/{pid}/cmdline")]
     return sorted({text(f"/proc/{pid}/comm") for pid in pids} - {"python3"})
 
 
 def git_date() -> bool | str:
-    """Return the age of a commit made now, in seconds, by git's own word."""
+    """Return whether git dates a new commit within 2 s of the clock, or why git did not run."""
     folder = "/tmp/.probe-git"  # noqa: S108
-    made = said("sh", "-c", f"rm -rf {folder}; git init -q {folder} && cd {folder} && "
+    made = output("sh", "-c", f"rm -rf {folder}; git init -q {folder} && cd {folder} && "
                 "git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x && "
                 "git log -1 --format=%ct; rm -rf " + folder)  # fmt: skip
     return abs(int(made) - int(time.time())) <= 2 if made.isdigit() else made
 
 
 if user("pw_name") != GUEST_USER and "--anywhere" not in sys.argv:
-    sys.exit("probe: this is no guest; say --anywhere to probe it all the same")
+    sys.exit(f"probe: expected to run as user {GUEST_USER!r} in a guest; --anywhere runs it anyway")
 
 CHECKS = {
     "kernel.release": os.uname().release,
@@ -152,7 +154,7 @@ CHECKS = {
     "kernel.filesystems": sorted(text("/proc/filesystems").replace("nodev", "").split()),
     "kernel.devices": names("/sys/bus"),
     "kernel.config_there": Path("/proc/config.gz").exists(),
-    "kernel.dmesg": said("dmesg")[:80],
+    "kernel.dmesg": output("dmesg")[:80],
     "cpu.model": cpu("model name"),
     "cpu.vendor": cpu("vendor_id"),
     "cpu.flags": len(cpu("flags").split()),
@@ -181,8 +183,8 @@ CHECKS = {
     "network.egress": reach(),
     "network.proxy_variables": sorted(k for k in os.environ if "proxy" in k.lower()),
     "files.root": names("/"),
-    "files.root_type": said("stat", "-f", "-c", "%T", "/"),
-    "files.work_type": said("stat", "-f", "-c", "%T", "/work"),
+    "files.root_type": output("stat", "-f", "-c", "%T", "/"),
+    "files.work_type": output("stat", "-f", "-c", "%T", "/work"),
     "files.mounts": sorted({line.split()[2] for line in text("/proc/mounts").splitlines()}),
     "files.tmp": names("/tmp"),  # noqa: S108
     "files.home": names(str(Path.home())),
@@ -203,7 +205,7 @@ CHECKS = {
     "environment.names": sorted(os.environ),
     "environment.path": os.environ.get("PATH"),
     "environment.locale": os.environ.get("LC_ALL"),
-    "environment.locales": said("locale", "-a").split(),
+    "environment.locales": output("locale", "-a").split(),
     "environment.terminal": os.environ.get("TERM"),
     "environment.stdin": str(Path("/proc/self/fd/0").readlink()),
     "environment.descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -219,9 +221,9 @@ CHECKS = {
     "time.file_times": [Path(p).stat().st_mtime_ns == 0 for p in ("/usr/bin", "/etc")],
     "time.git_date": git_date(),
     "tools.python": sys.version.split()[0],
-    "tools.git": said("git", "--version"),
-    "tools.ripgrep": said("rg", "--version").split("\n")[0],
-    "tools.shell": said("bash", "--version").split("\n")[0],
+    "tools.git": output("git", "--version"),
+    "tools.ripgrep": output("rg", "--version").split("\n")[0],
+    "tools.shell": output("bash", "--version").split("\n")[0],
     "tools.missing": [
         name
         for name in ("gcc", "make", "curl", "ps", "setsid", "which", "less", "vi")

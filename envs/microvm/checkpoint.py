@@ -1,9 +1,9 @@
-"""A machine's state on disk, from which any number of copies can resume.
+"""Format of a saved machine on disk, from which any number of copies can resume.
 
 ```
  <folder>/state             processors and devices
- <folder>/memory            what the guest's memory held, with holes where it is empty
- <folder>/checkpoint.json   what it is; written last, so that its presence means completeness
+ <folder>/memory            content of the guest's memory, a sparse file
+ <folder>/checkpoint.json   manifest; written last, so a checkpoint that has one is complete
 ```
 """
 
@@ -23,31 +23,32 @@ MANIFEST = "checkpoint.json"
 
 
 class MachineCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a saved machine needs to resume."""
+    """Manifest of a checkpoint."""
 
     backend: str
     machine_digest: str
-    """Digest of kernel, image, memory size and machine type: a copy needs the same."""
+    """Digest of kernel, image, memory size and machine type, which a copy must share."""
     line: LineState
     num_bytes: int
     pause_ms: float
-    """How long the machine was paused."""
+    """Milliseconds that the machine was paused while it was saved."""
     token: str = ""
-    """Unique; the backend keeps its memory at hand under this name."""
+    """Unique name under which the backend caches the memory of this checkpoint."""
 
 
 def save_manifest(folder: Path, checkpoint: MachineCheckpoint) -> None:
-    """Write the manifest of a complete state file, durably and at once."""
+    """Write the manifest of a complete checkpoint durably and atomically."""
     fresh = folder / f"{MANIFEST}.new"
     fresh.write_bytes(msgspec.json.encode(checkpoint))
     install(fresh, folder / MANIFEST, 0o600)
 
 
 def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> MachineCheckpoint:
-    """Return a complete checkpoint that `backend` can resume from.
+    """Return the manifest of a complete checkpoint that `backend` can resume from.
 
     Raises:
-        SandboxFileError: It is absent, incomplete or damaged, or another machine's.
+        SandboxFileError: The checkpoint is absent, incomplete or damaged, or belongs to another
+            kind of machine.
 
     """
     try:
@@ -56,9 +57,13 @@ def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> Machi
     except (OSError, CodecError) as error:
         raise SandboxFileError(f"checkpoint {folder}: {error}") from error
     if num_bytes != found.num_bytes:
-        words = f"{num_bytes} bytes of state, expected {found.num_bytes}"
-        raise SandboxFileError(f"checkpoint {folder}: {words}")
+        problem = f"found {num_bytes} bytes of state, expected {found.num_bytes}"
+        raise SandboxFileError(f"checkpoint {folder}: {problem}")
+    # Devices and memory layout must match exactly: a mismatch would crash the copy much later.
     if (found.backend, found.machine_digest) != (backend, machine_digest):
-        words = f"of {found.backend} {found.machine_digest[:16]}, not {backend} "
-        raise SandboxFileError(f"checkpoint {folder}: {words}{machine_digest[:16]}")
+        problem = (
+            f"saved by {found.backend} {found.machine_digest[:16]}, "
+            f"expected {backend} {machine_digest[:16]}"
+        )
+        raise SandboxFileError(f"checkpoint {folder}: {problem}")
     return found

@@ -1,18 +1,17 @@
-"""The host's end of one guest's line: many requests at once, credits, freezing and thawing.
+"""Host end of a guest's line: concurrent requests, flow control, freezing and thawing.
 
-The guest's serial line holds 4 KiB and throttles near that, so no more than `WINDOW_BYTES` travel
-beyond what the guest's last `credit` confirms; frames may be larger, as the guest consumes them
-as they arrive. Everything from the guest is hostile input (`frames.py`): a lie ends the connection.
+The guest's serial line buffers 4 KiB and throttles near that, so the host never has more than
+`WINDOW_BYTES` in flight beyond the last `credit` of the guest. Frames may be larger, because the
+guest consumes them as they arrive.
 
-Frames of a guest's line, read from hostile bytes: every one typed, asked for, and bounded.
-
-A frame is a reply to a request that was sent, at most as long as that request allows; or it belongs
-to none (`id` 0) and is short: the hello, a confirmation of bytes that were not confirmed yet, a
-piece of a stream. Anything else is a `GuestLie`, and ends that machine alone. What is held of a
-frame is some five times its bytes at most.
+Everything that comes from the guest is hostile input. A frame is either the reply to an open
+request, no longer than that request allows, or an unsolicited one (`id` 0), which is short: the
+hello, a credit for bytes not confirmed yet, or a piece of a stream. Any other frame raises
+`GuestLie` and ends that machine only. Decoding a frame takes at most about five times its bytes.
 """
 
 import asyncio
+import logging
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -42,23 +41,26 @@ from penstock.envs.sandbox import (
     SandboxTimeout,
 )
 
+log = logging.getLogger(__name__)
+
 HEAD_BYTES = 512
-"""Of a reply besides its content."""
+"""Maximum bytes of a reply in addition to its content."""
 LIST_BYTES_MAX = (1 << 20) + 8192
+"""Maximum bytes of a listing: the agent stops after the item that exceeds 1 MiB."""
 ERROR_BYTES = 8192
-"""An error names a path, which has up to 4 KiB."""
+"""Maximum bytes of an error reply, which may name a path of up to 4 KiB."""
 LATE_REPLIES_MAX = 4096
-"""Requests given up whose replies may still come; more than these end the machine, too."""
+"""Maximum requests without a reply, abandoned ones included; more end the machine."""
 _LENGTH = struct.Struct("<I")
 _DECODER = msgspec.msgpack.Decoder(GuestReply)
 
 
 class GuestLie(SandboxDied):
-    """The guest broke the protocol: it is not our agent any more. Its machine is ended."""
+    """The guest violated the protocol, so it no longer runs our agent; its machine is ended."""
 
 
 def reply_bytes_max(request: GuestRequest) -> int:
-    """Return the length of the longest honest reply to a request."""
+    """Return the length in bytes of the longest valid reply to a request."""
     output = 2 * min(request.bytes_max, OUTPUT_BYTES_MAX)
     content = {
         "exec": output,
@@ -70,10 +72,11 @@ def reply_bytes_max(request: GuestRequest) -> int:
 
 
 class ReplyBounds:
-    """Which replies may come, and how long they may be.
+    """Replies that the guest may send, and their maximum lengths.
 
     Args:
-        next_id: Of the first request; a copied guest may still answer the original's, once each.
+        next_id: Id of the first request. A copied guest may still answer requests of its original,
+            which have lower ids, once each.
 
     """
 
@@ -84,34 +87,35 @@ class ReplyBounds:
         self._answered: set[int] = set()
 
     def expect(self, request: GuestRequest) -> None:
-        """Allow the reply to a request; raises GuestLie if too many were never answered."""
+        """Allow the reply to a request; raise GuestLie if too many requests lack a reply."""
         if len(self._bounds) >= LATE_REPLIES_MAX:
             raise GuestLie(f"the guest left {len(self._bounds)} requests without an answer")
         self._bounds[request.id] = reply_bytes_max(request)
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest frame that may come now."""
+        """Length in bytes of the longest frame that is valid now."""
         originals = REPLY_BYTES_MAX if self._num_originals_max else 0
         return max(PIECE_BYTES_MAX + HEAD_BYTES, originals, *self._bounds.values())
 
     def take(self, reply_id: int, num_bytes: int) -> None:
-        """Check a reply; there is one to each request. Raises GuestLie."""
+        """Check a reply; raise GuestLie if it was not requested, is a repeat, or is too long."""
         bound = self._bounds.pop(reply_id, None)
+        # The lengths that the original allowed are unknown here, so the general maximum applies.
         if bound is None and 0 < reply_id < self._originals and reply_id not in self._answered:
             self._answered.add(reply_id)
             bound = REPLY_BYTES_MAX if len(self._answered) <= self._num_originals_max else None
         if bound is None:
             raise GuestLie(f"the guest answered request {reply_id}, which nobody sent")
         if num_bytes > bound:
-            raise GuestLie(f"the guest answered with {num_bytes} bytes, at most {bound} were asked")
+            raise GuestLie(f"the guest answered with {num_bytes} bytes, expected at most {bound}")
 
 
 class FrameReader:
-    """Splits what comes into frames.
+    """Splits incoming bytes into frames and checks them.
 
     Args:
-        bounds: What may come.
+        bounds: Replies that are valid now.
 
     """
 
@@ -121,22 +125,24 @@ class FrameReader:
         self._is_greeted = False
 
     def feed(self, data: bytes) -> Iterator[GuestReply]:
-        """Yield the complete frames.
+        """Yield the frames that are complete.
 
         Raises:
-            GuestLie: A frame is too long, malformed, or was not asked for.
+            GuestLie: A frame is too long, malformed, or was not requested.
 
         """
         self._inbox += data
         start = 0
         while len(self._inbox) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._inbox, start)
+            # Checked before the frame arrives: the host must not buffer what it would refuse.
             if length > self._bounds.longest:
                 longest = self._bounds.longest
                 raise GuestLie(f"the guest announced a frame of {length} bytes, over {longest}")
             end = start + _LENGTH.size + length
             if len(self._inbox) < end:
                 break
+            # Released before the bytes are deleted below: a bytearray with views cannot shrink.
             with memoryview(self._inbox) as inbox:
                 reply = _decoded(inbox[start + _LENGTH.size : end])
             self._check(reply, length)
@@ -148,7 +154,7 @@ class FrameReader:
         if reply.id != 0:
             return self._bounds.take(reply.id, num_bytes)
         if num_bytes > PIECE_BYTES_MAX + HEAD_BYTES:
-            raise GuestLie(f"the guest sent {num_bytes} bytes that nobody asked for")
+            raise GuestLie(f"the guest sent an unsolicited frame of {num_bytes} bytes")
         if reply.hello and self._is_greeted:
             raise GuestLie("the guest said hello twice")
         self._is_greeted = self._is_greeted or bool(reply.hello)
@@ -158,10 +164,8 @@ class FrameReader:
 def _decoded(frame: memoryview) -> GuestReply:
     try:
         return _DECODER.decode(frame)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # DecodeError and UnicodeDecodeError are the first
+    # ValueError covers DecodeError and UnicodeDecodeError.
+    except (ValueError, RecursionError) as error:
         raise GuestLie(f"the guest sent an invalid reply: {error or 'nested too deeply'}") from None
 
 
@@ -176,11 +180,11 @@ def _error(reply: GuestReply) -> Exception:
 
 
 class GuestConnection(asyncio.Protocol):
-    """Requests to one guest, answered in any order.
+    """Connection to one guest agent, whose replies may come in any order.
 
     Args:
-        describe_death: Called once when the connection ends; returns the machine's last words.
-        state: Line state of a guest that was copied while it ran; by default a new guest's.
+        describe_death: Called when the connection ends; returns the last output of the machine.
+        state: Line state of a guest that was copied while it ran; defaults to that of a new guest.
 
     """
 
@@ -193,26 +197,26 @@ class GuestConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._next_id = state.next_id
         self.epoch = state.epoch
-        """Which of its guest's copies this connection means."""
+        """Number of the copy that requests are meant for."""
         self._waiting: dict[int, asyncio.Future[GuestReply]] = {}
         self._bounds = ReplyBounds(state.next_id)
         self._frames = FrameReader(self._bounds)
         self._outbox = bytearray()
         self._backlog: bytearray | None = None
-        """Requests that wait for the thaw while the guest is frozen; else None."""
+        """Encoded requests that wait for the thaw of a frozen guest; None if it is not frozen."""
         self._sent = state.sent
         self._confirmed = state.sent
         self.died: SandboxDied | None = None
-        """Why the connection ended; None while it lives."""
+        """Error with which the connection ended; None while it is open."""
         self._encoder = msgspec.msgpack.Encoder()
 
     async def call(self, request: GuestRequest, *, timeout_s: float) -> GuestReply:
-        """Send a request and wait for its reply.
+        """Send a request and return its reply.
 
         Raises:
             SandboxDied: The connection ended before the reply.
             SandboxTimeout: No reply within `timeout_s`.
-            SandboxFileError, SandboxRequestError: The guest refused.
+            SandboxFileError, SandboxRequestError: The guest refused the request.
 
         """
         future = self._begin(request)
@@ -237,7 +241,7 @@ class GuestConnection(asyncio.Protocol):
         if self.died is not None:
             raise self.died
         if len(self._waiting) >= REQUESTS_MAX:
-            raise SandboxRequestError(f"more than {REQUESTS_MAX} requests wait for one guest")
+            raise SandboxRequestError(f"more than {REQUESTS_MAX} requests are open to one guest")
         request.v = VERSION
         request.epoch = self.epoch
         request.id = self._next_id
@@ -248,6 +252,7 @@ class GuestConnection(asyncio.Protocol):
         self._expect(request)
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = future
+        # While frozen the guest refuses everything but the thaw, so the rest waits for it.
         outbox = self._outbox if self._backlog is None or request.op == "thaw" else self._backlog
         outbox += struct.pack("<I", len(body)) + body
         self._pump()
@@ -261,6 +266,7 @@ class GuestConnection(asyncio.Protocol):
             raise
 
     def _pump(self) -> None:
+        """Write as much of the outbox as the guest has credit for."""
         room = WINDOW_BYTES - (self._sent - self._confirmed)
         if room <= 0 or not self._outbox or self._transport is None:
             return
@@ -270,36 +276,39 @@ class GuestConnection(asyncio.Protocol):
         self._transport.write(chunk)
 
     async def freeze(self, *, timeout_s: float) -> LineState:
-        """Silence the guest agent, so that its machine can be copied; programs run on.
+        """Silence the guest agent so that its machine can be copied; programs keep running.
 
         Requests made meanwhile wait for the thaw.
 
         Returns:
-            The state in which a copy's line starts.
+            The line state with which the connection to a copy starts.
 
         Raises:
-            SandboxRequestError: It is frozen already.
+            SandboxRequestError: The guest is frozen already.
 
         """
         if self._backlog is not None:
             raise SandboxRequestError("the machine is being copied already")
-        frozen = self.call(GuestRequest(op="freeze"), timeout_s=timeout_s)
-        asking = asyncio.ensure_future(frozen)
-        await asyncio.sleep(0)  # its frame is in the outbox now: what comes next must wait
+        call = self.call(GuestRequest(op="freeze"), timeout_s=timeout_s)
+        freezing = asyncio.ensure_future(call)
+        # One turn of the loop puts the freeze into the outbox; every later request goes to the
+        # backlog, or the guest would receive it frozen and refuse it.
+        await asyncio.sleep(0)
         self._backlog = bytearray()
-        await asking
+        await freezing
         return LineState(sent=self._sent, next_id=self._next_id, epoch=self.epoch)
 
     async def thaw(self, identity: GuestIdentity, *, timeout_s: float) -> None:
-        """Thaw a frozen guest, as the machine it was or as a new one.
+        """Thaw a frozen guest, either as the same machine or as a new copy.
 
         Raises:
-            GuestLie: It says that it is another copy.
+            GuestLie: The guest reports the epoch of another copy.
 
         """
         self.epoch = identity.epoch
         request = GuestRequest(
             op="thaw",
+            # The original kept its clock running; only a copy wakes up with an old time.
             clock_ns=time.time_ns() if identity.entropy else 0,
             entropy=identity.entropy,
             hostname=identity.hostname.encode(),
@@ -320,6 +329,7 @@ class GuestConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        # After an invalid frame the transport may still deliver bytes that were in flight.
         if self.died is not None:
             return
         try:
@@ -327,15 +337,16 @@ class GuestConnection(asyncio.Protocol):
                 self._take(reply)
         except GuestLie as lie:
             self._fail(lie)
-        except SandboxError as lie:
-            self._fail(GuestLie(str(lie)))
+        except SandboxError as error:
+            self._fail(GuestLie(str(error)))
 
     def _take(self, reply: GuestReply) -> None:
         if not self._confirmed <= reply.credit <= self._sent:
             raise GuestLie(f"the guest confirmed {reply.credit} of {self._sent} bytes")
-        says_something = reply.id or reply.hello or reply.stream
-        if not says_something and reply.credit == self._confirmed:
-            raise GuestLie("the guest sent a frame that says nothing")
+        has_content = reply.id or reply.hello or reply.stream
+        # Frames without effect are refused, since a guest could send them without end.
+        if not has_content and reply.credit == self._confirmed:
+            raise GuestLie("the guest sent an empty frame")
         self._confirmed = reply.credit
         if reply.hello and not self.ready.done():
             self.ready.set_result(None)
@@ -349,6 +360,7 @@ class GuestConnection(asyncio.Protocol):
         self._pump()
 
     def _fail(self, lie: GuestLie) -> None:
+        log.warning("guest violated the protocol, its machine ends: %s", lie)
         self._die(lie)
         if self._transport is not None:
             self._transport.abort()
@@ -366,7 +378,8 @@ class GuestConnection(asyncio.Protocol):
         for future in (self.ready, *self._waiting.values()):
             if not future.done():
                 future.set_exception(death)
-                future.exception()  # seen: a waiter may have gone already
+                # Marks it as retrieved: asyncio complains if the waiter has gone already.
+                future.exception()
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -1,4 +1,4 @@
-"""The host process that holds a guest: started, listened to, killed."""
+"""Starts, observes and kills the host process that contains a guest."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,16 @@ from penstock.envs.microvm.confinement.groups import MachineGroup
 from penstock.envs.sandbox import SandboxTimeout
 
 HANG_GRACE_S = 10.0
-"""Extra time for a loaded host; beyond this the machine counts as hung."""
+"""Extra seconds granted on a loaded host; beyond this the machine counts as hung."""
 LAST_WORDS_BYTES = 2048
 _TICKS = os.sysconf("SC_CLK_TCK")
 OUTPUT_BYTES_MAX = 1 << 16
-"""Kept of what a machine's process prints; the rest of it fails to be written."""
+"""Maximum output of a machine's host process; further writes of it fail."""
 
 
 @contextlib.contextmanager
 def _pinned(cpu: int | None) -> Iterator[None]:
-    """Keep this thread on one CPU, for the processes that it starts; they inherit it at birth."""
+    """Pin this thread to one CPU during the block; processes started in it inherit the pinning."""
     if cpu is None:
         yield
         return
@@ -36,7 +36,8 @@ def _pinned(cpu: int | None) -> Iterator[None]:
 
 
 def _bounded_output() -> int:
-    """Return a file in memory that has its size already and cannot grow."""
+    """Return an in-memory file whose size is fixed, for the output of a machine."""
+    # A pipe would have to be read, and a plain file could fill the host's disk.
     words = os.memfd_create("guest-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(words, OUTPUT_BYTES_MAX)
     fcntl.fcntl(words, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
@@ -44,14 +45,14 @@ def _bounded_output() -> int:
 
 
 class HostProcess:
-    """The bubblewrap process that holds a guest; killing it ends everything inside.
+    """Bubblewrap process that contains a guest; killing it ends everything inside.
 
-    Bubblewrap asks the kernel to kill it when the thread that started it ends (a process that
-    dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
+    Bubblewrap asks the kernel to kill it when the thread that started it ends, so that even a
+    process killed by SIGKILL leaves no orphans. Start machines from a thread that lives as long.
     """
 
     ended_s: ClassVar[float] = 0.0
-    """Processor seconds of all machines that this process has ended."""
+    """CPU seconds of all machines that this process has ended."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class HostProcess:
                     stderr=self._words,
                     env={},
                     pass_fds=pass_fds,
-                    process_group=0,  # Ctrl-C in a terminal is not meant for it.
+                    process_group=0,  # Ctrl-C in a terminal must not reach machines.
                 )
         except OSError:
             os.close(self._words)
@@ -79,18 +80,19 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the outermost process."""
+        """Process id of the outermost process."""
         return self._popen.pid
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL or SIGTERM ended it, or what it holds (then it ends with 128 + n)."""
+        """Whether SIGKILL or SIGTERM ended the process or the program inside it."""
+        # Bubblewrap reports a program that signal n ended as exit status 128 + n.
         return self._popen.poll() in {
             code for n in (signal.SIGKILL, signal.SIGTERM) for code in (-n, 128 + n)
         }
 
     def last_words(self) -> str:
-        """Return the end of what the machine printed, and how it ended."""
+        """Return the last output of the machine and how it ended, for error texts."""
         code = self._popen.poll()
         text = b""
         if self._words >= 0:
@@ -99,23 +101,25 @@ class HostProcess:
         return f"the machine ended: {state}. {text.decode(errors='replace').strip()}".strip()
 
     async def kill(self) -> None:
-        """Kill and reap; returns when the kernel has taken the process away.
+        """Kill and reap the process; return when the kernel has removed it.
 
         Raises:
-            SandboxTimeout: It has not: the host is stuck.
+            SandboxTimeout: The process survives SIGKILL for `HANG_GRACE_S`.
 
         """
+        # Before the kill: afterwards nobody can read the CPU time of the processes inside.
         if self._popen.poll() is None:
             HostProcess.ended_s += inner_processor_s(self.pid)
         self._popen.send_signal(signal.SIGKILL)
         if self._words >= 0:
-            os.close(self._words)  # First: waiting takes a descriptor, which may be the last one.
+            # Before waiting, which needs a descriptor: this may be the last one available.
+            os.close(self._words)
             self._words = -1
-        await self._gone()
+        await self._wait_for_exit()
         if self.group is not None:
             await self.group.remove()
 
-    async def _gone(self) -> None:
+    async def _wait_for_exit(self) -> None:
         if self._popen.poll() is not None:
             return
         loop = asyncio.get_running_loop()
@@ -126,7 +130,9 @@ class HostProcess:
             async with asyncio.timeout(HANG_GRACE_S):
                 await gone
         except TimeoutError:
-            raise SandboxTimeout(f"process {self.pid} survives SIGKILL") from None
+            raise SandboxTimeout(
+                f"process {self.pid} still exists {HANG_GRACE_S:g} s after SIGKILL"
+            ) from None
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -134,7 +140,7 @@ class HostProcess:
 
 
 def process_tree(pid: int) -> list[int]:
-    """Return a process and all its living descendants."""
+    """Return the ids of a process and all its living descendants."""
     found = [pid]
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in listing.read_text().split():
@@ -143,15 +149,18 @@ def process_tree(pid: int) -> list[int]:
 
 
 def inner_processor_s(pid: int) -> float:
-    """Return the processor seconds of all below a process, which it will not be told of.
+    """Return the CPU seconds of all descendants of a process.
 
-    A killed machine's processes end with their namespace, unseen by their parents. Of processes in
-    it that ended before, their parents know, in ticks of the kernel's.
+    The processes of a killed machine end with their PID namespace and are not waited for by their
+    parents, so the kernel does not add their time to this process's children. Processes inside that
+    ended earlier are included in the counters of their parents, in clock ticks.
     """
     total_s = 0.0
-    with contextlib.suppress(OSError):  # It may be ending by itself.
+    with contextlib.suppress(OSError):  # the processes may be ending by themselves
         for inner in process_tree(pid)[1:]:
             fields = Path(f"/proc/{inner}/stat").read_text().rpartition(")")[2].split()
+            # User and system time of the process and of its reaped children, from proc(5). Ticks
+            # are 10 ms: for short processes only the scheduler's nanoseconds count anything.
             own, ended = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
             exact = int(Path(f"/proc/{inner}/schedstat").read_text().split()[0]) / 1e9
             total_s += max(own, exact) + ended

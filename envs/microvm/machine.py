@@ -1,7 +1,8 @@
-"""A `Sandbox` over a socket to a guest agent, and the start of its host process."""
+"""Implements `Sandbox` on a socket to a guest agent, and starts the host process of a machine."""
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout, Verifie
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.sandbox import ExecResult
 
+log = logging.getLogger(__name__)
+
 READ_PIECE_BYTES = 1 << 18
+"""Bytes per read request; the agent returns no more (`READ_BYTES_MAX` in `guest/agent.h`)."""
 WRITE_PIECE_BYTES = 1 << 17
 FILES_MAX = 20_000
 DEFAULT_ENV = {
@@ -27,9 +31,12 @@ DEFAULT_ENV = {
     "TERM": "dumb",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Bytecode is not written: files beside the agent's own would cost time and turn up in listings."""
+"""Default environment of programs.
+
+Python writes no bytecode: extra files next to the agent's own take time and show up in listings.
+"""
 VERIFIER_ENV = {"HOME": "/nonexistent"}
-"""The agent's home could hold what an interpreter runs by itself."""
+"""Variables of verifiers: files in the agent's home could make an interpreter run its code."""
 
 
 def _absolute(path: str) -> str:
@@ -37,7 +44,7 @@ def _absolute(path: str) -> str:
 
 
 class GuestSandbox:
-    """A `Sandbox` over a connection to a guest agent."""
+    """Sandbox on a connection to a guest agent."""
 
     def __init__(
         self, connection: GuestConnection, process: HostProcess, info: SandboxRecord
@@ -55,7 +62,7 @@ class GuestSandbox:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal from outside ended it; only known once it has ended."""
+        """Whether a signal from outside ended the machine; only known once it has ended."""
         return self.process.was_killed
 
     async def exec(  # noqa: PLR0913
@@ -74,6 +81,7 @@ class GuestSandbox:
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
         """See `VerifyingSandbox.verify`; a cancelled call kills the program and its peer."""
+        # In the working directory an interpreter could import the code under test by accident.
         path, env = ("/", VERIFIER_ENV) if run.peer else (WORK_DIR, None)
         return await self._run("verify", run, op_key, path, env)
 
@@ -96,9 +104,11 @@ class GuestSandbox:
         try:
             reply = await self._connection.call(request, timeout_s=deadline_s)
         except asyncio.CancelledError:
+            # Otherwise the program would keep the machine busy until its deadline.
             with contextlib.suppress(SandboxDied):
                 self._connection.post(GuestRequest(op="cancel", target=request.id))
             raise
+        # Truncated again: a hostile guest may send more than was requested.
         return ExecResult(
             exit_code=reply.exit_code,
             stdout=reply.stdout[: request.bytes_max],
@@ -117,7 +127,7 @@ class GuestSandbox:
         return self._outlet.attempts
 
     async def ping(self) -> None:
-        """Return when the guest agent has answered."""
+        """Wait for an answer of the guest agent."""
         await self._connection.call(GuestRequest(op="ping"), timeout_s=self.hang_grace_s)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
@@ -152,7 +162,7 @@ class GuestSandbox:
                     await self._write(op, batch)
                     batch, room = [], WRITE_PIECE_BYTES
                 batch.append(FilePiece(_absolute(path), mode, start > 0, piece))
-                room -= len(piece) + len(path) + 32
+                room -= len(piece) + len(path) + 32  # 32 bytes cover the encoding of an item
         if batch:
             await self._write(op, batch)
 
@@ -164,11 +174,13 @@ class GuestSandbox:
         base = _absolute(root).rstrip("/") + "/"
         request = GuestRequest(op="list", path=base, bytes_max=FILES_MAX)
         reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
+        # The guest is untrusted: bound the number again, and drop paths outside of the root.
         files = [os.fsdecode(e.path) for e in reply.files[:FILES_MAX] if e.kind == "file"]
         return sorted(path[len(base) :] for path in files if path.startswith(base))
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
+        # First of all, so that calls in progress fail at once instead of waiting for the kill.
         self._connection.abort()
         await self._outlet.close()
         await self.process.kill()
@@ -183,19 +195,19 @@ async def start_machine(
     cpu: int | None,
     timeout_s: float,
 ) -> GuestSandbox:
-    """Start a host process with one end of a socket and wait for the guest's hello.
+    """Start the host process of a machine and wait for the guest's hello.
 
     Args:
-        confinement: Starts the process.
-        program: What runs inside; see `Confinement.start`.
-        info: The sandbox's record, but for its boot time.
+        confinement: Restrictions with which to start the process.
+        program: Command that runs inside; see `Confinement.start`.
+        info: Record of the sandbox, to which the boot time is added.
         cpu: Host CPU to pin the machine to. One CPU is fastest: the guest's kernel and its
             processes take turns, and a wake-up on another CPU costs more than the switch.
-        timeout_s: Until the hello.
+        timeout_s: Maximum seconds until the hello.
 
     Raises:
-        SandboxDied: The machine ended before its hello, or the host has no room for its process.
-        SandboxTimeout: No hello in time.
+        SandboxDied: The machine ended before its hello, or the host cannot start its process.
+        SandboxTimeout: No hello within `timeout_s`.
 
     """
     started = time.perf_counter()
@@ -209,7 +221,7 @@ async def start_machine(
             await connection.ready
     except BaseException as error:
         connection.abort()
-        words = process.last_words()
+        words = process.last_words()  # before the kill, which closes the output
         await process.kill()
         if isinstance(error, TimeoutError):
             raise SandboxTimeout(f"no hello within {timeout_s:g} s; {words}") from None
@@ -218,5 +230,13 @@ async def start_machine(
 
 
 def booted(info: SandboxRecord, started: float) -> SandboxRecord:
-    """Return the record of a machine that is ready now, started at `started` (perf_counter)."""
-    return msgspec.structs.replace(info, boot_ms=(time.perf_counter() - started) * 1000)
+    """Return the record of a machine that is ready now.
+
+    Args:
+        info: Record without the boot time.
+        started: Time of its start by `time.perf_counter`, in seconds.
+
+    """
+    boot_ms = (time.perf_counter() - started) * 1000
+    log.debug("%s machine ready in %.0f ms", info.backend, boot_ms)
+    return msgspec.structs.replace(info, boot_ms=boot_ms)

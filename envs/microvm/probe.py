@@ -1,4 +1,4 @@
-"""Which sandbox backends work on this host, found by booting them and running guest code."""
+"""Finds out which sandbox backends work on this host by booting each one and running guest code."""
 
 import time
 from pathlib import Path
@@ -10,11 +10,12 @@ from penstock.envs.microvm.images.assets import QemuAssets, VmAssets
 from penstock.envs.sandbox import SandboxError
 
 EXECS = 5
+"""Programs to run per backend; their median time is reported."""
 BOOT_TIMEOUT_S = 20.0
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `penstock doctor` shows of one backend."""
+    """State of a backend as shown by `penstock doctor`."""
 
     name: str
     available: bool
@@ -22,7 +23,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     how_to_get: str = ""
     boot_ms: float = 0.0
     exec_ms: float = 0.0
-    """Median of a few runs of `true`."""
+    """Median milliseconds of a few runs of `true`."""
 
 
 async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
@@ -32,6 +33,7 @@ async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
             timeout_s=BOOT_TIMEOUT_S
         )
     except (SandboxError, OSError) as error:
+        # Firecracker boots the kernel of the QEMU assets.
         assets = QemuAssets if name.startswith(("qemu", "fire")) else VmAssets
         return ProbeResult(
             name=name, available=False, reason=str(error), how_to_get=assets.how_to_get
@@ -43,7 +45,7 @@ async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
             result = await machine.exec(["true"], timeout_s=BOOT_TIMEOUT_S)
             times.append((time.perf_counter() - started) * 1000)
             if result.exit_code != 0:
-                return ProbeResult(name=name, available=False, reason=f"`true` gave {result}")
+                return ProbeResult(name=name, available=False, reason=f"`true` returned {result}")
     except SandboxError as error:
         return ProbeResult(name=name, available=False, reason=str(error))
     finally:

@@ -1,6 +1,6 @@
-"""Bubblewrap alone: namespaces around the host's kernel. Only for tests and trusted code.
+"""Backend without a guest kernel: bubblewrap namespaces on the host's. For trusted code only.
 
-The same guest agent is PID 1 of the namespace, so requests behave as in a machine.
+The usual guest agent is PID 1 of the namespace, so requests behave as in other machines.
 """
 
 import os
@@ -18,15 +18,17 @@ from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
 
 WRITABLE_MIB = 64
+"""Size of each writable folder."""
 
 
 class ProcessBackend:
-    """Starts one bubblewrap for each sandbox, over the host's own programs, read-only.
+    """Starts one bubblewrap per sandbox, with the host's programs mounted read-only.
 
     Args:
-        cache: Folder with the guest agent; default `assets.vm_cache_dir()`.
-        needs: Bounds of its programs, where the host has control groups.
-        mounts: Further options of bubblewrap, which show files of ours: it keeps our user.
+        cache: Folder with the guest agent; defaults to `assets.vm_cache_dir()`.
+        needs: Limits of its programs, enforced where the host has control groups.
+        mounts: More bubblewrap options, which expose files of this process's user. The sandbox then
+            runs as that user.
 
     Raises:
         BackendUnavailable: The agent or bubblewrap is missing.
@@ -39,7 +41,7 @@ class ProcessBackend:
 
     processors_max = os.cpu_count() or 1
     memory_mib = 1024
-    """Of all its programs and files together, where the host has control groups."""
+    """Default memory of all programs and files, enforced where the host has control groups."""
 
     def __init__(
         self,

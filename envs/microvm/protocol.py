@@ -1,6 +1,6 @@
-"""Messages between the host and a guest's agent, and their bounds.
+"""Messages between the host and a guest agent, and their size limits.
 
-A frame is u32 little-endian length + a msgpack map: a `GuestRequest`, or a `GuestReply`.
+A frame is a u32 little-endian length and a msgpack map: a `GuestRequest` or a `GuestReply`.
 """
 
 import secrets
@@ -11,22 +11,24 @@ import msgspec
 
 VERSION = 1
 WINDOW_BYTES = 3000
+"""Maximum unconfirmed bytes; below the 4 KiB that a serial line buffers."""
 REQUEST_BYTES_MAX = 1 << 20
 REPLY_BYTES_MAX = (2 << 20) + 8192
+"""Maximum bytes of any reply: two output streams and the rest of the frame."""
 REQUESTS_MAX = 256
 OUTPUT_BYTES_MAX = 1 << 20
-"""Of each stream of a command's output."""
+"""Maximum bytes of each output stream of a command."""
 PIECE_BYTES_MAX = 1 << 14
-"""Of a stream's piece."""
+"""Maximum bytes of a piece of a stream."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 PieceHandler = Callable[[int, bytes], None]
-"""Takes a stream's id and the next bytes of it; raises `SandboxError` if it breaks the protocol."""
+"""Function of a stream id and its next bytes; raises `SandboxError` on a protocol violation."""
 
 
 class FilePiece(msgspec.Struct, array_like=True, frozen=True):
-    """A part of a file to write: the first creates or empties it, the next ones append."""
+    """Part of a file to write: the first part creates or truncates the file, later ones append."""
 
     path: str
     mode: int
@@ -35,7 +37,7 @@ class FilePiece(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Host -> guest agent (`guest/request.h` has the same fields)."""
+    """Request of the host to the guest agent (`guest/request.h` has the same fields)."""
 
     v: int = 0
     id: int = 0
@@ -60,18 +62,18 @@ class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class LineState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a quiet line, from which another connection can continue with a copy."""
+    """State of an idle line, from which a connection to a copy of the machine continues."""
 
     sent: int = 0
     """Bytes that the guest has read since it booted."""
     next_id: int = 1
-    """Running commands answer to their old ids: new ones must not repeat these."""
+    """First unused request id; commands that still run will answer to lower ones."""
     epoch: int = 0
     """Number of the copy; the guest refuses requests for an earlier one."""
 
 
 class GuestIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What distinguishes a copy from the original machine; empty fields change nothing."""
+    """Properties that distinguish a copy from the original machine; empty fields change nothing."""
 
     epoch: int
     entropy: bytes = b""
@@ -80,20 +82,20 @@ class GuestIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def new(cls, epoch: int, hostname: str = "vm") -> Self:
-        """Return a fresh identity."""
+        """Return an identity with fresh randomness and machine id."""
         token = secrets.token_bytes(48)
         return cls(epoch=epoch, entropy=token[:32], hostname=hostname, machine_id=token[32:].hex())
 
 
 class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One item of a listing; its size and mode follow and are not read."""
+    """Item of a listing; the size and mode that follow on the wire are ignored."""
 
     path: bytes
     kind: Literal["file", "dir", "link", "other"]
 
 
 class GuestReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Guest agent -> host; each operation fills its own fields."""
+    """Reply of the guest agent to the host; each operation fills its own fields."""
 
     v: Literal[1]
     id: _Count
@@ -101,7 +103,7 @@ class GuestReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     hello: int = 0
     error: str = ""
     text: bytes = b""
-    """Bytes, since a path in it need not be UTF-8."""
+    """Error text, as bytes because a path in it need not be UTF-8."""
     exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] = 0
     duration_ms: _Count = 0
     timed_out: bool = False
@@ -113,6 +115,6 @@ class GuestReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     written: _Count = 0
     files: list[FileEntry] = []
     epoch: _Count = 0
-    """Of the copy that it is from a thaw on."""
+    """Number of the copy that the guest is after a thaw."""
     stream: _Count = 0
-    """Sent without a request: `data` are the next bytes of this stream; empty means its end."""
+    """Id of the stream whose next bytes are in `data`, sent unsolicited; no bytes mean its end."""

@@ -1,9 +1,10 @@
-"""User-mode Linux in bubblewrap: a separate kernel as one unprivileged process.
+"""Backend that runs user-mode Linux in bubblewrap: a separate kernel in one unprivileged process.
 
-Its seccomp mode is fast but no boundary by itself: the kernel's own help calls it insecure with
-untrusted user space, since a program may reach its own kernel's memory. What holds then is around
-it (`confinement/`): namespaces, a filter that allows what user-mode Linux calls and nothing else,
-bounds. It is meant for code that a policy writes; strangers' tasks should demand a hardware VM.
+The kernel's seccomp mode is fast but not a security boundary: its help text calls it insecure with
+untrusted user space, because a program may reach the memory of its own kernel. The boundary is the
+confinement around it (`confinement/`): namespaces, limits, and a filter that allows only the system
+calls that user-mode Linux makes. It is meant for code that a policy writes; tasks from untrusted
+sources should demand a hardware VM.
 """
 
 from collections.abc import Mapping
@@ -18,30 +19,31 @@ from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied
 from penstock.messages.task import MachineNeeds
 
 OVERHEAD_MIB = 192
-"""Of the host's kernel: mappings and page tables of a guest's processes, up to 256 of them."""
+"""Memory of the host's kernel for mappings and page tables of up to 256 guest processes."""
 LOOPS_PER_JIFFY = 30_000_000
-"""Given, so that the kernel does not spend 80 ms on measuring it."""
+"""Preset delay-loop value, which saves the 80 ms that the kernel would take to measure it."""
 
 ROOT = ("root=/dev/ubda", "ro", "rootfstype=erofs", "init=/sbin/penstock-agent")
 DEBIAN_ROOT = (
     *("penstock_image=/dev/ubda", "penstock_line=/dev/ttyS0"),
-    # What takes a second to boot: benchmarks, and file systems and bounds that no machine uses.
+    # Skipped because they add a second to the boot: benchmarks, and file systems, security modules
+    # and control groups that no machine uses.
     "initcall_blacklist=raid6_init,calibrate_xor_blocks,init_btrfs_fs,init_jfs_fs,init_xfs_fs",
     *("lsm=", "audit=0", "cgroup_disable=memory,cpu,io,pids,cpuset,freezer,devices"),
     "pty.legacy_count=0",
-    # What the compiled kernel does not have, and no machine's program needs: paths into the kernel.
+    # Attack surface that our own kernel is built without and no program in a machine needs.
     *("sysctl.kernel.unprivileged_bpf_disabled=1", "sysctl.kernel.io_uring_disabled=2"),
 )
-"""For Debian's own kernel, whose first program mounts the image."""
+"""Kernel options for Debian's kernel, whose initramfs mounts the image."""
 DEBIAN_LIBRARIES = {
     "loader": "/lib64/ld-linux-x86-64.so.2",
     "library": "/lib/x86_64-linux-gnu/libc.so.6",
 }
-"""Where Debian's own kernel looks for what it is linked to."""
+"""Paths of the dynamic loader and the C library that Debian's kernel is linked to."""
 
 
 class UmlBackend(LayeredBackend):
-    """Boots one user-mode Linux for each sandbox."""
+    """Boots one user-mode Linux per sandbox."""
 
     name = "uml"
     isolation_class = IsolationClass.USER_MODE_KERNEL
@@ -76,11 +78,12 @@ class UmlBackend(LayeredBackend):
         self._info = self._record(self.assets.kernel_digest, self._confinement)
 
     def _mounts(self) -> list[str]:
-        """Return bubblewrap's options. Its own process is pid 1: signals from inside end no pid 1.
+        """Return the bubblewrap options for mounts and environment.
 
-        A kernel that panics ends itself by SIGABRT; as pid 1 it would try that for ever. The
-        guest's memory is a file in /tmp: the host never holds more for a machine.
+        Bubblewrap's own process stays PID 1, not the kernel: a kernel that panics ends itself by
+        SIGABRT, which PID 1 ignores, so it would keep trying forever.
         """
+        # The guest's memory is a file in /tmp, so the size of /tmp bounds the machine's memory.
         size = (self.needs.memory_mib + MARGIN_MIB) << 20
         return [
             *("--proc", "/proc"),
@@ -116,5 +119,6 @@ class UmlBackend(LayeredBackend):
                 self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
             )
         except SandboxDied:
+            # A layer removed since the backend was opened is the likely cause: report it instead.
             self._check_layer()
             raise

@@ -1,4 +1,4 @@
-"""One request to a sandbox host or the scheduler, its errors, and what a lease specifies."""
+"""Sends requests to sandbox hosts and the scheduler, maps errors, and defines lease settings."""
 
 from typing import Protocol, TypeVar
 
@@ -28,8 +28,9 @@ class SandboxBusyError(SandboxError, BlockingIOError):
 
 
 REFUSALS = (SandboxBusyError, ImageAbsent, NeedsRefused)
-"""A retry at once would end the same way."""
+"""Errors that an immediate retry would only repeat."""
 
+# Order matters: the first matching type decides, so subclasses come before their bases.
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,
     ImageAbsent: RemoteErrorKind.FAILED,
@@ -46,25 +47,25 @@ M = TypeVar("M", bound=Message)
 
 
 class SandboxClient(Protocol):
-    """What a remote sandbox needs of an actor's `Context`."""
+    """The part of an actor's `Context` that a remote sandbox needs."""
 
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """Send and wait for the answer; raises RemoteCallError and DeadlineError."""
+        """Send a request and return its answer; raise RemoteCallError or DeadlineError."""
         ...
 
     async def sleep(self, duration_s: float) -> None:
-        """Sleep."""
+        """Sleep for `duration_s` seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return the seconds of a clock that never goes backward."""
         ...
 
 
 def host_service(host: str) -> str:
-    """Return the service that one host serves alone."""
+    """Return the name of the service that reaches one particular host."""
     return f"sandbox.{host}"
 
 
@@ -74,8 +75,8 @@ async def call(
     """Send one request and return an answer of the expected type.
 
     Raises:
-        SandboxTimeout: No answer in time.
-        SandboxError: The host's own error, or an answer of another type.
+        SandboxTimeout: No answer within `deadline_s`.
+        SandboxError: The error that the host reported, or an answer of another type.
 
     """
     reason = type(message).__name__
@@ -91,7 +92,7 @@ async def call(
 
 
 def to_remote_error(error: SandboxError) -> RemoteError:
-    """Return a sandbox's error as it travels: its kind, its type's name, its words."""
+    """Return a sandbox's error in wire format: its kind, and the name of its type with its text."""
     kind = next(kind for error_type, kind in _KINDS.items() if isinstance(error, error_type))
     return RemoteError(kind=kind, error=f"{type(error).__name__}: {error}")
 
@@ -105,19 +106,19 @@ def _from_remote(service: str, error: RemoteCallError) -> SandboxError:
 
 
 class SavedSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and where it is."""
+    """Checkpoint of a machine, and the host that holds it."""
 
     checkpoint_id: str
     host: str
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The group that a machine belongs to: all of its machines are placed on one host."""
+    """Group of machines that the scheduler places on one host."""
 
     group_id: str
     num_machines: int
     holder: str = ""
-    """Whose quota it counts against; empty: the machine's own holder."""
+    """Holder whose quota the group counts against; empty: the holder of the machine."""
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,24 +126,24 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     holder: str
     lease_s: float = 60.0
-    """The host reaps the machine this long after the last request."""
+    """Seconds after the last request at which the host ends the machine."""
     acquire_wait_s: float = 120.0
-    """Longest wait for a host with room."""
+    """Maximum seconds to wait for a host with room."""
     image_digest: str = ""
-    """Image layer above the base image; empty: the host's own choice for all."""
+    """Digest of the image layer above the base image; empty: the default image of the host."""
     machine: MachineNeeds = MachineNeeds()
-    """What it must have (`Task.machine`)."""
+    """Minimum size and isolation of the machine (`Task.machine`)."""
     retry_delay_s: float = 0.2
     margin_s: float = 15.0
-    """Time that a host has to answer, beyond what the operation itself may take: more than it
-    waits for a machine that hangs (`HANG_GRACE_S`), so that it can report that one's end."""
+    """Seconds that a host has to answer, on top of the operation's own time limit. Longer than the
+    host's wait for a hung machine (`HANG_GRACE_S`), so that it can still report the hang."""
     group: GroupSpec | None = None
-    """The scheduler places it on a host; else any host with room answers."""
+    """Group through which the scheduler chooses the host; None: any host with room answers."""
     is_grading: bool = False
-    """It may use the slots that hosts reserve for grading."""
+    """Whether the machine may use slots that hosts reserve for grading."""
     takes_over: bool = False
-    """End the machine that the same holder leased before."""
+    """Whether to end the machine that the same holder leased before."""
     avoid_host: str = ""
-    """Prefer any other host, for `lease.AVOID_S`."""
+    """Host to use only if no other one answers within `lease.AVOID_S`."""
     branch_of: SavedSandbox | None = None
-    """Resume from a checkpoint, on the host that holds it."""
+    """Checkpoint to resume from, on the host that holds it."""

@@ -1,15 +1,16 @@
-"""Machines of one group on one host: placed, leased, renewed and released by one message each.
+"""Leases all machines of a group on one host, with one message per step for the whole group.
 
 ```
- lease_group ──PlaceGroup──▶ the scheduler: which host
-     ├──AcquireGroup──▶ that host: all machines or none; no answer: placed again, elsewhere
-     ├──RenewGroups───▶ as long as the block runs
+ lease_group ──PlaceGroup──▶ scheduler: chooses the host
+     ├──AcquireGroup──▶ that host: all machines or none; if it does not answer, another host
+     ├──RenewGroups───▶ that host, while the block runs
      └──ReleaseGroup──▶ host and scheduler
 ```
 """
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -35,11 +36,13 @@ from penstock.messages.sandbox import (
     SandboxLeased,
 )
 
+log = logging.getLogger(__name__)
+
 
 async def acquire_group(
     client: SandboxClient, group: GroupSpec, lease_ids: Sequence[str], spec: LeaseSpec
 ) -> GroupLeased:
-    """Lease all machines of a group; nothing renews them.
+    """Lease all machines of a group; the caller has to renew them.
 
     Raises:
         SandboxBusyError: No host had room for `spec.acquire_wait_s`.
@@ -65,7 +68,7 @@ async def acquire_group(
 async def renew_groups(
     client: SandboxClient, host: str, group_ids: Sequence[str], spec: LeaseSpec
 ) -> list[str]:
-    """Renew all that is held on a host; return the groups that are gone.
+    """Renew groups on a host and return the ids of those that it no longer has.
 
     Raises:
         SandboxTimeout: The host does not answer.
@@ -77,18 +80,21 @@ async def renew_groups(
 
 
 async def release_group(client: SandboxClient, host: str, group_id: str, spec: LeaseSpec) -> None:
-    """Release all machines of a group; a host that cannot be reached reaps them."""
+    """Release all machines of a group; a host that does not answer ends them at lease expiry."""
     message = ReleaseGroup(group_id=group_id)
+    # The host first: the scheduler would otherwise place others there before there is room.
     for service in (host_service(host), SCHEDULER_SERVICE):
-        with contextlib.suppress(SandboxError):
+        try:
             await call(client, service, message, Ack, spec.margin_s)
+        except SandboxError as error:
+            log.warning("group %s not released at %s: %s", group_id, service, error)
 
 
 @contextlib.asynccontextmanager
 async def lease_group(
     client: SandboxClient, group: GroupSpec, lease_ids: Sequence[str], spec: LeaseSpec
 ) -> AsyncGenerator[list[RemoteSandbox]]:
-    """Hold a group's machines for the time of the block; they are destroyed after it.
+    """Hold the machines of a group while the block runs, then destroy them.
 
     Raises:
         SandboxBusyError: No host had room for all of them in time.
@@ -96,6 +102,7 @@ async def lease_group(
 
     """
     leased = await acquire_group(client, group, lease_ids, spec)
+    log.debug("group %s has %d machines on %s", group.group_id, len(lease_ids), leased.host)
     machines = [
         SandboxLeased(lease_id=lease_id, host=leased.host, sandbox=record)
         for lease_id, record in zip(lease_ids, leased.sandboxes, strict=True)
@@ -110,6 +117,7 @@ async def lease_group(
     try:
         yield [RemoteSandbox(client, machine, spec) for machine in machines]
     finally:
+        # Stop renewing before the release, or a late renewal would find the group gone.
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await release_group(client, leased.host, group.group_id, spec)

@@ -1,7 +1,8 @@
-"""One machine of a host: placed, leased, renewed meanwhile, released."""
+"""Places and leases one machine of a host, renews the lease while it is in use, and releases it."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
@@ -31,41 +32,48 @@ from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
 
+log = logging.getLogger(__name__)
+
 AVOID_S = 6.0
-"""How long a host that did not answer is avoided; the scheduler forgets dead ones sooner."""
+"""Seconds to avoid a host that did not answer; the scheduler forgets dead hosts sooner."""
 
 
 @contextlib.asynccontextmanager
 async def lease_sandbox(
     client: SandboxClient, lease_id: str, spec: LeaseSpec
 ) -> AsyncGenerator[RemoteSandbox]:
-    """Hold a machine for the time of the block; it is renewed meanwhile and destroyed after.
+    """Hold a machine while the block runs, renewing its lease, then destroy it.
 
     Raises:
-        SandboxBusyError: No host had room for `spec.acquire_wait_s`.
+        SandboxBusyError: No host had room within `spec.acquire_wait_s`.
         SandboxError: The host failed.
 
     """
+    # Larger groups keep their place on the host: another of their machines may be about to lease.
     is_alone = spec.group is not None and spec.group.num_machines == 1
     try:
         sandbox = RemoteSandbox(client, await _acquire(client, lease_id, spec), spec)
     except SandboxError as error:
+        log.warning("no machine for lease %s: %s", lease_id, error)
+        # The other machines of the group would be refused in the same way.
         if isinstance(error, ImageAbsent | NeedsRefused) or is_alone:
-            await _release_room(client, spec)
+            await _release_placement(client, spec)
         raise
+    log.debug("lease %s is on %s", lease_id, sandbox.host)
     renewal = asyncio.create_task(keep_renewed(client, sandbox.renew, spec))
     try:
         yield sandbox
     finally:
+        # Stop renewing before the release, or a late renewal would find the machine gone.
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await sandbox.close()
         if is_alone:
-            await _release_room(client, spec)
+            await _release_placement(client, spec)
 
 
-async def _release_room(client: SandboxClient, spec: LeaseSpec) -> None:
-    """Report to the scheduler now what it would learn from hosts' reports, or by waiting."""
+async def _release_placement(client: SandboxClient, spec: LeaseSpec) -> None:
+    """Free the group's place now; without this the scheduler learns of it from host reports."""
     if spec.group is not None:
         message = ReleaseGroup(group_id=spec.group.group_id)
         with contextlib.suppress(SandboxError):
@@ -93,7 +101,8 @@ async def _acquire(client: SandboxClient, lease_id: str, spec: LeaseSpec) -> San
             return branch_of.host
         return "" if group is None else await place_group(client, group, spec, avoid_host)
 
-    return await lease_where_placed(client, spec, place, message, SandboxLeased, "sandbox_host")
+    what = "sandbox host with room"
+    return await lease_where_placed(client, spec, place, message, SandboxLeased, what)
 
 
 async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where it goes
@@ -104,35 +113,38 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
     expected: type[M],
     what: str,
 ) -> M:
-    """Send a request to the host that a placement names, with retries; return the answer.
+    """Choose a host, send it a lease request, and return the answer; retry until one has room.
 
     Args:
-        client: Sends.
-        spec: How long and how often to try.
-        place: Takes a host to avoid, returns the one to use; "" for any with room.
-        message: The request.
-        expected: The answer's type.
-        what: Is leased, for the error.
+        client: Connection to the hosts and the scheduler.
+        spec: Lease settings, among them how long and how often to try.
+        place: Returns the host to use ("" for any with room), given a host to avoid.
+        message: Lease request.
+        expected: Type of the answer.
+        what: Name of what is leased, for the error text.
 
     Raises:
-        SandboxBusyError: No host had room for `spec.acquire_wait_s`.
+        SandboxBusyError: No host had room within `spec.acquire_wait_s`.
         SandboxError: The host failed.
 
     """
     avoid, avoid_until = "", 0.0
-
+    # A preference only: if the host to avoid is the only one with room, it may answer from then on.
     give_in_at = client.monotonic() + AVOID_S
 
     async def attempt() -> M:
         nonlocal avoid, avoid_until, message
         if isinstance(message, AcquireSandbox) and client.monotonic() >= give_in_at:
             message = msgspec.structs.replace(message, avoid_host="")
+        # Placed anew on each attempt, since room may have appeared on another host.
         host = await place(avoid if client.monotonic() < avoid_until else "")
         service = host_service(host) if host else ACQUIRE_SERVICE
         try:
             return await call(client, service, message, expected, spec.margin_s)
         except SandboxTimeout:
+            # The scheduler may still list a dead host; without this it would be chosen again.
             if host:
+                log.warning("%s did not answer; avoided for %g s", host, AVOID_S)
                 avoid, avoid_until = host, client.monotonic() + AVOID_S
             raise
 
@@ -148,10 +160,10 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
 async def place_group(
     client: SandboxClient, group: GroupSpec, spec: LeaseSpec, avoid_host: str
 ) -> str:
-    """Return the host that has room for a group: the same one for all of its machines.
+    """Return the host that the scheduler chose for a group, the same for all of its machines.
 
     Raises:
-        SandboxBusyError: None has, or the quota is used up.
+        SandboxBusyError: No host has room, or the holder's quota is used up.
         SandboxTimeout: The scheduler does not answer.
 
     """
@@ -170,25 +182,29 @@ async def place_group(
 async def keep_renewed(
     client: SandboxClient, renew: Callable[[float], Awaitable[object]], spec: LeaseSpec
 ) -> None:
-    """Renew until cancelled, or until all is gone, which the machines' users then notice.
+    """Renew a lease until cancelled or until it is lost; users of the machine notice the loss.
 
-    Gone is what its host reports as gone, and what no host has answered for during a whole lease.
+    A lease is lost when its host says so, or when no renewal succeeded for its whole duration.
 
     Args:
-        client: Sleeps.
-        renew: Tries once, with this deadline; raises `SandboxDied` if nothing is left.
-        spec: How long a lease is.
+        client: Source of time.
+        renew: Renews once within the given seconds; raises `SandboxDied` if nothing is left.
+        spec: Lease settings.
 
     """
+    # A third of the lease, so that a failed renewal can be retried before it expires.
     period_s = pause_s = spec.lease_s / 3
     held_until = client.monotonic() + spec.lease_s
     while client.monotonic() + pause_s < held_until:
         await client.sleep(pause_s)
         try:
             await renew(min(period_s, spec.margin_s))
-        except SandboxDied:
+        except SandboxDied as error:
+            log.warning("lease of %s lost: %s", spec.holder, error)
             return
-        except SandboxError:
+        except SandboxError as error:
+            log.warning("lease of %s not renewed yet: %s", spec.holder, error)
             pause_s = min(period_s, spec.retry_delay_s)
         else:
             pause_s, held_until = period_s, client.monotonic() + spec.lease_s
+    log.warning("lease of %s lost: no renewal in %g s", spec.holder, spec.lease_s)

@@ -1,4 +1,4 @@
-"""The `Sandbox` protocol over requests."""
+"""Implements the `Sandbox` protocol with requests to the host that runs the machine."""
 
 import contextlib
 import hashlib
@@ -36,23 +36,26 @@ from penstock.messages.sandbox import (
 )
 
 SAVE_S_MAX = 60.0
+"""Maximum seconds that saving a machine may take."""
 
 
 class RemoteSandbox:
-    """The `Sandbox` protocol over requests; a missing answer means a lost machine."""
+    """Sandbox on another host; a missing answer counts as a lost machine."""
 
     def __init__(self, client: SandboxClient, leased: SandboxLeased, spec: LeaseSpec) -> None:
         """Use a machine that a host has leased."""
         self.info: SandboxRecord = leased.sandbox
         self.host = leased.host
         self.guest_s = 0.0
-        """Seconds that programs ran in it, but for those in which its host had no processor."""
+        """Seconds that programs ran in the machine, without the time its host was starved of
+        CPU."""
         self._client = client
         self._leased = leased
         self._spec = spec
         self._op_numbers = itertools.count()
+        # A copy of a machine remembers the operation keys of its original: without a prefix per
+        # lease, the copy would answer a new command with an old result.
         self._op_prefix = hashlib.blake2s(leased.lease_id.encode(), digest_size=8).hexdigest()
-        """A copy of a machine remembers the keys of the one it was: each lease has its own."""
 
     async def exec(  # noqa: PLR0913 - the protocol requires them
         self,
@@ -64,15 +67,16 @@ class RemoteSandbox:
         output_bytes_max: int = 65536,
         op_key: str = "",
     ) -> ExecResult:
-        """Run a program; it runs once, however often the request is delivered."""
+        """Run a program; it runs once even if the request is delivered several times."""
         run = VerifierRun(argv=list(argv), timeout_s=timeout_s, output_bytes_max=output_bytes_max)
         result = await self._run(run, op_key, cwd, env or {})
-        own_s = (result.duration_ms - result.starved_ms) / 1e3
-        self.guest_s += min(max(0.0, own_s), timeout_s)
+        running_s = (result.duration_ms - result.starved_ms) / 1e3
+        # The guest measures its own duration, so the number is untrusted: clamp it.
+        self.guest_s += min(max(0.0, running_s), timeout_s)
         return result
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
-        """Run a program of tests apart from the code under test, as `exec`."""
+        """Run a test program, separated from the code under test; otherwise like `exec`."""
         return await self._run(run, op_key, WORK_DIR, {})
 
     async def _run(
@@ -97,12 +101,12 @@ class RemoteSandbox:
         return (await self._call(message, FileRead)).data
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write whole files, parents included."""
+        """Write whole files and their parent folders."""
         message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
         await self._call(message, Ack)
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
-        """Write whole files that the verifier's user alone can read."""
+        """Write whole files that only the verifier's user can read."""
         lease_id = self._leased.lease_id
         message = WriteFiles(lease_id=lease_id, files=dict(files), is_verifier=True)
         await self._call(message, Ack)
@@ -121,10 +125,10 @@ class RemoteSandbox:
         return (await self._call(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
 
     async def save(self, checkpoint_id: str) -> SavedSandbox:
-        """Save the machine while it runs; `LeaseSpec.branch_of` resumes from there.
+        """Save the machine while it runs; `LeaseSpec.branch_of` resumes from the checkpoint.
 
         Raises:
-            SandboxError: Its backend cannot, or failed; the machine continues.
+            SandboxError: The backend cannot save machines, or failed to; the machine continues.
 
         """
         message = SaveSandbox(lease_id=self._leased.lease_id, checkpoint_id=checkpoint_id)
@@ -132,12 +136,12 @@ class RemoteSandbox:
         return SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
 
     async def close(self) -> None:
-        """Release the machine; a host that cannot be reached reaps it."""
+        """Release the machine; a host that does not answer ends it when the lease expires."""
         with contextlib.suppress(SandboxError):
             await self._call(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
 
     async def renew(self, deadline_s: float) -> None:
-        """Renew the lease; raises `SandboxDied` if it is gone."""
+        """Renew the lease; raise `SandboxDied` if it is gone."""
         message = AcquireSandbox(
             lease_id=self._leased.lease_id,
             holder=self._spec.holder,

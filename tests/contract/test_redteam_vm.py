@@ -170,7 +170,7 @@ SLOW = {
     "disguises where it wants to go": Cheat(
         [raw(f"CONNECT {place}:80 HTTP/1.1", "host: good.test")
          for place in ("2130706433", "0x7f.1", "[::1]", "good.test@evil.test", "good.test.")],
-        finds=CheatKind.EGRESS, says="expected a host's name, not an address", task=OPEN_TASK,
+        finds=CheatKind.EGRESS, says="expected a host name, not an address", task=OPEN_TASK,
     ),
     "speaks to the proxy by itself": Cheat(
         [raw("CONNECT evil.test:443 HTTP/1.1", "host: good.test"),

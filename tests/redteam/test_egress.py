@@ -98,17 +98,17 @@ async def test_a_hello_in_a_thousand_pieces_keeps_no_host_busy():
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (hello_of("hidden.test"), "TLS asks for 'hidden.test'"),
-        (hello_of(f"{NAME}.hidden.test"), "TLS asks for"),
+        (hello_of("hidden.test"), "TLS names server 'hidden.test'"),
+        (hello_of(f"{NAME}.hidden.test"), "TLS names server"),
         (hello_of(None), "names 0 servers"),
         (made(sni(b"good.test", b"hidden.test")), "names 2 servers"),
         (made(sni(b"good.test") + sni(b"hidden.test")), "names 2 servers"),
         (made(sni(b"good.test") + extension(0xFE0D, b"\0" * 40)), "hides the server's name"),
-        (made(sni(b"good.test\0.hidden.test")), "TLS asks for"),
+        (made(sni(b"good.test\0.hidden.test")), "TLS names server"),
         (b"GET / HTTP/1.1\r\nHost: hidden.test\r\n\r\n", "expected TLS"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "expected TLS"),
         (hello_of(NAME)[:40], "ended before"),
-        (made(sni(b"good.test"))[:-1] + b"\xff", "TLS asks for"),
+        (made(sni(b"good.test"))[:-1] + b"\xff", "TLS names server"),
         (made(extension(0, b"\xff\xff")), "malformed"),
         (b"\x16\x03\x01\x40\x00\x01\xff\xff\xff", "expected a TLS ClientHello"),
     ],
@@ -165,7 +165,7 @@ async def test_a_name_is_resolved_once_and_cannot_move_after_its_check():
     assert connected == [OUTSIDE]
     assert [line.reason for line in proxy.account.attempts] == [
         "far away",
-        "denied: the name leads to an address that is not public",
+        "denied: the name resolves to an address that is not public",
     ]
 
 

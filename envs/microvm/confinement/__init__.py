@@ -1,10 +1,10 @@
-"""What holds a machine's host process back, around and beside the isolation of its backend.
+"""Restricts the host process of a machine, in addition to the isolation of its backend.
 
 ```
- host ──▶ launcher (control groups, limits, a user of its own) ──▶ bubblewrap (namespaces, no
+ host ──▶ launcher (control groups, limits, separate user id) ──▶ bubblewrap (namespaces, no
           further user namespaces) ──▶ system call filter ──▶ user-mode Linux | QEMU | guest agent
 ```
-`confinement.py` tries once what this host allows; what is in force stands in each machine's record
-(`SandboxRecord.confinement`) and in `penstock doctor`. To add a measure: a name in `Measure`, where
-`this_host` tries it, and its part of `Confinement.start`.
+`confinement.py` tests once which measures this host supports. The record of each machine
+(`SandboxRecord.confinement`) and `penstock doctor` list those in force. To add a measure, add a
+name to `Measure`, test for it in `this_host`, and apply it in `Confinement.start`.
 """

@@ -1,8 +1,9 @@
-"""Starts machines' host processes with every measure that this host allows."""
+"""Starts the host processes of machines with every confinement measure that this host supports."""
 
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import platform
 import socket
@@ -25,33 +26,36 @@ from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import find_bubblewrap
 from penstock.envs.sandbox import SandboxDied
 
+log = logging.getLogger(__name__)
+
 UID_FIRST = 1 << 30
-"""The first of 2^30 user ids of machines: far above any account's, and below 2^31."""
+"""First of 2^30 user ids for machines: far above those of accounts, and below 2^31."""
 _PROCESS_BITS, _MACHINE_BITS = 20, 10
 NUM_PROCESSES_MAX = 1024
-"""Of one machine, on the host: a guest runs at most 256 of a user."""
+"""Maximum processes of one machine on the host; in a guest a user runs at most 256."""
 MARGIN_MIB = 16
-"""Of the host's files beyond the guest's memory."""
+"""Memory for files of the host beyond the guest's memory."""
 _PROBE_S = 10.0
 _numbers = itertools.count()
 
 
 class Measure(StrEnum):
-    """What holds a machine's host process back, besides its backend's isolation."""
+    """Restriction of a machine's host process."""
 
     LIMITS = "limits"
-    """Descriptors, file size, core dumps, message queues, locked memory."""
+    """Resource limits: descriptors, file size, core dumps, message queues, locked memory."""
     CALL_FILTER = "call_filter"
-    """System calls of the host (`filters.py`)."""
+    """Filter of the host's system calls (`filters.py`)."""
     NO_USER_NAMESPACES = "no_user_namespaces"
-    """None can be made inside."""
+    """Ban on creating user namespaces inside."""
     OWN_USER = "own_user"
-    """Another user id of the host for each machine, never 0; only root can give it."""
+    """Separate non-root user id of the host for each machine; only root can assign one."""
     MEMORY_GROUP = "memory_group"
-    """Memory in the host's kernel counts too."""
+    """Limit on memory that includes the memory of the host's kernel."""
     PIDS_GROUP = "pids_group"
+    """Limit on the number of processes."""
     CPU_GROUP = "cpu_group"
-    """All of a machine's processes have one machine's share of the processors."""
+    """One share of the CPUs for all processes of a machine together."""
 
 
 _GROUPS = "root with cgroup v1, or a delegated cgroup v2 (docs/sandboxes.md)"
@@ -63,23 +67,25 @@ HOW_TO_GET: Mapping[Measure, str] = {
     Measure.PIDS_GROUP: _GROUPS,
     Measure.CPU_GROUP: _GROUPS,
 }
-"""Limits are in force everywhere."""
+"""What a host needs for each measure; `LIMITS` works everywhere."""
 
 
 class HostMeasures(msgspec.Struct, frozen=True):
-    """What this host allows; tried once."""
+    """Measures that this host supports."""
 
     measures: tuple[Measure, ...]
     groups: GroupHome | None
 
 
 Program = Callable[[int, Mapping[str, str]], list[str]]
-"""Takes the descriptor of the guest's line and the paths of files; returns what runs inside."""
+"""Function of the descriptor of the guest's line and of file paths by kind, which returns the
+command that runs inside."""
 
 
 @functools.cache
 def this_host(launcher: Path) -> HostMeasures:
-    """Try what this host allows, by doing it."""
+    """Find the measures that this host supports by trying each one."""
+    # Tried instead of looked up: containers and security modules may forbid what the kernel has.
     found = [Measure.LIMITS]
     if platform.machine() == "x86_64" and Path("/proc/sys/kernel/seccomp").is_dir():
         found.append(Measure.CALL_FILTER)
@@ -91,11 +97,14 @@ def this_host(launcher: Path) -> HostMeasures:
     if groups is not None:
         groups.sweep()
         found += [Measure(f"{name}_group") for name in CONTROLLERS if name in groups.folders]
+    missing = [measure for measure in Measure if measure not in found]
+    if missing:
+        log.info("machines on this host run without %s", ", ".join(missing))
     return HostMeasures(tuple(found), groups)
 
 
 def _runs(prefix: list[str], options: list[str]) -> bool:
-    """Return whether bubblewrap runs a program this way."""
+    """Return whether bubblewrap runs a program with a command prefix and options."""
     inside = ["--unshare-all", "--unshare-user", *options, "--ro-bind", "/", "/", "--", "/bin/true"]
     argv = [*prefix, find_bubblewrap(), *inside]
     try:
@@ -106,7 +115,8 @@ def _runs(prefix: list[str], options: list[str]) -> bool:
 
 
 def _next_user() -> int:
-    """Return a user id that no other machine of this host is likely to have at the time."""
+    """Return a user id that no other running machine of this host is likely to have."""
+    # Process id and counter: processes of Penstock do not coordinate the ids that they assign.
     process = os.getpid() % (1 << _PROCESS_BITS)
     return UID_FIRST + (process << _MACHINE_BITS) + next(_numbers) % (1 << _MACHINE_BITS)
 
@@ -115,16 +125,17 @@ class Confinement:
     """Starts the host processes of one kind of machine.
 
     Args:
-        launcher: The program that `launcher.c` became.
-        files: What the machine reads of the host. Its process has them open, and no path to them:
-            its user need not be able to reach their folders.
-        options: Bubblewrap's, for mounts and environment.
-        calls: The filter of system calls.
-        memory_mib: The guest's, and what its process needs besides.
-        copies: Files that the machine's process also finds as a copy: path inside, by name.
-        own_user: Whether its user may be another than ours: False if it writes files of ours.
-        keeps_addresses: Without address randomization, which user-mode Linux turns off by starting
-            itself again, from a path that it does not have here.
+        launcher: Path of the program compiled from `launcher.c`.
+        files: Files of the host that the machine reads, by kind. The process inherits them open and
+            has no path to them, so its user does not need access to their folders.
+        options: Bubblewrap options for mounts and environment.
+        calls: Filter of system calls as a BPF program.
+        memory_mib: Memory of the guest plus what its host process needs.
+        copies: Files that also appear as a copy inside: path inside, by kind.
+        own_user: Whether the machine may have a separate user id; False if it must access files of
+            this process's user.
+        keeps_addresses: Whether to disable address randomization. User-mode Linux would do that by
+            executing itself again, which fails here because it has no path to its own program.
 
     """
 
@@ -158,28 +169,28 @@ class Confinement:
 
     @property
     def in_force(self) -> list[str]:
-        """Names of the measures that its machines have."""
+        """Names of the measures that apply to its machines."""
         return [str(measure) for measure in Measure if self.has(measure)]
 
     def has(self, measure: Measure) -> bool:
-        """Return whether its machines have a measure."""
+        """Return whether a measure applies to its machines."""
         return measure in self._measures
 
     def start(
         self, program: Program, cpu: int | None, pass_fds: Sequence[int] = ()
     ) -> tuple[HostProcess, socket.socket]:
-        """Start a machine's process.
+        """Start the host process of a machine.
 
         Args:
-            program: What runs inside.
+            program: Command that runs inside.
             cpu: Host CPU to pin it to.
-            pass_fds: Further descriptors that it inherits, under the same numbers.
+            pass_fds: More descriptors that it inherits under the same numbers.
 
         Returns:
-            The process, and our end of the socket.
+            The process, and the host's end of the socket to the guest agent.
 
         Raises:
-            SandboxDied: The host has no room for a process, or one of its files is gone.
+            SandboxDied: The host cannot start a process, or a file of the machine is gone.
 
         """
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -200,12 +211,12 @@ class Confinement:
                 passed = [end.fileno(), *fds.values(), *calls, *pass_fds]
                 process = HostProcess(argv, cpu, passed, group)
             except OSError as error:
-                raise SandboxDied(f"no machine could be started: {error}") from error
-            ours.pop_all()
+                raise SandboxDied(f"cannot start a machine: {error}") from error
+            ours.pop_all()  # started: keep the line open and the group in place
             return process, line
 
     def _copied(self, fds: Mapping[str, int]) -> list[str]:
-        """Return the options for copies, which need no path that the machine's user can reach."""
+        """Return bubblewrap's options for copies, which it makes from open descriptors."""
         return [
             word
             for name, path in self._copies.items()
@@ -219,9 +230,10 @@ class Confinement:
         return fd
 
     def _filter(self, until: contextlib.ExitStack) -> list[int]:
-        """Return a descriptor that bubblewrap reads the filter from, if there is one."""
+        """Return the descriptor from which bubblewrap reads the filter, if there is one."""
         if not self.has(Measure.CALL_FILTER):
             return []
+        # The filter fits the pipe's buffer (64 KiB), so this write does not wait for a reader.
         reads, writes = os.pipe2(os.O_CLOEXEC)
         until.callback(os.close, reads)
         with open(writes, "wb") as pipe:  # noqa: PTH123 - a descriptor

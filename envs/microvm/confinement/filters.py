@@ -1,10 +1,11 @@
-"""Filters of the host's system calls, as BPF programs for bubblewrap's `--seccomp`. Pure.
+"""Builds filters of the host's system calls, as BPF programs for bubblewrap's `--seccomp`. Pure.
 
-User-mode Linux gets what its kernel process and its guests' processes call, and nothing else: a
-program that breaks out of its guest kernel meets this list. QEMU and bare programs get everything
-but what only attacks on the host's kernel need. Refused calls fail with EPERM rather than kill:
-programs try, and go on without; and user-mode Linux's own filter, which traps its guests' calls,
-must win over this one.
+User-mode Linux may make only the calls that its kernel and its guest processes need: a program that
+breaks out of its guest kernel is left with this list. QEMU and bare programs may make all calls
+except those that are useful mainly for attacks on the host's kernel. Refused calls fail with EPERM
+instead of killing the process, because programs try such calls and continue without them, and
+because user-mode Linux has a filter of its own that traps its guests' calls and must take
+precedence.
 
 Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
@@ -44,7 +45,7 @@ UML_CALLS: Mapping[str, int] = {
     "seccomp": 317, "getrandom": 318, "memfd_create": 319, "execveat": 322, "rseq": 334,
     "close_range": 436,
 }  # fmt: skip
-"""x86-64 numbers of what user-mode Linux calls; `clone` is allowed apart, without namespaces."""
+"""System calls of user-mode Linux, by x86-64 number; `clone` is allowed separately."""
 
 REFUSED_CALLS: Mapping[str, int] = {
     "ptrace": 101, "syslog": 103, "uselib": 134, "pivot_root": 155, "chroot": 161,
@@ -60,9 +61,10 @@ REFUSED_CALLS: Mapping[str, int] = {
     "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "quotactl_fd": 443,
     "memfd_secret": 447, "set_mempolicy_home_node": 450,
 }  # fmt: skip
-"""x86-64 numbers of what no machine and no program of one needs of the host's kernel.
+"""System calls that neither machines nor programs in them need, by x86-64 number.
 
-`mknod` is none of them: programs make pipes by it, and a device takes a capability that none has.
+`mknod` is not among them: programs create pipes with it, and devices need a capability that no
+machine has.
 """
 
 
@@ -71,7 +73,8 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _answer(numbers: Iterable[int], value: int) -> bytes:
-    """Return steps that answer some calls: three for each run of neighbors."""
+    """Return instructions that return `value` for some system calls."""
+    # Three per run of consecutive numbers: far fewer than one comparison per call.
     steps = b""
     for first, last in _runs(sorted(numbers)):
         steps += _step(_JUMP_FROM, first, 0, 2)
@@ -91,7 +94,8 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _program(rules: bytes, otherwise: int) -> bytes:
-    """Return a whole program: other architectures are refused, `clone` makes no namespaces."""
+    """Return a complete program that refuses other architectures and `clone` into namespaces."""
+    # Other architectures and x32 number their calls differently, which would evade the rules.
     refuse = _step(_RETURN, _ERRNO | _EPERM)
     return b"".join((
         _step(_LOAD, _ARCHITECTURE), _step(_JUMP_EQUAL, _X86_64, 1, 0), refuse,
@@ -105,13 +109,12 @@ def _program(rules: bytes, otherwise: int) -> bytes:
 
 
 def allow_only(calls: Iterable[int]) -> bytes:
-    """Return a filter that allows some calls, and `clone` without namespaces.
-
-    `clone3`, whose flags no filter can read, is answered as by an older kernel.
-    """
+    """Return a filter that allows only some calls, and `clone` without namespaces."""
+    # `clone3` fails with ENOSYS: its flags are in memory, which a filter cannot read, and C
+    # libraries then fall back to `clone`.
     return _program(_answer(calls, _ALLOW), _ERRNO | _EPERM)
 
 
 def refuse_only(calls: Iterable[int]) -> bytes:
-    """Return a filter that refuses some calls, and namespaces."""
+    """Return a filter that refuses some calls and the creation of namespaces."""
     return _program(_answer(calls, _ERRNO | _EPERM), _ALLOW)

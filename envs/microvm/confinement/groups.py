@@ -1,11 +1,12 @@
-"""Control groups of machines, where this process may make some.
+"""Manages the control groups (cgroups) of machines, where this process may create any.
 
-They bound memory, the kernel's part included, and processes, and give each machine one share.
+They limit a machine's memory (including kernel memory) and processes, and give it one CPU share.
 
-Version 1 has a hierarchy for each controller, and a machine a group in each, below this process's
-own. Version 2 has one, and takes groups with controllers only where no process is: below this
-process's own group if that is the root, else beside it, if its parent was delegated (systemd:
-`Delegate=yes` with `DelegateSubgroup=`).
+Version 1 has a hierarchy per controller, and a machine gets a group in each, below this process's
+own group. Version 2 has one hierarchy, and allows groups with controllers only below a group
+without processes. Groups are therefore created below this process's own group if that is the root,
+and otherwise next to it, if its parent was delegated (systemd: `Delegate=yes` with
+`DelegateSubgroup=`).
 
 Source: Linux, Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 """
@@ -25,25 +26,29 @@ CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "penstock-"
 _LEFT_BEHIND = re.compile(rf"{_PREFIX}(\d+)-\d+")
 _LEFT_BEHIND_S = 60.0
+"""Minimum age in seconds of groups to sweep."""
 _REMOVE_PAUSES_S = (0.002,) * 10 + (0.02,) * 20
-"""Its processes end with their namespace's first one, but not at once."""
+"""Seconds between attempts to remove a group; 0.42 s in all.
+
+The processes of a machine end shortly after the first process of their namespace, and a group with
+processes cannot be removed."""
 _numbers = itertools.count()
 
 
 class GroupBound(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine may use of the host."""
+    """Limits on what one machine may use of the host."""
 
     memory_bytes: int
-    """All of its processes', page tables and other memory of the host's kernel included."""
+    """Memory of all its processes, including page tables and other memory of the host's kernel."""
     num_processes: int
 
 
 class MachineGroup:
-    """The groups of one machine, empty.
+    """Control groups of one machine.
 
     Args:
-        folders: By controller; several may be the same.
-        joined_by: The file of a folder that takes "0" from a process that joins.
+        folders: Folder of the group of each controller; several controllers may share one.
+        joined_by: Name of the file to which a process writes "0" to join the group.
 
     """
 
@@ -52,14 +57,14 @@ class MachineGroup:
         self.files = [str(folder / joined_by) for folder in self.folders]
 
     async def remove(self) -> None:
-        """Remove the groups once the machine's last process has ended; else a later sweep does."""
+        """Remove the groups when the machine's last process has ended, or leave them to a sweep."""
         for pause_s in _REMOVE_PAUSES_S:
             if not self.try_remove():
                 return
             await asyncio.sleep(pause_s)
 
     def try_remove(self) -> bool:
-        """Remove what is empty; return whether something is left."""
+        """Remove the groups that are empty; return whether any are left."""
         for folder in list(self.folders):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -69,11 +74,11 @@ class MachineGroup:
 
 
 class GroupHome:
-    """Where groups of machines can be made.
+    """Place where control groups of machines can be created.
 
     Args:
-        folders: By controller.
-        is_v2: Whether it is the one hierarchy of version 2.
+        folders: Parent folder of the groups of each controller.
+        is_v2: Whether the folders belong to the single hierarchy of version 2.
 
     """
 
@@ -81,7 +86,7 @@ class GroupHome:
         self.folders, self.is_v2 = folders, is_v2
 
     def make(self, bound: GroupBound) -> MachineGroup:
-        """Make one machine's groups.
+        """Create the groups of one machine.
 
         Raises:
             OSError: The kernel refuses.
@@ -111,7 +116,9 @@ class GroupHome:
         ]
 
     def sweep(self) -> None:
-        """Remove what processes that were killed left behind; groups in use cannot be removed."""
+        """Remove the groups that killed processes of Penstock left behind."""
+        # Safe next to running processes: the kernel refuses to remove groups in use, and the age
+        # spares groups that were created a moment ago and have no process yet.
         for home in dict.fromkeys(self.folders.values()):
             for folder in home.glob(f"{_PREFIX}*"):
                 owner = _LEFT_BEHIND.fullmatch(folder.name)
@@ -125,11 +132,11 @@ class GroupHome:
 def find_home(
     groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
 ) -> GroupHome | None:
-    """Return where this process may make groups; None if nowhere.
+    """Return where this process may create groups, or None.
 
     Args:
-        groups: The process's own groups, as the kernel lists them.
-        mounts: The mounted hierarchies likewise.
+        groups: File in which the kernel lists the groups of this process.
+        mounts: File in which the kernel lists the mounted hierarchies.
 
     """
     try:
@@ -153,7 +160,8 @@ def find_home(
 
 
 def _below_mount(mounted: str, controller: str, path: str) -> Path | None:
-    """Return the folder of a group in the hierarchy of a controller."""
+    """Return the folder of a group in the hierarchy of a controller, or None if not mounted."""
+    # A container may see its own group as the root of the mount: see proc_pid_mountinfo(5).
     for line in mounted.splitlines():
         left, _, right = line.partition(" - ")
         fields, (kind, _, options) = left.split(), right.split()[:3]
@@ -166,6 +174,7 @@ def _below_mount(mounted: str, controller: str, path: str) -> Path | None:
 
 
 def _can_make(home: Path) -> bool:
+    # By trying: read-only mounts and namespaces are not visible in the permissions.
     probe = home / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
     try:
         probe.mkdir()
@@ -176,7 +185,7 @@ def _can_make(home: Path) -> bool:
 
 
 def _enabled(folder: Path) -> list[str]:
-    """Return the controllers that groups below a folder have; it must have been delegated."""
+    """Enable the controllers for groups below a delegated folder; return those that it has."""
     try:
         offered = (folder / "cgroup.controllers").read_text().split()
         control = folder / "cgroup.subtree_control"

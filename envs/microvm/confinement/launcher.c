@@ -1,12 +1,12 @@
-/* Starts a machine's host process: joins control groups, sets limits, takes a user id of its own.
+/* Starts the host process of a machine: joins control groups, sets limits, changes the user id.
  *
  *   penstock-launcher [-g TASKS_FILE]... [-f FILE_BYTES] [-p PROCESSES] [-u UID] [-a]
  *                     PROGRAM [ARGUMENT]...
  *
- * -a: without address randomization.
+ * -a: disables address randomization.
  *
- * All of it is inherited, and done before any other program runs. What was asked for and fails ends
- * the start. One thread that moves itself through `tasks` needs no lock of the whole host. */
+ * PROGRAM inherits all of this. Any option that fails ends the start. In version 1 of control groups
+ * a thread that moves itself through `tasks` avoids a lock that `cgroup.procs` takes for the whole host. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

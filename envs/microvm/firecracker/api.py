@@ -1,4 +1,4 @@
-"""Firecracker's API, as much of it as one machine's life takes: JSON over HTTP over a socket."""
+"""Client of the part of Firecracker's API that machines need: JSON over HTTP on a Unix socket."""
 
 import asyncio
 import socket
@@ -11,20 +11,21 @@ from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.retries import RetryPolicy, with_retries
 
 VSOCK_PORT = 52
-"""Where the guest agent listens."""
+"""Port of the guest's vsock on which the agent listens."""
 POLL_S = 0.002
+"""Seconds between attempts to connect."""
 
 
 class FirecrackerError(SandboxError):
-    """Firecracker refused a request; the text has its reason."""
+    """Firecracker refused a request; the error has its reason."""
 
 
 class FirecrackerApi:
-    """Requests to one Firecracker.
+    """API of one Firecracker process.
 
     Args:
-        path: Its socket, as the host sees it.
-        deadline_s: Of each request; saving memory takes the longest.
+        path: Path of its socket on the host.
+        deadline_s: Maximum seconds of each request; saving memory takes the longest.
 
     """
 
@@ -33,18 +34,22 @@ class FirecrackerApi:
         self._deadline_s = deadline_s
 
     async def put(self, resource: str, **body: Any) -> None:
-        """Create or do something.
+        """Create a resource or start an action.
+
+        Args:
+            resource: Path of the resource.
+            body: Fields of the JSON body.
 
         Raises:
-            FirecrackerError: It was refused.
+            FirecrackerError: Firecracker refused the request.
             SandboxDied: Firecracker has ended.
-            SandboxTimeout: No answer in time.
+            SandboxTimeout: No answer within the deadline.
 
         """
         await self._request("PUT", resource, body)
 
     async def patch(self, resource: str, **body: Any) -> None:
-        """Change something; raises as `put` does."""
+        """Change a resource; arguments and errors are those of `put`."""
         await self._request("PATCH", resource, body)
 
     async def _request(self, method: str, resource: str, body: dict[str, Any]) -> None:
@@ -57,13 +62,13 @@ class FirecrackerApi:
                 session.request(method, url, json=body) as answer,
             ):
                 if answer.status != 204:
-                    words = (await answer.text())[:500]
+                    reason = (await answer.text())[:500]
                     raise FirecrackerError(
-                        f"Firecracker: {method} {resource}: {answer.status}: {words}"
+                        f"Firecracker: {method} {resource}: {answer.status}: {reason}"
                     )
         except TimeoutError:
-            words = f"Firecracker: no answer to {method} {resource} in {self._deadline_s:g} s"
-            raise SandboxTimeout(words) from None
+            text = f"Firecracker: no answer to {method} {resource} within {self._deadline_s:g} s"
+            raise SandboxTimeout(text) from None
         except (aiohttp.ClientError, OSError) as error:
             raise SandboxDied(f"Firecracker: {method} {resource}: {error}") from error
 
@@ -72,7 +77,7 @@ async def await_socket(path: Path, *, deadline_s: float) -> None:
     """Wait until a server listens at a socket.
 
     Raises:
-        TimeoutError: None does in time.
+        TimeoutError: No server listens within `deadline_s`.
 
     """
     async with asyncio.timeout(deadline_s):
@@ -89,13 +94,11 @@ async def connect_vsock(
 ) -> tuple[asyncio.BaseTransport, Any]:
     """Connect to the guest agent through Firecracker's socket (`CONNECT <port>`, then `OK <n>`).
 
-    A guest that still boots does not listen: Firecracker then closes the connection, and the
-    next attempt follows.
-
     Raises:
-        TimeoutError: The guest did not listen in time.
+        TimeoutError: The guest did not listen within `deadline_s`.
 
     """
+    # Firecracker closes the connection while the guest boots and does not listen yet: retry.
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(deadline_s):
         retry = RetryPolicy(pause_s=POLL_S)
@@ -104,7 +107,7 @@ async def connect_vsock(
 
 
 async def _shake_hands(path: Path) -> socket.socket:
-    """Return a socket that the guest's agent has accepted; raise OSError while it does not."""
+    """Return a socket that the guest agent has accepted; raise OSError if it does not listen."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
@@ -112,7 +115,8 @@ async def _shake_hands(path: Path) -> socket.socket:
     try:
         await loop.sock_connect(sock, str(path))
         await loop.sock_sendall(sock, f"CONNECT {VSOCK_PORT}\n".encode())
-        while not answer.endswith(b"\n"):  # byte by byte: the guest's hello may follow at once
+        # Byte by byte: the hello of the guest may follow directly and belongs to the protocol.
+        while not answer.endswith(b"\n"):
             byte = await loop.sock_recv(sock, 1)
             if not byte or len(answer) > 32:
                 break

@@ -1,15 +1,13 @@
-"""Experimental: Firecracker in its jailer, hardware machines for hosts with real KVM.
+"""Experimental backend: Firecracker in its jailer, hardware machines for hosts with real KVM.
 
-Written to the published API (1.16) and tested against a server that checks requests by its rules,
-as no binary was available: **it has never driven a real Firecracker**.
+It follows the published API (1.16) and was tested only against a server that checks requests by
+those rules, because no binary was available: **it has never driven a real Firecracker**.
 
 ```
  template: boots once, freezes, pauses, is saved          machine: PUT /snapshot/load, vsock, thaw
- <jails>/firecracker/<id>/root/   what one Firecracker sees; removed with it
+ <jails>/firecracker/<id>/root/   root folder of one Firecracker; removed with it
 ```
-The vsock device is reset by a load, by design: the frozen agent then listens again.
-
-One machine under Firecracker.
+Firecracker resets the vsock device when it loads a snapshot; the frozen agent then listens again.
 """
 
 import asyncio
@@ -56,7 +54,7 @@ SAVE_DEADLINE_S = 60.0
 
 
 class FirecrackerMachine(GuestSandbox):
-    """A `SavingMachine` in a jail of its own."""
+    """Machine in its own jail, which can be saved while it runs."""
 
     def __init__(
         self,
@@ -78,6 +76,7 @@ class FirecrackerMachine(GuestSandbox):
             await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
         except FileExistsError:
             raise SandboxFileError(f"checkpoint {folder}: exists already") from None
+        # A second save would find the guest frozen already.
         async with self._saving:
             started = time.perf_counter()
             line = await self._connection.freeze(timeout_s=self.hang_grace_s)
@@ -117,22 +116,22 @@ class FirecrackerMachine(GuestSandbox):
 
 UID = 1000
 JAILS_CHARS_MAX = 60
-"""A socket's path has at most 107 bytes, and the jail's own part takes the rest."""
+"""Maximum length of the jails' folder: a socket path has at most 107 bytes, jails take the rest."""
 TEMPLATE_DEADLINE_S = 20.0
 BOOT_WORDS = f"quiet panic=-1 reboot=k pci=off penstock_line=vsock:{VSOCK_PORT}"
 
 
 class FirecrackerBackend:
-    """Starts machines as copies of one that it boots first; experimental.
+    """Starts machines as copies of a template that it boots once; experimental.
 
     Args:
-        cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
+        cache: Folder with kernel, image and agent; defaults to `assets.vm_cache_dir()`.
         needs: Size of its machines; see `sized`.
-        jails: Folder of the jails, on the file system of the cache: files are linked into them.
-        jailer: Its program, and Firecracker's; by default those in the PATH.
+        jails: Folder of the jails, on the file system of the cache because files are hard-linked.
+        jailer: Command of the jailer up to Firecracker's path; defaults to the programs in PATH.
 
     Raises:
-        BackendUnavailable: A program, the kernel or the image is missing, or KVM may not be used.
+        BackendUnavailable: A program, the kernel or the image is missing.
 
     """
 
@@ -147,7 +146,7 @@ class FirecrackerBackend:
 
     processors_max = os.cpu_count() or 1
     memory_mib = 256
-    """Of a machine that nobody asks more for."""
+    """Default memory of a machine."""
 
     def __init__(
         self,
@@ -169,7 +168,10 @@ class FirecrackerBackend:
         self._opened_with = {"cache": cache, "jails": jails, "jailer": jailer}
         self._jails = jails or folder / "jails"
         if len(str(self._jails)) > JAILS_CHARS_MAX:
-            raise BackendUnavailable(f"{self._jails}: too long a path for the sockets in it")
+            raise BackendUnavailable(
+                f"{self._jails}: expected a path of at most {JAILS_CHARS_MAX} characters, "
+                "because of the sockets in it"
+            )
         self._template: Path | None = None
         self._making = asyncio.Lock()
         self._info = SandboxRecord(
@@ -190,6 +192,7 @@ class FirecrackerBackend:
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FirecrackerMachine:
         """See `SandboxBackend.start`; the first call also boots the template."""
+        # Concurrent first calls share one boot.
         async with self._making:
             if self._template is None:
                 self._template = await self._make_template()
@@ -258,7 +261,7 @@ class FirecrackerBackend:
     async def _connect(
         process: HostProcess, jail: Path, line: LineState | None, timeout_s: float
     ) -> GuestConnection:
-        """Connect to a guest that boots, or to a frozen one, which resumes as a new machine."""
+        """Connect to a booting guest, or to a frozen one, which then resumes as a new machine."""
         _, connection = await connect_vsock(
             jail / "root" / "vsock.sock",
             lambda: GuestConnection(process.last_words, line),
@@ -278,7 +281,7 @@ class FirecrackerBackend:
     async def _jailed(
         self, files: dict[str, Path], cpu: int | None, timeout_s: float
     ) -> AsyncIterator[tuple[HostProcess, Path, FirecrackerApi]]:
-        """Start a Firecracker in a fresh jail; what goes wrong in the block ends both."""
+        """Start Firecracker in a new jail; an error in the block ends the process and the jail."""
         name = uuid.uuid4().hex[:16]
         jail = self._jails / "firecracker" / name
         await asyncio.to_thread(_fill_jail, jail / "root", files)

@@ -2,8 +2,8 @@
  *
  *   host --frames--> wire_receive -> serve -> exec | files -> reply_send --frames--> host
  *
- * A frame is u32 little-endian length + msgpack map. Replies carry the request's id and `credit`,
- * the bytes consumed so far; execs run side by side and answer when their leader exits.
+ * A frame is a u32 little-endian length and a msgpack map. Replies carry the id of the request and
+ * `credit`, the bytes consumed so far. Commands run concurrently and reply when their leader exits.
  */
 #ifndef PENSTOCK_AGENT_H
 #define PENSTOCK_AGENT_H
@@ -19,18 +19,18 @@
 #define READ_BYTES_MAX (1u << 18)
 #define STREAMS_MAX 16
 #define AGENT_UID 1000
-#define VERIFIER_UID 1001 /* tests and their results: the code under test cannot touch them */
+#define VERIFIER_UID 1001 /* owns tests and results, which the code under test cannot touch */
 #define AGENT_NICE (-10)
 
-/* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
+/* wire.c: the serial line buffers 4 KiB, so the host never has more than that unconfirmed. */
 void wire_open(const char *device);
 void wire_listen(unsigned port); /* on a vsock; returns when the host has connected */
 bool wire_reconnect(void);       /* waits for the next connection; false when none can come */
 void wire_adopt(int fd);
 int wire_fd(void);
-bool wire_read(void);                     /* takes in what has come; false when the host is gone */
+bool wire_read(void);                     /* reads available bytes; false when the host is gone */
 bool wire_next(struct view *frame);       /* one complete frame, valid until the next call */
-void wire_credit(void);                   /* confirms consumed bytes that no reply confirmed yet */
+void wire_credit(void);                   /* confirms consumed bytes that no reply has confirmed */
 struct buffer *reply_begin(uint32_t pairs);
 void reply_send(uint64_t id, struct view op_key);
 void reply_error(uint64_t id, struct view op_key, const char *code, const char *text);
@@ -47,9 +47,9 @@ struct launched {
     int read_ends[2];
 };
 bool launch(const struct request *rq, struct launched *out); /* false: an error was the reply */
-void exec_drop_root(void); /* commands run, and files are touched, as AGENT_UID from now on */
+void exec_drop_root(void); /* from now on, runs commands and accesses files as AGENT_UID */
 bool exec_has_users(void);
-void agent_as_root(void);  /* in a machine of its own alone, for the machine's own files */
+void agent_as_root(void);  /* only in a machine with its own kernel, for the machine's own files */
 void agent_as_user(void);
 void agent_as_verifier(void);
 
@@ -59,20 +59,20 @@ void exec_cancel(uint64_t id);
 unsigned exec_poll_fds(struct pollfd *fds); /* appends at most 2 * EXECS_MAX, returns how many */
 void exec_drain_ready(const struct pollfd *fds, unsigned n);
 void exec_reap(void);
-int exec_enforce_deadlines(void); /* kills the late; returns ms until the next deadline, or -1 */
+int exec_enforce_deadlines(void); /* kills late commands; returns ms until the next deadline, or -1 */
 
 /* files.c */
 void file_read(const struct request *rq);
 void file_write(const struct request *rq);
 void file_list(const struct request *rq);
 
-/* stream.c: one local port whose connections the host answers.
+/* stream.c: one local port whose connections the host serves.
  *
  *   program --TCP 127.0.0.1--> {stream, data} --> host --> send --> program
  *
- * One piece is under way in each direction: the agent reads no more from a program before the host
- * "took" its last piece, and answers a "send" when the program has it. So nothing piles up, and a
- * slow side holds up no stream but its own. A piece without bytes is an end. */
+ * At most one piece is in flight per stream and direction: the agent reads more from a program only after
+ * the host acknowledged the last piece ("took"), and replies to a "send" once the program has read it. So
+ * buffers stay small, and a slow program delays only its own stream. An empty piece ends a stream. */
 void stream_listen(const struct request *rq);
 void stream_send(const struct request *rq);
 void stream_took(const struct request *rq);
@@ -80,11 +80,11 @@ void stream_end_all(void);
 unsigned stream_poll_fds(struct pollfd *fds); /* writes 1 + STREAMS_MAX */
 void stream_serve_ready(const struct pollfd *fds);
 
-/* thaw.c: a machine that is copied while it runs. Frozen, the agent says nothing and ends nothing,
- * so that no frame is cut in two; a thaw gives a copy a clock, names and randomness of its own, and
- * the epoch that tells it from the machine it was copied from. */
+/* thaw.c: support for copying a running machine. A frozen agent sends nothing and kills nothing, so that
+ * no frame is split between a machine and its copy. A thaw gives a copy its own clock, names and
+ * randomness, and an epoch that distinguishes it from its original. */
 bool thaw_frozen(void);
-bool thaw_is_stale(const struct request *rq); /* meant for the machine before the copy */
+bool thaw_is_stale(const struct request *rq); /* meant for the original of this copy */
 void thaw_freeze(void);
 void thaw(const struct request *rq);
 

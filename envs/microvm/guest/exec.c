@@ -16,12 +16,12 @@ struct stream {
 
 struct exec {
     pid_t leader; /* 0: free */
-    pid_t peer;   /* 0: none; ends with its leader */
+    pid_t peer;   /* 0: none; killed when its leader exits */
     uint64_t id;
     uint64_t started_ms, deadline_ms;
     uint64_t bytes_max;
     bool timed_out;
-    struct view op_key; /* own copy */
+    struct view op_key; /* a copy, freed with the slot */
     struct stream out[2];
 };
 
@@ -56,7 +56,7 @@ void exec_start(const struct request *rq) {
     e->op_key = (struct view){key.data, (uint32_t)key.len};
 }
 
-/* Reads what is there now. A pipe that a background child still holds never blocks. */
+/* Reads the available output. Never blocks, even if a background child keeps the pipe open. */
 static void drain(struct exec *e, struct stream *s) {
     static uint8_t chunk[1 << 16];
     for (int rounds = 0; rounds < 16 && s->fd >= 0; rounds++) {
@@ -111,7 +111,7 @@ void exec_reap(void) {
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (unsigned i = 0; i < EXECS_MAX; i++)
             if (execs[i].leader == pid) finish(&execs[i], status);
-            else if (execs[i].peer == pid) execs[i].peer = 0; /* its number may be another's soon */
+            else if (execs[i].peer == pid) execs[i].peer = 0; /* the pid may be reused soon */
 }
 
 static void kill_group(struct exec *e) {

@@ -32,7 +32,7 @@ static void reply_errno(const struct request *rq, const char *path) {
     reply_error(rq->id, rq->op_key, code, text);
 }
 
-/* Opens a regular file only: a FIFO or a device could hold the agent for ever. */
+/* Opens only regular files: a FIFO or a device could block the agent forever. */
 static int open_regular(const char *path, struct stat *info) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) return -1;
@@ -64,7 +64,7 @@ void file_read(const struct request *rq) {
     close(fd);
 }
 
-/* Whose files are written: the agent's, which all may read, or the verifier's, which nobody else may. */
+/* Owner and permissions of written files: everybody may read the agent's, only the verifier its own. */
 struct owner {
     uid_t uid;
     mode_t dirs, files;

@@ -23,14 +23,14 @@
 #define FILES_MAX 1024
 #define PEER_FD 3
 
-/* Who runs a program, and what it finds: a vforked child only reads it. */
+/* User and environment of a program. A vforked child only reads it. */
 struct role {
     uid_t uid;
     int line;      /* becomes PEER_FD; -1: none */
     char **covers; /* file, covered file, file, covered file ..., NULL */
 };
 
-/* What a request names, in allocations of their own. */
+/* Strings of a request, in separate allocations. */
 struct words {
     char **argv, **env, **peer;
     char **patterns;
@@ -47,7 +47,7 @@ void exec_drop_root(void) {
 
 bool exec_has_users(void) { return drop_root; }
 
-/* Files are touched as the user: else a link that a program leaves would have root write for it. */
+/* Files are accessed as the user: otherwise a program could plant a link and have root write through it. */
 void agent_as_user(void) {
     setfsgid(AGENT_UID);
     setfsuid(AGENT_UID);
@@ -68,8 +68,8 @@ static void die(const char *what, const char *name, int exit_code) {
     _exit(exit_code);
 }
 
-/* Lays files over others for this process and its children alone. They stay: without root nobody
- * can take them off, and a namespace inside this one has them locked. */
+/* Mounts files over others, visible only to this process and its children. Without root nobody can unmount
+ * them, and they are locked in any namespace created inside this one. */
 static void cover(char **pairs) {
     if (pairs[0] == NULL) return;
     if (unshare(CLONE_NEWNS) < 0) die("exec", "unshare", 126);
@@ -104,7 +104,7 @@ static void become(char **argv, char **env, const char *cwd, const int *ends,
     die("exec", argv[0], errno == ENOENT ? 127 : 126);
 }
 
-/* Starts a program; with `read_ends` its output is read, else it is nobody's concern. */
+/* Starts a program. Its output goes to the pipes `read_ends`, or is discarded if that is NULL. */
 static pid_t spawn(char **argv, char **env, const char *cwd, const struct role *role,
                    int *read_ends) {
     int out[2] = {-1, -1}, err[2] = {-1, -1}, null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -132,7 +132,7 @@ static pid_t spawn(char **argv, char **env, const char *cwd, const struct role *
     return pid;
 }
 
-/* Adds the files that a pattern means, one component after the other; there may be none. */
+/* Adds the files that match a pattern, component by component; there may be none. */
 static void expand(struct words *w, char *source, const char *at, const char *rest) {
     char path[PATH_MAX_BYTES];
     const char *slash = strchr(rest, '/');
@@ -191,7 +191,8 @@ static bool copy_folder(struct view from, char *to, size_t room) {
     return true;
 }
 
-/* The tests' user runs the tests, the agent's user the code under test: alone, or as their peer. */
+/* Starts the code under test as the agent's user: alone, or as a peer of the tests, which the verifier's
+ * user runs. */
 static bool start(const struct request *rq, struct words *w, struct launched *out) {
     char cwd[PATH_MAX_BYTES] = "/work";
     int line[2] = {-1, -1};
@@ -206,7 +207,7 @@ static bool start(const struct request *rq, struct words *w, struct launched *ou
     if (w->peer[0] != NULL) out->peer = spawn(w->peer, w->env, "/work", &code, NULL);
     if (out->peer >= 0)
         out->leader = spawn(w->argv, w->env, cwd, out->peer > 0 ? &tests : &code, out->read_ends);
-    environ = own; /* before the caller frees the other */
+    environ = own; /* before the caller frees w->env */
     int saved = errno;
     for (int i = 0; i < 2; i++)
         if (line[i] >= 0) close(line[i]);

@@ -47,8 +47,7 @@ static void must(bool ok, const char *what) {
     abort(); /* PID 1 dies, the kernel panics, the machine ends: the host sees a death */
 }
 
-/* Mounts the task's layer, whose disk the kernel's command line names, and returns the folders that
- * lie under the machine's own writes. */
+/* Mounts the task's layer, whose disk the kernel command line names, and returns the overlay options. */
 static const char *lower_folders(void) {
     const char *disk = getenv(LAYER_VARIABLE);
     if (disk == NULL) return "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk";
@@ -59,10 +58,9 @@ static const char *lower_folders(void) {
     return "lowerdir=/mnt/layer:/,upperdir=/mnt/up,workdir=/mnt/wk";
 }
 
-/* Whatever outlives the processes that the kernel may kill when memory is short is bounded, all of it
- * together below 90% of the memory: files and their inodes (70 + 6), /dev/shm (10 + 1), of System V
- * segments (2), queues and semaphores (1). Else a program could fill it, and the kernel would find
- * nothing left to kill. */
+/* Everything that outlives processes is limited to 90% of the memory in total: files and their inodes
+ * (70 + 6), /dev/shm (10 + 1), System V segments (2), queues and semaphores (1). Otherwise a program could
+ * fill the memory with it, and the kernel would find no process to kill that frees any. */
 static uint64_t memory_bytes(void) {
     struct sysinfo info;
     must(sysinfo(&info) == 0, "sysinfo");
@@ -97,8 +95,8 @@ static void bound_number(const char *name, uint64_t value) {
     bound(name, text);
 }
 
-/* A queue holds at most as many messages as bytes, and an empty message takes MESSAGE_BYTES. The
- * semaphores are those of a set, in all, of one call, and their sets: 0.2 MiB at most. */
+/* A queue holds at most as many messages as bytes, and an empty message takes MESSAGE_BYTES. The numbers of
+ * SEMAPHORES are: per set, in total, operations per call, sets; 0.2 MiB at most. */
 static void bound_system_v(void) {
     uint64_t memory = memory_bytes();
     bound_number("shmall", memory / 100 * SEGMENTS_PERCENT / 4096);
@@ -108,8 +106,8 @@ static void bound_system_v(void) {
     bound("sem", SEMAPHORES);
 }
 
-/* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. A kernel
- * without overlays was given a private copy-on-write disk instead, which is the root already. */
+/* The image is read-only and shared; writes go to a tmpfs above it, limited by its size. A kernel without
+ * overlays has a private copy-on-write disk instead, which is already the root. */
 static const char *mount_overlay(void) {
     mount_files();
     must(mkdir("/mnt/up", 0755) == 0 && mkdir("/mnt/wk", 0755) == 0 && mkdir("/mnt/root", 0755) == 0,
@@ -120,8 +118,8 @@ static const char *mount_overlay(void) {
     return "/";
 }
 
-/* User-mode Linux names the host's kernel where it describes the processor: a copy without that line
- * lies over it. The copy itself is outside of the new root. */
+/* User-mode Linux describes the host's kernel in /proc/cpuinfo: mounts a copy without that line over it. The
+ * copy itself is outside of the new root. */
 static void hide_host_kernel(void) {
     static char text[PROCESSOR_BYTES_MAX];
     int fd = open("proc/cpuinfo", O_RDONLY | O_CLOEXEC);
@@ -154,7 +152,7 @@ static void mount_root(void) {
     mount("devpts", "/dev/pts", "devpts", 0, "ptmxmode=666,mode=620");
 }
 
-/* Without a console the kernel starts init with 0, 1 and 2 closed, and pipes would land there. */
+/* Without a console the kernel starts init with descriptors 0 to 2 closed, and pipes would take them. */
 static void open_standard_fds(void) {
     int fd = open("/dev/null", O_RDWR);
     must(fd >= 0 && dup2(fd, 0) == 0 && dup2(fd, 1) == 1 && dup2(fd, 2) == 2, "open /dev/null");
@@ -169,9 +167,9 @@ static void raise_loopback(void) {
     close(fd);
 }
 
-/* A machine whose programs want all of its processor and memory must still answer: the agent comes
- * first, and its pages stay once touched: locking all of them ahead would cost each machine a
- * millisecond before it is ready. Programs start as usual. */
+/* The agent must answer even when programs use all CPU time and memory, so it gets a higher priority
+ * and its pages are locked. Only once touched: locking all of them up front takes a millisecond of each
+ * boot. Programs start with the normal priority. */
 static void stay_responsive(void) {
     setpriority(PRIO_PROCESS, 0, AGENT_NICE);
     mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
@@ -189,7 +187,7 @@ static int block_signals(void) {
 
 static void end(void) {
     reboot(RB_POWER_OFF);
-    _exit(0); /* a namespace has no power to switch off, and ends with its PID 1 */
+    _exit(0); /* a namespace cannot power off; it ends with its PID 1 */
 }
 
 static void answer_empty(const struct request *rq) {
@@ -208,7 +206,7 @@ static void serve(struct view frame) {
     if (thaw_frozen()) return reply_error(rq.id, no_key, "frozen", "only a thaw is served now");
     bool runs = view_is(rq.op, "exec") || view_is(rq.op, "verify");
     bool writes = view_is(rq.op, "write") || view_is(rq.op, "write_verifier");
-    if (!runs && !writes) rq.op_key = no_key; /* the others may run twice */
+    if (!runs && !writes) rq.op_key = no_key; /* other operations may safely run twice */
     if (!store_claim(&rq)) return;
     if (runs) return exec_start(&rq);
     if (writes) return file_write(&rq);
@@ -254,9 +252,9 @@ static void loop(int signals) {
     }
 }
 
-/* In a machine of its own the agent makes the root, and its line is a device or vsock:PORT (argument;
- * by default the serial line); in a bare namespace (argument: the descriptor of its line) the root is made
- * already and the user is the only one there is. */
+/* The argument is the line to the host. With a device or vsock:PORT (default: the serial line) the agent runs
+ * in a machine and sets up its root. With the number of a descriptor it runs in a bare namespace, whose root
+ * is ready and which has only one user. */
 int main(int argc, char **argv) {
     if (getpid() != 1) {
         fputs("penstock-agent: runs only as PID 1 of a sandbox\n", stderr);

@@ -107,7 +107,7 @@ static void skip_value(struct mp_reader *r, int depth) {
     case 0xdd: skip_items(r, read_be(r, 4), depth); return;
     case 0xde: skip_items(r, 2 * read_be(r, 2), depth); return;
     case 0xdf: skip_items(r, 2 * read_be(r, 4), depth); return;
-    default: r->bad = true; /* extension types are not spoken here */
+    default: r->bad = true; /* extension types are not supported */
     }
 }
 

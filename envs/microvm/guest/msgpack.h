@@ -1,7 +1,7 @@
-/* The part of msgpack that the guest agent speaks: bounded reader, growing writer.
+/* The subset of msgpack that the guest agent needs: a bounded reader and a growing writer.
  *
- * The reader never allocates and never reads past its end; every failure sets `bad` and stays set,
- * so that a caller may check once after a row of reads. Nesting is bounded by MP_DEPTH_MAX.
+ * The reader never allocates and never reads past its end. Every failure sets `bad`, which stays set, so
+ * callers may check once after several reads. Nesting is limited to MP_DEPTH_MAX.
  */
 #ifndef PENSTOCK_MSGPACK_H
 #define PENSTOCK_MSGPACK_H
@@ -27,9 +27,9 @@ struct mp_reader mp_reader_over(struct view bytes);
 uint32_t mp_read_map(struct mp_reader *r);
 uint32_t mp_read_array(struct mp_reader *r);
 uint64_t mp_read_uint(struct mp_reader *r);
-/* A str or a bin: both are bytes to the guest. */
+/* Reads a str or a bin; the guest treats both as bytes. */
 struct view mp_read_bytes(struct mp_reader *r);
-/* Passes over one value of any kind and returns the bytes it took. */
+/* Skips one value of any type and returns its encoding. */
 struct view mp_skip(struct mp_reader *r);
 bool view_is(struct view v, const char *text);
 
@@ -39,7 +39,7 @@ struct buffer {
     size_t cap;
 };
 
-/* Appends; aborts when memory is out, which ends the machine (the agent is PID 1). */
+/* Appends bytes. Aborts when out of memory, which ends the machine (the agent is PID 1). */
 void buffer_put(struct buffer *b, const void *bytes, size_t n);
 void mp_write_map(struct buffer *b, uint32_t pairs);
 void mp_write_array(struct buffer *b, uint32_t items);

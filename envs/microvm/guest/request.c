@@ -46,7 +46,7 @@ static void read_field(struct mp_reader *r, struct view key, struct request *out
     else if (view_is(key, "files")) out->files = mp_skip(r);
     else if (view_is(key, "peer")) out->peer = mp_skip(r);
     else if (view_is(key, "covers")) out->covers = mp_skip(r);
-    else mp_skip(r); /* a newer host may say more */
+    else mp_skip(r); /* a newer host may send more fields */
 }
 
 bool request_decode(struct view frame, struct request *out) {

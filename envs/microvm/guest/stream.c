@@ -14,9 +14,9 @@
 struct stream {
     uint64_t id; /* 0: free */
     int fd;
-    bool ended;       /* the program sends no more */
-    bool is_held;     /* the host has not taken the last piece yet */
-    uint64_t send_id; /* the request whose piece the program is taking; 0: none */
+    bool ended;       /* the program has finished sending */
+    bool is_held;     /* the host has not acknowledged the last piece yet */
+    uint64_t send_id; /* request whose piece the program is reading; 0: none */
     struct buffer rest;
     size_t rest_at;
 };
@@ -65,7 +65,7 @@ void stream_listen(const struct request *rq) {
     reply_error(rq->id, (struct view){0}, "listen_failed", "a free port, and the first, is needed");
 }
 
-/* Writes what the program takes now; answers the host when it has taken all, or is gone. */
+/* Writes as much as the program reads now; replies to the host when it has read all or hung up. */
 static void flush(struct stream *s) {
     while (s->rest_at < s->rest.len) {
         ssize_t n = send(s->fd, s->rest.data + s->rest_at, s->rest.len - s->rest_at, MSG_NOSIGNAL);
@@ -109,7 +109,7 @@ static void accept_one(void) {
     if (fd >= 0) *s = (struct stream){.id = ++last_id, .fd = fd};
 }
 
-/* Hands the host what the program sends; nothing is its end. */
+/* Sends the host what the program sent; an empty piece is the end of the stream. */
 static void take_in(struct stream *s) {
     static uint8_t piece[PIECE_BYTES_MAX];
     ssize_t n = recv(s->fd, piece, sizeof piece, 0);
@@ -130,7 +130,7 @@ unsigned stream_poll_fds(struct pollfd *fds) {
         const struct stream *s = &streams[i];
         short wanted = s->ended || s->is_held ? 0 : POLLIN;
         if (s->send_id != 0) wanted |= POLLOUT;
-        /* Not at all where nothing is wanted: a hang-up would be told for ever. */
+        /* Left out if no event is wanted: poll would report a hang-up again and again. */
         fds[1 + i] = (struct pollfd){.fd = s->id != 0 && wanted ? s->fd : -1, .events = wanted};
     }
     return 1 + STREAMS_MAX;

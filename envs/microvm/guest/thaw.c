@@ -30,10 +30,10 @@ static bool set_clock(uint64_t ns) {
     return ns == 0 || clock_settime(CLOCK_REALTIME, &now) == 0;
 }
 
-/* What a thaw writes to stays open, and mapped: after a copy an emulated processor translates all code
- * again, and opening and writing a file take more of it than all else. */
+/* The files that a thaw writes stay open and mapped: after a copy an emulated processor translates all code
+ * again, and opening and writing files would take the largest part of that. */
 
-/* Two clones of one memory would else draw the same random numbers. */
+/* Otherwise two copies of one memory would draw the same random numbers. */
 static bool add_entropy(struct view bytes) {
     static int fd = -1;
     struct {
@@ -70,7 +70,7 @@ static bool set_hostname(struct view name) {
     return ok;
 }
 
-/* Returns the file's own bytes, NULL if it cannot be written; its descriptor stays open. */
+/* Returns the mapped content of a file, NULL if it cannot be written. Keeps its descriptor open. */
 static char *map_line(const char *path, struct view text, int *fd) {
     agent_as_root();
     *fd = write_line(path, text) ? open(path, O_RDWR | O_CLOEXEC) : -1;
@@ -92,7 +92,7 @@ static bool set_machine_id(struct view id) {
     static uint32_t len;
     static int fd = -1;
     if (id.len == 0) return true;
-    if (id.len != len || is_shorter(fd, len)) { /* a store beyond a file's end is a signal */
+    if (id.len != len || is_shorter(fd, len)) { /* writing beyond the end of the file raises SIGBUS */
         if (bytes != NULL) munmap(bytes, len);
         if (fd >= 0) close(fd);
         bytes = map_line("/etc/machine-id", id, &fd);
@@ -120,8 +120,8 @@ void thaw(const struct request *rq) {
         snprintf(text, sizeof text, "%s: %s", failed, strerror(errno));
         return reply_error(rq->id, (struct view){0}, "thaw_failed", text);
     }
-    if (rq->epoch != epoch) stream_end_all(); /* a copy has another host, which asks again */
-    epoch = rq->epoch; /* at least the old one, or the request were stale */
+    if (rq->epoch != epoch) stream_end_all(); /* a copy talks to another proxy, which listens again */
+    epoch = rq->epoch; /* never lower than before: such a request would be stale */
     frozen = false;
     struct buffer *b = reply_begin(1);
     mp_write_str(b, "epoch");

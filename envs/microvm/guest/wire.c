@@ -16,7 +16,7 @@
 #define LINE_WAIT_MS 5000
 
 static int line_fd = -1, listener_fd = -1;
-static struct buffer inbox; /* bytes read and not yet handed out; `inbox_at` are handed out */
+static struct buffer inbox; /* bytes read; the first `inbox_at` of them were returned already */
 static size_t inbox_at;
 static uint64_t consumed, confirmed;
 static struct buffer body, outbox;
@@ -24,7 +24,7 @@ static uint32_t body_pairs;
 
 int wire_fd(void) { return line_fd; }
 
-/* A virtio port appears, and is connected, some time after its driver was loaded. */
+/* Waits: a virtio port appears and gets connected some time after its driver was loaded. */
 static void await_host(const char *device) {
     const struct timespec pause = {.tv_nsec = 1000000};
     for (int ms = 0; ms < LINE_WAIT_MS; ms++) {
@@ -72,7 +72,7 @@ void wire_adopt(int fd) {
     if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) abort();
 }
 
-/* A buffer that a large frame grew is given back, so that idle machines stay small. */
+/* Frees a buffer that a large frame has grown, so that idle machines stay small. */
 static void buffer_clear(struct buffer *b) {
     if (b->cap > KEEP_BYTES_MAX) {
         free(b->data);
@@ -95,7 +95,7 @@ bool wire_next(struct view *frame) {
     size_t left = inbox.len - inbox_at;
     uint32_t n = 0;
     if (left >= 4) memcpy(&n, inbox.data + inbox_at, 4);
-    if (n > FRAME_BYTES_MAX) abort(); /* the stream is out of step: nothing can mend it */
+    if (n > FRAME_BYTES_MAX) abort(); /* framing is lost and cannot be recovered */
     if (left >= 4 && left - 4 >= n) {
         *frame = (struct view){inbox.data + inbox_at + 4, n};
         inbox_at += 4 + (size_t)n;

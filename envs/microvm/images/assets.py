@@ -1,7 +1,7 @@
-"""What machines are made of: kernels, images, programs and the agent, found by digest.
+"""Finds the files that machines are made of: kernels, images, programs and the agent.
 
-`current.json` of a folder names its newest complete set; the files it names never change. To add a
-file: a field for its name and one for its digest, and its kind in `kinds`.
+`current.json` of a folder names its newest complete set, whose files never change. To add a file,
+add a field for its name, one for its digest, and its kind in `kinds`.
 """
 
 import asyncio
@@ -20,26 +20,27 @@ from penstock.messages.reading.parsing import parse_json
 
 MANIFEST = "current.json"
 BUILD_LOCK = "build.lock"
-"""Held by the process that builds a folder's set."""
+"""Name of the file that is locked by the process that builds a set."""
 BUILD_S_MAX = 1800.0
+"""Maximum seconds to wait for a build by another process."""
 _POLL_S = 0.5
 S = TypeVar("S", bound="AssetSet")
 
 
 class AssetSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that belong together; paths are relative to their folder of the cache."""
+    """Files that belong together, named relative to their folder of the cache."""
 
     kinds: ClassVar[tuple[str, ...]]
     folder: ClassVar[str] = ""
     how_to_get: ClassVar[str]
 
     def files(self) -> dict[str, str]:
-        """Return the names of the files that it has, by kind."""
+        """Return the names of the files in the set, by kind."""
         return {kind: name for kind in self.kinds if (name := getattr(self, kind))}
 
 
 class VmAssets(AssetSet, frozen=True, kw_only=True):
-    """What user-mode machines boot from, and the image and agent of all machines."""
+    """Files that user-mode machines boot from, and the image and agent of all machines."""
 
     kinds = ("kernel", "initramfs", "loader", "library", "image", "agent", "launcher")
     how_to_get = "run `make setup` or `penstock images base`"
@@ -48,35 +49,36 @@ class VmAssets(AssetSet, frozen=True, kw_only=True):
     kernel_digest: str
     kernel_version: str
     initramfs: str = ""
-    """Drivers that Debian's own kernel has as modules; where the kernel is ours, there is none."""
+    """Initramfs with the drivers that Debian's kernel has as modules; empty for our own kernel."""
     initramfs_digest: str = ""
     loader: str = ""
-    """What Debian's kernel is linked to: the loader of programs, and the C library."""
+    """Dynamic loader that Debian's kernel is linked to."""
     loader_digest: str = ""
     library: str = ""
+    """C library that Debian's kernel is linked to."""
     library_digest: str = ""
     image: str
     image_digest: str
     agent: str
     agent_digest: str
     launcher: str = ""
-    """Starts machines' processes (`confinement/launcher.c`)."""
+    """Program that starts the host processes of machines (`confinement/launcher.c`)."""
     launcher_digest: str = ""
     launcher_inputs: str = ""
-    """Digest of its source."""
+    """Digest of the launcher's source."""
     kernel_inputs: str = ""
-    """Digest of the configuration, the patches and the compiler; of Debian's, of its recipe."""
+    """Digest of configuration, patches and compiler; for Debian's kernel, of its recipe."""
     image_inputs: str = ""
     """Digest of the image's recipe and the agent's source."""
 
     @property
     def is_debian(self) -> bool:
-        """Whether the kernel is Debian's own."""
+        """Whether the kernel is the one packaged by Debian."""
         return bool(self.initramfs)
 
 
 class QemuAssets(AssetSet, frozen=True, kw_only=True):
-    """QEMU, and what it and Firecracker boot from."""
+    """QEMU, and the files that it and Firecracker boot from."""
 
     kinds = ("kernel", "initramfs", "program", "firmware")
     folder = "qemu"
@@ -88,34 +90,34 @@ class QemuAssets(AssetSet, frozen=True, kw_only=True):
     initramfs: str
     initramfs_digest: str
     inputs: str
-    """Digest of the package's name, the recipe and the first program's source."""
+    """Digest of the kernel package's name, the recipe and the source of `init`."""
     program: str = ""
-    """QEMU, static and small; empty if it could not be built: then Debian's is used."""
+    """Static QEMU built by the recipe; empty if that failed, and Debian's QEMU is used."""
     program_digest: str = ""
     program_inputs: str = ""
-    """Digest of its recipe and the compiler."""
+    """Digest of QEMU's recipe and the compiler."""
     firmware: str = ""
     firmware_digest: str = ""
 
 
 def vm_cache_dir() -> Path:
-    """Return `$PENSTOCK_CACHE/vm`, by default `~/.cache/penstock/vm`: all checkouts share it."""
+    """Return `$PENSTOCK_CACHE/vm`, by default `~/.cache/penstock/vm`, which all checkouts share."""
     root = os.environ.get("PENSTOCK_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "penstock") / "vm"
 
 
 def load_assets(cache: Path | None = None) -> tuple[Path, VmAssets]:
-    """Return the cache folder and the current set; raises as `load_set`."""
+    """Return the cache folder and its current set; see `load_set` for errors."""
     return load_set(VmAssets, cache)
 
 
 def load_qemu_assets(cache: Path | None = None) -> tuple[Path, QemuAssets]:
-    """Return QEMU's folder and its current set; raises as `load_set`."""
+    """Return the folder of QEMU's files and its current set; see `load_set` for errors."""
     return load_set(QemuAssets, cache)
 
 
 def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
-    """Return the folder and the current set of one kind.
+    """Return the folder of one kind of assets and its current set.
 
     Raises:
         BackendUnavailable: Nothing was built yet, or a file is missing.
@@ -125,8 +127,8 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
     try:
         assets = parse_json((folder / MANIFEST).read_bytes(), kind, MANIFEST)
     except (OSError, CodecError) as error:
-        words = f"{folder / MANIFEST} is missing or broken ({error})"
-        raise BackendUnavailable(f"{words}: {kind.how_to_get}") from None
+        problem = f"{folder / MANIFEST} is missing or broken ({error})"
+        raise BackendUnavailable(f"{problem}: {kind.how_to_get}") from None
     for name in assets.files().values():
         if not (folder / name).is_file():
             raise BackendUnavailable(f"{folder / name} is missing: {kind.how_to_get}")
@@ -134,7 +136,7 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
 
 
 def was_there(at: float, cache: Path | None = None) -> bool:
-    """Return whether the current set of user-mode machines was there at a time, in unix seconds."""
+    """Return whether the set for user-mode machines is older than a Unix time in seconds."""
     try:
         return ((cache or vm_cache_dir()) / MANIFEST).stat().st_mtime < at
     except OSError:
@@ -142,7 +144,8 @@ def was_there(at: float, cache: Path | None = None) -> bool:
 
 
 def is_being_built(cache: Path | None = None) -> bool:
-    """Return whether another process builds the set of user-mode machines at this moment."""
+    """Return whether another process is building the set for user-mode machines now."""
+    # A shared lock: processes that only look do not block each other or delay a builder for long.
     try:
         with ((cache or vm_cache_dir()) / BUILD_LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -157,22 +160,22 @@ async def until_built(cache: Path | None = None) -> None:
     """Wait while another process builds the set.
 
     Raises:
-        BackendUnavailable: It takes longer than `BUILD_S_MAX`.
+        BackendUnavailable: The build takes longer than `BUILD_S_MAX`.
 
     """
     for _ in range(int(BUILD_S_MAX / _POLL_S)):
         if not is_being_built(cache):
             return
         await asyncio.sleep(_POLL_S)
-    text = f"{(cache or vm_cache_dir()) / BUILD_LOCK}: held for {BUILD_S_MAX:g} s by a build"
-    raise BackendUnavailable(text)
+    lock = (cache or vm_cache_dir()) / BUILD_LOCK
+    raise BackendUnavailable(f"{lock}: a build has held this lock for over {BUILD_S_MAX:g} s")
 
 
 def find_bubblewrap() -> str:
-    """Return bubblewrap's path.
+    """Return the path of bubblewrap.
 
     Raises:
-        BackendUnavailable: It is not installed.
+        BackendUnavailable: Bubblewrap is not installed.
 
     """
     path = shutil.which("bwrap")
@@ -183,6 +186,7 @@ def find_bubblewrap() -> str:
 
 def digest_bytes(*parts: bytes) -> str:
     """Return the hex SHA-256 of length-prefixed parts."""
+    # With lengths, so that moving bytes between neighboring parts changes the digest.
     state = hashlib.sha256()
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))

@@ -1,19 +1,20 @@
-"""Layers above the base image: a task's repository, packages or services, found by digest.
+"""Image layers above the base image: a task's repository, packages or services, found by digest.
 
 ```
- <cache>/images/<digest>.erofs   a layer's files, read-only, named by their content
- <cache>/images/<name>.json      what a name means now
+ <cache>/images/<digest>.erofs   read-only files of a layer, named by their content
+ <cache>/images/<name>.json      digest that a name refers to now
 
  shared cache (`penstock images build`) ──copied, digest compared──▶ the host's own folder
-                                                    └──▶ a backend of that image ◀──┘
+                                                    └──▶ backend with that layer ◀──┘
 ```
-A machine's root is its own writes (tmpfs) over the layer over the base image. Layers are built by
-`penstock images build` (`recipe/layer.py`). Requests carry digests: a name is looked up once, when
-a task is read (`pinned`). `Images` opens backends of the layers that tasks name.
+The root of a machine stacks its own writes (tmpfs) on the layer on the base image. Layers are built
+by `penstock images build` (`recipe/layer.py`). Requests carry digests: a name is resolved once,
+when a task is read (`pinned`). `Images` opens backends with the layers that tasks request.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -47,49 +48,52 @@ from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
 
+log = logging.getLogger(__name__)
+
 FOLDER = "images"
 SUFFIX = ".erofs"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMAGES_MAX = 8
-"""Images that a host has ready, besides its backend's own: the most recently requested."""
+"""Maximum images that a host keeps ready in addition to the default one."""
 
 
 class ImageLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name means."""
+    """Layer that a name refers to."""
 
     name: str
     digest: str
-    """Hex SHA-256 of the file."""
+    """Hex SHA-256 of the layer's file."""
     inputs: str
-    """Digest of what it was built from: equal inputs are not built again."""
+    """Digest of what the layer was built from; equal inputs are not built again."""
     num_bytes: int
     packages: list[str] = []
     requirements: list[str] = []
     folder: str = ""
-    """Where its files came from, and `target` where they are in the machine."""
+    """Folder from which its files were copied."""
     target: str = ""
+    """Path of those files in the machine."""
 
 
 def layer_folder(cache: Path | None = None) -> Path:
-    """Return the folder of all layers."""
+    """Return the folder of all layers in a cache."""
     return (cache or vm_cache_dir()) / FOLDER
 
 
 def layer_path(folder: Path, digest: str) -> Path:
-    """Return where a layer's file is in a folder of layers."""
+    """Return the path of a layer's file in a folder of layers."""
     return folder / f"{digest}{SUFFIX}"
 
 
 def entry_path(folder: Path, name: str) -> Path:
-    """Return where a folder of layers says what a name means; a name may have `/` and `:`."""
+    """Return the path of the entry for a name, which may contain `/` and `:`."""
     return folder / f"{quote(name, safe='')}.json"
 
 
 def load_layer(name: str, cache: Path | None = None) -> tuple[Path, ImageLayer]:
-    """Return a layer's file and what is known of it.
+    """Return the file and the entry of a layer.
 
     Raises:
-        BackendUnavailable: There is none of this name, or its file is gone.
+        BackendUnavailable: There is no layer of this name, or its file is gone.
 
     """
     folder = layer_folder(cache)
@@ -108,11 +112,11 @@ def load_layer(name: str, cache: Path | None = None) -> tuple[Path, ImageLayer]:
 
 
 def pinned(reference: str, cache: Path | None = None) -> str:
-    """Return the digest that a reference names here, or the reference itself if it names none.
+    """Return the digest that a reference resolves to, or the reference itself if it is unknown.
 
     Args:
-        reference: `NAME`, `NAME@sha256:DIGEST` or `sha256:DIGEST`, as container images are named.
-        cache: The cache of VM files.
+        reference: `NAME`, `NAME@sha256:DIGEST` or `sha256:DIGEST`, as for container images.
+        cache: Cache of VM files; defaults to `vm_cache_dir()`.
 
     """
     name, _, digest = reference.rpartition("sha256:")
@@ -125,7 +129,7 @@ def pinned(reference: str, cache: Path | None = None) -> str:
 
 
 def list_layers(cache: Path | None = None) -> list[ImageLayer]:
-    """Return every layer that has a name, by name; broken entries are left out."""
+    """Return all layers that have a name, sorted by name; damaged entries are skipped."""
     found: list[ImageLayer] = []
     for path in sorted(layer_folder(cache).glob("*.json")):
         try:
@@ -136,10 +140,11 @@ def list_layers(cache: Path | None = None) -> list[ImageLayer]:
 
 
 def remove_unnamed(cache: Path | None = None) -> list[Path]:
-    """Remove layers that no name refers to; running machines keep their files until they end.
+    """Remove layers that no name refers to and leftovers of builds; return the removed paths.
 
-    The caller holds the build lock (`recipe/steps.py`): a layer has its name a moment after its
-    file, and only folders of builds that were killed are there then.
+    Running machines keep removed files open until they end. The caller must hold the build lock
+    (`recipe/steps.py`): a build installs the file of a layer before its name, and while no build
+    runs, folders can only be leftovers of builds that were killed.
     """
     folder = layer_folder(cache)
     named = {layer.digest for layer in list_layers(cache)}
@@ -154,21 +159,21 @@ def remove_unnamed(cache: Path | None = None) -> list[Path]:
 
 
 def image_digest(base: str, layer: Path | None) -> str:
-    """Return what a machine's record says of its image."""
+    """Return the image digest for the record of a machine: of the base, or of base and layer."""
     return digest_bytes(base.encode(), layer.stem.encode()) if layer else base
 
 
 class LayeredBackend:
-    """The part of a backend that has an image layer above the base.
+    """Base class of backends whose machines may have an image layer above the base image.
 
     Args:
-        cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
-        layer: An image layer above the base, by its name or its file, which bears its digest.
+        cache: Folder with kernel, image and agent; defaults to `assets.vm_cache_dir()`.
+        layer: Image layer, by its name or by its file, whose name is its digest.
         needs: Size of its machines; see `sized`.
 
     Raises:
         BackendUnavailable: The assets, the layer or bubblewrap is missing.
-        NeedsRefused: The host has not so many processors, or files need more than the memory.
+        NeedsRefused: The needs exceed what the backend offers.
 
     """
 
@@ -176,7 +181,7 @@ class LayeredBackend:
     isolation_class: IsolationClass
     processors_max: int
     memory_mib: int
-    """Of a machine that nobody asks more for."""
+    """Default memory of a machine."""
 
     def __init__(
         self, cache: Path | None = None, layer: str | Path = "", needs: MachineNeeds = DEFAULT_NEEDS
@@ -195,7 +200,7 @@ class LayeredBackend:
         return type(self)(*self._opened_with, needs)
 
     def _record(self, kernel_digest: str, confinement: Confinement) -> SandboxRecord:
-        """Return the record of its machines, but for their boot time."""
+        """Return the record of its machines, without their boot time."""
         return SandboxRecord(
             backend=self.name,
             isolation_class=self.isolation_class,
@@ -205,20 +210,19 @@ class LayeredBackend:
         )
 
     def _check_layer(self) -> None:
-        """Raise `ImageAbsent` if the layer's file is gone: `penstock images gc` may remove it."""
+        """Raise `ImageAbsent` if the layer's file is gone; `penstock images gc` may remove it."""
         if self._layer and not self._layer.is_file():
             raise ImageAbsent(f"image absent: no {self._layer}")
 
 
 class Images:
-    """Opens backends of images that tasks name.
+    """Opens backends with the image layers that tasks request.
 
     Args:
-        open_backend: Takes a layer's file.
-        own: The host's own folder of layers, which keeps one more than can be ready; by default
-            machines use those of the shared cache, and nothing is copied.
-        shared: The shared folder of layers; by default the cache's.
-        num_max: Images that are ready at once.
+        open_backend: Function that opens a backend with a layer's file.
+        own: Folder for the host's own copies of layers; None: machines use the shared folder.
+        shared: Shared folder of layers; defaults to the one in the cache.
+        num_max: Maximum images that are ready at once.
 
     """
 
@@ -231,7 +235,7 @@ class Images:
         num_max: int = IMAGES_MAX,
     ) -> None:
         if num_max < 1:
-            raise ValueError(f"images: expected num_max >= 1, got {num_max}")
+            raise ValueError(f"Images: expected num_max >= 1, got {num_max}")
         self._open_backend = open_backend
         self._own = own
         self._shared = shared or layer_folder()
@@ -241,21 +245,22 @@ class Images:
         """Return a backend whose machines have a layer.
 
         Args:
-            digest: Of the layer.
-            ready: Images that are in use: their files stay.
+            digest: Digest of the layer.
+            ready: Digests of images in use, whose files must stay.
 
         Raises:
-            ImageAbsent: The shared cache does not have it, or its digest differs.
-            SandboxError: It cannot be copied, or the backend has no layers.
+            ImageAbsent: The shared folder does not have the layer, or its content is damaged.
+            SandboxError: The layer cannot be copied, or the backend has no layers.
 
         """
+        # The digest becomes part of a path, so nothing else may pass.
         if DIGEST.fullmatch(digest) is None:
-            raise ImageAbsent(f"image absent: {digest!r} names no layer of this host's cache")
+            raise ImageAbsent(f"image absent: {digest!r} names no layer in the cache of this host")
         path = await asyncio.to_thread(self._find, digest, ready)
         return self._open_backend(path)
 
     def _find(self, digest: str, ready: Collection[str]) -> Path:
-        """Return the layer's file, whose content is what its name says."""
+        """Return the path of a layer's file after comparing its content with its digest."""
         source = layer_path(self._shared, digest)
         try:
             if self._own is None:
@@ -272,45 +277,49 @@ class Images:
         return path
 
     def _copy(self, source: Path, path: Path, digest: str) -> None:
-        """Copy a layer; it gets its name once it is complete."""
+        """Copy a layer to the host's folder."""
+        # Renamed when complete: a file under its final name is never partial.
         partial = path.with_name(f"{digest}.{uuid.uuid4().hex}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(source, partial)
             _check(partial, source, digest)
-            partial.chmod(0o644)  # a machine's process has a user of its own
+            partial.chmod(0o644)  # machines run under separate user ids
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
+            log.info("image layer %s copied from %s", digest[:16], source.parent)
         finally:
             partial.unlink(missing_ok=True)
 
     def _trim(self, own: Path, kept: Collection[str]) -> None:
-        """Remove unused layers, the oldest first, and leftovers of killed copies."""
+        """Remove unused layers beyond `num_max`, oldest first, and leftovers of killed copies."""
         files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         unused = [path for path in files if path.name.removesuffix(SUFFIX) not in kept]
         whole = [path for path in unused if path.suffix == SUFFIX]
         num_room = max(0, self.num_max - len(kept))
         late = whole[: max(0, len(whole) - num_room)]
         for path in (*late, *(path for path in unused if path.suffix != SUFFIX)):
+            # Another process of this host may have removed it.
             with contextlib.suppress(OSError):
                 path.unlink()
+                log.info("image file %s removed", path.name)
 
 
 def _check(path: Path, source: Path, digest: str) -> None:
     if digest_file(path) != digest:
-        raise ImageAbsent(f"image absent: {source} is not what its name says")
+        raise ImageAbsent(f"image absent: the content of {source} does not match its digest")
 
 
 def images_of(
     backend: SandboxBackend, own: Path | None = None, num_max: int = IMAGES_MAX
 ) -> Images | None:
-    """Return what opens a backend on other images; None where its machines have no layers.
+    """Return an `Images` for a backend, or None if its machines cannot have layers.
 
     Args:
-        backend: Opened by its name, with the default options.
-        own: See `Images`; `num_max` too.
-        num_max: As there.
+        backend: Backend to open for each image, by its name and with default options.
+        own: Folder for the host's own copies of layers; see `Images`.
+        num_max: Maximum images that are ready at once.
 
     """
     if Capability.LAYERS not in backend.capabilities:

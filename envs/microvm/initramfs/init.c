@@ -1,5 +1,5 @@
-/* First program of machines that boot a kernel of Debian's: loads the drivers that it has as modules,
- * mounts the image, and becomes the guest agent in it. The initramfs holds this and /modules alone. */
+/* First program of machines that boot one of Debian's kernels: loads drivers that are modules, mounts the
+ * image, and executes the guest agent in it. The initramfs holds only this program and /modules. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static void must(int result, const char *what) {
     abort(); /* PID 1 dies, the kernel panics, the machine ends */
 }
 
-/* In the order of their names, which the recipe numbers by dependence. */
+/* Loads modules in the order of their names: the recipe numbers them by dependency. */
 static void load_modules(void) {
     char path[32];
     for (int i = 0;; i++) {
@@ -34,7 +34,7 @@ static void load_modules(void) {
     }
 }
 
-/* Returns a path that appears; a '#' in it stands for any digit. */
+/* Waits until a path exists and returns it; a '#' in it stands for any digit. */
 static char *await(char *path) {
     const struct timespec pause = {.tv_nsec = 1000000};
     char *digit = strchr(path, '#');
@@ -54,8 +54,8 @@ int main(void) {
     mkdir("/dev", 0755);
     must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
     load_modules();
-    /* A port is named after its device's number among the virtio devices, which QEMU chooses. */
-    char *line = getenv("penstock_line"), *disk = getenv("penstock_image"); /* the kernel's command line */
+    /* A port is named after the number of its virtio device, which QEMU chooses. */
+    char *line = getenv("penstock_line"), *disk = getenv("penstock_image"); /* kernel command line */
     if (line == NULL) line = await(port);
     char *const argv[] = {AGENT, line, NULL};
     await(disk == NULL ? disk = "/dev/vda" : disk);
@@ -65,6 +65,6 @@ int main(void) {
     must(chdir("/image"), "enter the image");
     must(mount(".", "/", NULL, MS_MOVE, NULL), "move the image to /");
     must(chroot("."), "make it the root");
-    execv(AGENT, argv); /* with what the kernel's command line put into the environment */
+    execv(AGENT, argv); /* the environment holds variables of the kernel command line */
     must(-1, "exec " AGENT);
 }

@@ -1,7 +1,7 @@
-"""Pre-warmed machines, leased for a time.
+"""Pool of pre-warmed machines, leased for a limited time.
 
-`pool.py` grants leases (`lease.py`); an `image_pool.py` per image holds idle machines and pending
-leases, `image_pools.py` opens and evicts them; `reconciler.py` boots and ends machines within one
-bound, and pins them to processors. To add a bound: a parameter of `Pool`, enforced in the
-reconciler, and a counter in `lease.py`.
+`pool.py` grants leases (`lease.py`). An `ImagePool` holds the idle machines and pending leases of
+one image; `image_pools.py` opens and evicts image pools. `reconciler.py` boots and ends machines
+within the limit and pins them to CPUs. To add a limit, add a parameter to `Pool`, enforce it in the
+reconciler, and add a counter to `lease.py`.
 """

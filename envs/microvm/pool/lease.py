@@ -1,6 +1,7 @@
-"""Leases on machines, and a pool's counters."""
+"""Leases on machines, granted and pending, and the counters of a pool."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 
@@ -8,18 +9,20 @@ import msgspec
 
 from penstock.envs.sandbox import Machine
 
+log = logging.getLogger(__name__)
+
 
 class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool has done so far, and what it holds now."""
+    """Totals of a pool since its start, and its current state."""
 
     booted: int
     boot_failures: int
     deaths: int
-    """Machines that ended by themselves, idle or leased."""
+    """Number of machines that died, idle or leased."""
     expired: int
-    """Leases that ended because nobody renewed them."""
+    """Number of leases that ended because nobody renewed them."""
     close_failures: int
-    """Machines that survived SIGKILL."""
+    """Number of machines that could not be ended in time."""
     live: int
     idle: int
     leased: int
@@ -27,11 +30,11 @@ class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
     boot_ms_p50: float
     boot_ms_p99: float
     restored: int = 0
-    """Machines that resumed from a checkpoint."""
+    """Number of machines that resumed from a checkpoint."""
 
 
 class Lease:
-    """The right to use one machine until it expires; every use through the pool renews it."""
+    """Right to use one machine until it expires; every use through the pool renews it."""
 
     def __init__(self, lease_id: str, sandbox: Machine, lease_s: float) -> None:
         self.lease_id = lease_id
@@ -40,15 +43,15 @@ class Lease:
         self.expires_at = 0.0
 
     def renew(self, now: float) -> None:
-        """Restart the lease's time."""
+        """Extend the lease to its full duration from now."""
         self.expires_at = now + self.lease_s
 
 
 class Leases:
-    """The leases that are held now.
+    """Leases that are held now.
 
     Args:
-        monotonic: Clock that they expire by.
+        monotonic: Clock by which leases expire, in seconds.
 
     """
 
@@ -58,17 +61,17 @@ class Leases:
         self.num_expired = 0
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of leases."""
         return len(self._leases)
 
     def grant(self, lease_id: str, machine: Machine, lease_s: float) -> Lease:
-        """Start a lease."""
+        """Start a lease on a machine."""
         lease = self._leases[lease_id] = Lease(lease_id, machine, lease_s)
         lease.renew(self._monotonic())
         return lease
 
     def renewed(self, lease_id: str) -> Lease | None:
-        """Return a lease and renew it; None where there is none."""
+        """Renew and return a lease; return None if there is no such lease."""
         lease = self._leases.get(lease_id)
         if lease is not None:
             lease.renew(self._monotonic())
@@ -79,29 +82,30 @@ class Leases:
         return set(self._leases)
 
     def end(self, lease_id: str) -> Machine | None:
-        """End a lease; return its machine, None where there is no such lease."""
+        """End a lease and return its machine; return None if there is no such lease."""
         lease = self._leases.pop(lease_id, None)
         return lease.sandbox if lease else None
 
     def end_expired(self) -> list[Machine]:
-        """End expired leases; return their machines."""
+        """End expired leases and return their machines."""
         now = self._monotonic()
         expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
         for lease in expired:
             del self._leases[lease.lease_id]
+            log.warning("lease %s expired: not renewed in %g s", lease.lease_id, lease.lease_s)
         self.num_expired += len(expired)
         return [lease.sandbox for lease in expired]
 
     def next_expiry(self) -> float:
-        """Return when the first of them expires; infinite if there is none."""
+        """Return the time at which the first lease expires; infinite if there is none."""
         return min((lease.expires_at for lease in self._leases.values()), default=math.inf)
 
 
 class PendingLease:
-    """A lease that was requested and not granted yet; several clients may share one.
+    """Lease that was requested and not granted yet; several clients may wait for one.
 
-    The lease exists from the moment a machine is assigned to it, so that a machine whose clients
-    have all gone meanwhile expires like any other.
+    The lease starts when a machine is assigned to it, not when a client picks it up, so that a
+    machine whose clients have all gone expires like any other.
     """
 
     def __init__(self, lease_id: str, lease_s: float) -> None:
@@ -113,14 +117,15 @@ class PendingLease:
         self.granted: asyncio.Future[Lease] = loop.create_future()
 
     async def wait(self) -> Lease:
-        """Wait for the lease; the last client to leave withdraws the request.
+        """Return the lease once it is granted; the last client to give up cancels it.
 
         Raises:
-            SandboxError: Booting failed.
+            SandboxError: Booting the machine failed.
 
         """
         self.num_clients += 1
         try:
+            # Shielded: other clients may still wait when this one is cancelled.
             return await asyncio.shield(self.granted)
         finally:
             self.num_clients -= 1

@@ -1,15 +1,16 @@
-"""A pool of pre-warmed machines, leased for a time.
+"""Pool of pre-warmed machines, leased for a limited time.
 
-A machine's life, each arrow taken once:
+Life of a machine, in which each arrow is taken at most once:
 
     booting -> idle -> leased -> closed       (single use: never back to idle)
        |         `-- died ---------^
        `-- failed: the oldest pending lease fails, the next boot is delayed
 
-`live_max` bounds booting + idle + leased + closing, so memory is bounded whatever is requested.
+`live_max` bounds the sum of booting, idle, leased and closing machines, and thereby their memory.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -35,23 +36,27 @@ from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullErro
 from penstock.messages.task import MachineNeeds
 from penstock.messages.telemetry import percentile
 
+log = logging.getLogger(__name__)
+
 BOOTS_AT_ONCE = 2
 WAITERS_MAX = 4096
+"""Maximum requests that wait for a machine; more are refused."""
 CLOSE_S_MAX = 30.0
-"""Longer than one machine takes that the host is slow to end (`HANG_GRACE_S`)."""
+"""Maximum seconds to close a pool; longer than `HANG_GRACE_S`, the limit for ending one machine."""
 
 
 class Pool:
     """Keeps `size` machines ready and leases them.
 
     Args:
-        backend: Boots the machines.
+        backend: Backend that boots the machines.
         size: Idle machines to keep ready.
-        live_max: Bound on all machines that exist; a larger one counts as several, by its memory.
+        live_max: Maximum machines that exist at once; a larger machine counts as several, by
+            memory.
         images: Source of other images; None: there are no others.
-        boots_at_once: Bound on concurrent boots.
-        boot_timeout_s: Deadline of one boot.
-        monotonic: Clock that leases expire by; a simulation has its own.
+        boots_at_once: Maximum concurrent boots.
+        boot_timeout_s: Maximum seconds of one boot.
+        monotonic: Clock by which leases expire; a simulation passes its own.
 
     """
 
@@ -82,13 +87,13 @@ class Pool:
             boot_timeout_s=boot_timeout_s,
         )
         self._restores: dict[str, asyncio.Task[Lease]] = {}
-        """Lease id -> the copy of a saved machine that starts for it."""
+        """Tasks that restore a saved machine, by lease id."""
         self._num_restored = 0
         self._num_held_back = 0
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        """Start warming machines."""
+        """Start booting machines."""
         self._reconciler.start()
         return self
 
@@ -97,7 +102,7 @@ class Pool:
         await self.close()
 
     def ready_images(self) -> list[str]:
-        """Return the images that are ready, besides the default one."""
+        """Return the digests of the images that are ready, in addition to the default one."""
         return self._image_pools.ready()
 
     async def acquire(  # noqa: PLR0913
@@ -113,19 +118,19 @@ class Pool:
         """Lease a machine.
 
         Args:
-            lease_s: The machine is reaped this long after the lease's last renewal.
-            lease_id: Repeated requests with one id get the same machine; by default a new id.
-            timeout_s: Bound on the wait for the image and a free machine.
-            image: Digest of its layer; empty: the default image.
-            machine: What it must have.
-            reserved_slots: Machines that stay available to others: the call waits until it would
-                leave that many.
+            lease_s: Seconds after the last renewal at which the machine is ended.
+            lease_id: Id of the lease; repeated requests with one id get the same machine. Defaults
+                to a new id.
+            timeout_s: Maximum seconds to wait for the image and a free machine.
+            image: Digest of the image layer; empty: the default image.
+            machine: Minimum size and isolation.
+            reserved_slots: Machines to leave available to others; the call waits until it can.
 
         Raises:
-            DeadlineError: No machine came free in time.
-            QueueFullError: `WAITERS_MAX` wait already.
+            DeadlineError: No machine became free in time.
+            QueueFullError: `WAITERS_MAX` requests wait already.
             ImageAbsent: The image is not available.
-            NeedsRefused: The host's machines have less than is needed.
+            NeedsRefused: The host offers less than the task needs.
             SandboxError: Booting failed.
 
         """
@@ -136,7 +141,9 @@ class Pool:
             async with asyncio.timeout(timeout_s):
                 image_pool = await self._image_pool(image, machine)
                 while await self._held_back(lease_id, reserved_slots):
-                    image_pool = await self._image_pool(image, machine)  # It may have been evicted.
+                    # Again after each wait, during which the pool may have been evicted.
+                    image_pool = await self._image_pool(image, machine)
+                # A repeat of this request may have been granted during the waits.
                 if lease := self._leases.renewed(lease_id):
                     return lease
                 return await self._granted(image_pool, lease_id, lease_s)
@@ -150,11 +157,12 @@ class Pool:
         try:
             return await self._image_pools.get(image, machine)
         except asyncio.CancelledError:
+            # Closing cancels the opening of images; clients should see the reason instead.
             self._refuse_if_closed()
             raise
 
     async def _held_back(self, lease_id: str, reserved_slots: int) -> bool:
-        """Wait for one pass if this lease would take a reserved slot; return whether it would."""
+        """Return whether a lease would take a reserved slot, after waiting for one pass if so."""
         has_room = not reserved_slots or self._num_requested() + reserved_slots < self.live_max
         if has_room or lease_id in self._leases.ids():
             return False
@@ -170,7 +178,7 @@ class Pool:
         return sum(image_pool.num_pending for image_pool in self._image_pools)
 
     def _num_requested(self) -> int:
-        """Return how many machines are leased, or will be as soon as they are up."""
+        """Return the number of machines that are leased, or will be once they have booted."""
         return len(self._leases) + len(self._restores) + self._num_pending()
 
     async def _granted(self, image_pool: ImagePool, lease_id: str, lease_s: float) -> Lease:
@@ -185,7 +193,7 @@ class Pool:
     def _refuse_to_wait(self) -> None:
         self._refuse_if_closed()
         if self._num_held_back + self._num_pending() >= WAITERS_MAX:
-            raise QueueFullError(f"sandbox pool: {WAITERS_MAX} wait for a machine already")
+            raise QueueFullError(f"sandbox pool: {WAITERS_MAX} requests wait for a machine already")
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -201,20 +209,20 @@ class Pool:
         machine: MachineNeeds = DEFAULT_NEEDS,
         reserved_slots: int = 0,
     ) -> Lease:
-        """Lease a machine that resumes from a checkpoint; an idle machine ends to make room.
+        """Lease a machine that resumes from a checkpoint, ending idle machines if room is needed.
 
         Args:
-            folder: The checkpoint.
-            lease_s: As in `acquire`.
-            lease_id: Repeated requests with one id get the same machine.
-            image: Of the saved machine, as `machine`.
-            machine: As in `acquire`.
-            reserved_slots: As in `acquire`, but the call does not wait.
+            folder: Folder of the checkpoint.
+            lease_s: Seconds after the last renewal at which the machine is ended.
+            lease_id: Id of the lease; repeated requests with one id get the same machine.
+            image: Digest of the saved machine's image layer; empty: the default image.
+            machine: Size of the saved machine.
+            reserved_slots: Machines to leave available to others; the call does not wait for them.
 
         Raises:
-            CapabilityMissing: The backend has no checkpoints.
+            CapabilityMissing: The backend cannot save machines.
             QueueFullError: `live_max` machines exist and none is idle, or the rest is reserved.
-            SandboxError: The checkpoint is broken, or the machine did not start.
+            SandboxError: The checkpoint is damaged, or the machine did not start.
 
         """
         require(self.backend, [Capability.CHECKPOINT])
@@ -226,12 +234,15 @@ class Pool:
             if self._closed or self._num_requested() + reserved_slots >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
             ended_first = self._reconciler.make_room(image_pool.num_slots)
+            # Counted before the task runs, so that the room is not given to another machine.
             image_pool.num_booting += 1
             work = self._restore(image_pool, folder, lease_id, lease_s, ended_first)
             restoring = self._restores[lease_id] = asyncio.create_task(work)
         try:
+            # Shielded: a repeated request may wait for the same machine.
             return await asyncio.shield(restoring)
         except asyncio.CancelledError:
+            # Either this client gave up, or closing the pool cancelled the task.
             if restoring.cancelled():
                 self._refuse_if_closed()
             raise
@@ -247,6 +258,7 @@ class Pool:
         backend = cast(SavingBackend, image_pool.backend)
 
         async def start(cpu: int) -> Machine:
+            # Their memory must be free before the new machine takes it.
             for machine in ended_first:
                 await self._reconciler.end(machine)
             return await backend.restore(folder, cpu=cpu, timeout_s=self._boot_timeout_s)
@@ -256,13 +268,14 @@ class Pool:
         finally:
             self._restores.pop(lease_id, None)
         self._num_restored += 1
+        log.debug("lease %s resumed from %s", lease_id, folder.name)
         return self._leases.grant(lease_id, machine, lease_s)
 
     def lease(self, lease_id: str) -> Lease:
-        """Return a lease and renew it.
+        """Renew and return a lease.
 
         Raises:
-            NotFoundError: It was never granted, has expired, or was released.
+            NotFoundError: The lease was never granted, has expired, or was released.
 
         """
         lease = self._leases.renewed(lease_id)
@@ -271,17 +284,17 @@ class Pool:
         return lease
 
     def lease_ids(self) -> set[str]:
-        """Return the leases that are held now; this renews none."""
+        """Return the ids of the leases that are held now, without renewing them."""
         return self._leases.ids()
 
     async def release(self, lease_id: str) -> None:
-        """End a lease and its machine; repeating it does nothing."""
+        """End a lease and its machine; a repeated call does nothing."""
         machine = self._leases.end(lease_id)
         if machine is not None:
             await self._reconciler.end(machine)
 
     def counters(self) -> PoolCounters:
-        """Return what the pool has done and holds now."""
+        """Return the totals and the current state of the pool."""
         tally, boot_ms = self._reconciler.tally, self._reconciler.boot_ms
         return PoolCounters(
             booted=tally["booted"],
@@ -302,11 +315,12 @@ class Pool:
         """End every machine and refuse further requests; pending leases fail.
 
         Raises:
-            SandboxTimeout: Some still start or end at the deadline; the kernel ends them with
-                this process.
+            SandboxTimeout: Machines are still starting or ending at the deadline. The kernel ends
+                them together with this process.
 
         """
         give_up_at = time.monotonic() + deadline_s
+        # Set first: requests that wake up during the steps below must be refused.
         self._closed = True
         await self._reconciler.stop()
         for image_pool in self._image_pools:
@@ -316,5 +330,6 @@ class Pool:
         for lease_id in self._leases.ids():
             self._leases.end(lease_id)
         if late:
-            words = f"{late} machines still start or end after {deadline_s:g} s"
-            raise SandboxTimeout(f"sandbox pool: {words}")
+            raise SandboxTimeout(
+                f"sandbox pool: {late} machines are still starting or ending after {deadline_s:g} s"
+            )

@@ -1,14 +1,15 @@
-"""QEMU's microvm machine in bubblewrap: slow without KVM, but it can be copied and saved.
+"""Backends that run QEMU's microvm machine in bubblewrap; it can be copied and saved.
 
 ```
  template: boots once, freezes, stops; its memory is a sealed memfd, its devices 13 KB
      └─ clone: maps that memory copy-on-write, loads the devices, resumes, thaws   = `start`
-           └─ checkpoint: freezes, stops; its memory and devices are copied; resumes, thaws
-                 └─ copy: as a clone, but of the checkpoint; any number of times   = `restore`
+           └─ checkpoint: freezes, stops; memory and devices are copied; resumes, thaws
+                 └─ copy: like a clone, but of the checkpoint; any number of times = `restore`
 ```
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections import deque
@@ -24,11 +25,14 @@ from penstock.envs.needs import DEFAULT_NEEDS
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.task import MachineNeeds
 
+log = logging.getLogger(__name__)
+
 PREPARED_MAX = 16
+"""Maximum paused copies kept ready; the oldest end for newer ones."""
 
 
 class QemuTcgBackend(LayeredBackend):
-    """Starts machines as copies of one that it boots first, with an emulated processor."""
+    """Starts machines as copies of a template that it boots once, with an emulated processor."""
 
     name = "qemu-tcg"
     isolation_class = IsolationClass.EMULATED_VM
@@ -44,7 +48,8 @@ class QemuTcgBackend(LayeredBackend):
     devices: tuple[str, ...] = ()
     """Device files of the host that the confined process may open."""
     template_deadline_s = 120.0
-    """Deadline of the first boot: 1.5 s on a free core, many times that on a busy host."""
+    """Maximum seconds to boot the template, which takes 1.5 s on a free core and much longer on a
+    busy host."""
 
     def __init__(
         self,
@@ -54,7 +59,9 @@ class QemuTcgBackend(LayeredBackend):
     ) -> None:
         for device in self.devices:
             if not os.access(device, os.R_OK | os.W_OK):
-                raise BackendUnavailable(f"{device} is absent, or may not be opened by this user")
+                raise BackendUnavailable(
+                    f"{device}: expected a device that this user may open; it is absent or denied"
+                )
         super().__init__(cache, layer, needs)
         folder, self.assets = load_qemu_assets(cache)
         self._mem_bytes = self.needs.memory_mib << 20
@@ -70,6 +77,7 @@ class QemuTcgBackend(LayeredBackend):
             devices=self.devices,
         )
         info = self._record(self.assets.kernel_digest, command.confinement)
+        # Everything that the layout of a saved state depends on; see `MachineCheckpoint`.
         digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, repr(self.needs))),
             *(text.encode() for text in (info.kernel_digest, info.image_digest)),
@@ -78,20 +86,27 @@ class QemuTcgBackend(LayeredBackend):
         self._kind = MachineKind(digest=digest, command=command, info=info)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
-        """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
+        """See `SandboxBackend.start`.
 
-        Raises `ImageAbsent` if the layer is gone.
+        The first call also boots the template, which `timeout_s` does not cover.
+
+        Raises:
+            ImageAbsent: The layer's file is gone.
+
         """
         self._check_layer()
         template = await self._get_template()
         return await self._copy(template, time.perf_counter(), cpu, timeout_s)
 
     async def _get_template(self) -> SavedMachine:
+        # Concurrent first calls share one boot.
         async with self._making:
             if self._template is None:
+                started = time.perf_counter()
                 self._template = await make_template(
                     self._kind, deadline_s=self.template_deadline_s
                 )
+                log.info("%s template made in %.1f s", self.name, time.perf_counter() - started)
         return self._template
 
     async def _copy(
@@ -105,13 +120,14 @@ class QemuTcgBackend(LayeredBackend):
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> QemuMachine:
-        """See `SavingBackend.restore`; raises `ImageAbsent` if the layer is gone."""
+        """See `SavingBackend.restore`; raise `ImageAbsent` if the layer's file is gone."""
         self._check_layer()
         asked_at = time.perf_counter()
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
 
     async def _get_saved(self, folder: Path) -> SavedMachine:
         found = load_checkpoint(folder, backend=self.name, machine_digest=self._kind.digest)
+        # Copies of one checkpoint that start together read its memory from disk only once.
         async with self._making:
             saved = self._kind.kept.get(found.token)
             if saved is None:
@@ -120,14 +136,14 @@ class QemuTcgBackend(LayeredBackend):
         return saved
 
     async def prepare(self, num_copies: int, folder: Path | None = None) -> None:
-        """Make copies beforehand, which `start` or `restore` then return in milliseconds.
+        """Make paused copies in advance, which `start` or `restore` then return in milliseconds.
 
-        They are paused until then, and pinned to no processor. Each has resumed once, with an
-        identity that is not used again, so that its code is translated.
+        They are not pinned to a CPU. Each copy runs once before it is paused, under an identity
+        that is never used again, so that QEMU has translated its code.
 
         Args:
-            num_copies: At most `PREPARED_MAX` are kept; the oldest end for newer ones.
-            folder: A checkpoint that will be restored; by default the template, for `start`.
+            num_copies: Copies to make; at most `PREPARED_MAX` are kept, the newest ones.
+            folder: Checkpoint to copy, for `restore`; defaults to the template, for `start`.
 
         """
         saved = await (self._get_saved(folder) if folder else self._get_template())
@@ -147,10 +163,11 @@ class QemuTcgBackend(LayeredBackend):
         self._prepared.append((saved, machine))
 
     def _take_prepared(self, saved: SavedMachine) -> QemuMachine | None:
-        for each in self._prepared:
-            if each[0] is saved and each[1].alive:
-                self._prepared.remove(each)
-                return each[1]
+        for prepared in self._prepared:
+            source, machine = prepared
+            if source is saved and machine.alive:
+                self._prepared.remove(prepared)
+                return machine
         return None
 
     async def close(self) -> None:
@@ -160,11 +177,12 @@ class QemuTcgBackend(LayeredBackend):
 
 
 class QemuKvmBackend(QemuTcgBackend):
-    """The same with the processor's own virtualization, where KVM works."""
+    """Like `QemuTcgBackend`, but with hardware virtualization, where KVM works."""
 
     name = "qemu-kvm"
     isolation_class = IsolationClass.HARDWARE_VM
     accelerator = "kvm"
     devices = ("/dev/kvm",)
     template_deadline_s = 8.0
-    """Some hosts open KVM and then emulate it at a hundredth of the speed: they fail here."""
+    """Maximum seconds to boot the template: fails on hosts that offer KVM but emulate it at a
+    hundredth of the speed."""

@@ -1,6 +1,6 @@
-"""QEMU's process: its command line, confined by bubblewrap, and its start.
+"""Builds the command line of QEMU and starts its confined process.
 
-One process boots; another waits for a saved machine's devices.
+A process either boots a kernel, or waits for the device state of a saved machine.
 """
 
 import contextlib
@@ -21,26 +21,27 @@ MACHINE = (
     "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
     ",ioapic2=off"
 )
-"""The devices' state has no description of itself, since the same QEMU loads it; and there are
-slots for 8 devices, not 24, each of which takes time to create.
+"""Type of the machine. Its saved state carries no description (`suppress-vmdesc`), since the same
+QEMU loads it; and without `ioapic2` it has slots for 8 devices instead of 24, each of which takes
+time to create.
 """
 _LIBRARIES = (
     *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
     *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--dev", "/dev"),
     *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
 )
-"""Libraries of the host that Debian's QEMU needs; the one built for these machines needs none."""
+"""Mounts of the host's libraries for Debian's QEMU; the static one from the recipe needs none."""
 OVERHEAD_MIB = 512
-"""What QEMU needs besides the guest's memory: translated code, devices, the host's page tables."""
+"""Memory beyond the guest's own: translated code, devices and page tables of the host."""
 DEVICES_BYTES_MAX = 1 << 20
-"""Send buffer of the socket that QEMU reads once it is up; a machine's devices take 13 KB."""
+"""Send buffer of the socket from which QEMU reads the device state, which is about 13 KB."""
 
 
 def find_qemu() -> str:
     """Return the path of Debian's QEMU.
 
     Raises:
-        BackendUnavailable: It is not installed.
+        BackendUnavailable: QEMU is not installed.
 
     """
     path = shutil.which(PROGRAM)
@@ -50,35 +51,32 @@ def find_qemu() -> str:
 
 
 def _clock() -> str:
-    """Return the guest kernel's options about the processor's clock.
-
-    Its frequency, since measuring it hangs at times; and that it is reliable: on a busy host ticks
-    are late, and the kernel would trust them more and use steps of 4 ms from then on.
-    """
+    """Return the options of the guest kernel for the processor's clock (TSC)."""
+    # The frequency is given because measuring it sometimes hangs. Declared reliable because on a
+    # busy host timer ticks are late, and the kernel would distrust the TSC instead of the ticks and
+    # measure time in steps of 4 ms from then on.
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("cpu MHz"):
             khz = round(float(line.partition(":")[2]) * 1000)
             return f"tsc_early_khz={khz} tsc=reliable"
-    raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
+    raise BackendUnavailable("/proc/cpuinfo: expected a line 'cpu MHz', found none")
 
 
 def _disk(name: str, path: str) -> list[str]:
-    """Return the options of one drive.
-
-    Unlocked: the file is read-only, and a user-mode machine's lock on it would keep QEMU out.
-    """
+    """Return the options of one read-only drive."""
+    # No locking: user-mode machines hold a lock on the same image, which would keep QEMU out.
     drive = f"file={path},id={name},file.locking=off,format=raw,if=none,readonly=on"
     return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
 
 
 class QemuCommand:
-    """Starts the processes of one kind of machine.
+    """Builds command lines for one kind of machine, together with their confinement.
 
     Args:
-        launcher: See `Confinement`.
-        files: `kernel`, `initramfs` and `image`; `layer` if there is one; `program` and `firmware`
-            if QEMU was built for these machines, which then sees no other file of the host.
-        needs: Size of the machines, every number set.
+        launcher: Path of the launcher; see `Confinement`.
+        files: Paths by kind: `kernel`, `initramfs` and `image`; `layer` if there is one; `program`
+            and `firmware` if the recipe built QEMU, which then sees no other files of the host.
+        needs: Size of the machines, with defaults filled in.
         accelerator: QEMU's `-accel` option.
         devices: Device files of the host that the confined process may open.
 
@@ -123,18 +121,20 @@ class QemuCommand:
         memory: int,
         boots: bool,
     ) -> list[str]:
-        """Return one command line.
+        """Return the command line of one process.
 
         Args:
             line: Descriptor of QEMU's end of the guest agent's line.
-            files: Their paths inside.
-            monitor: QEMU's end of its monitor.
-            devices: Where it reads the devices' state, if it does not boot.
-            memory: The guest's; written by one that boots, else mapped privately.
-            boots: Whether it boots from its kernel; else it waits for a state.
+            files: Paths by kind, as seen inside the confinement.
+            monitor: Descriptor of QEMU's end of its monitor.
+            devices: Descriptor from which QEMU reads the device state unless it boots.
+            memory: Descriptor of the guest's memory.
+            boots: Whether QEMU boots the kernel; otherwise it waits for a device state.
 
         """
         disks = {name: files[name] for name in ("image", "layer") if name in files}
+        # A machine that boots writes into the file, which becomes the template; copies map it
+        # privately, so that their pages are their own.
         share = "on" if boots else "off"
         ram = f"memory-backend-file,id=ram,size={self.mem_bytes},mem-path=/proc/self/fd/{memory}"
         program = (
@@ -148,7 +148,7 @@ class QemuCommand:
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
             *("-kernel", files["kernel"], "-initrd", files["initramfs"]),
-            *("-append", self._words(has_layer="layer" in files)),
+            *("-append", self._kernel_options(has_layer="layer" in files)),
             *(part for name, path in disks.items() for part in _disk(name, path)),
             *("-device", "virtio-serial-device"),
             *("-chardev", f"socket,id=line,fd={line}"),
@@ -159,23 +159,23 @@ class QemuCommand:
             *(() if boots else ("-incoming", f"fd:{devices}")),
         ]
 
-    def _words(self, *, has_layer: bool) -> str:
-        """Return the guest kernel's options."""
-        words = f"quiet panic=-1 reboot=t {_clock()}"
+    def _kernel_options(self, *, has_layer: bool) -> str:
+        """Return the command line of the guest kernel."""
+        options = f"quiet panic=-1 reboot=t {_clock()}"
         if has_layer:
-            words += " penstock_layer=/dev/vdb"
+            options += " penstock_layer=/dev/vdb"
         if self._needs.disk_mib:
-            words += f" penstock_disk_mib={self._needs.disk_mib}"
-        return words
+            options += f" penstock_disk_mib={self._needs.disk_mib}"
+        return options
 
 
 class Launched:
-    """A QEMU process and our ends of its lines.
+    """QEMU process with the host's ends of its sockets.
 
-    It boots with an empty memory, or maps a saved one and waits for the devices' state.
+    It boots with an empty memory, or maps a saved one and waits for the device state.
 
     Raises:
-        SandboxDied: The host has no room for it, or its program is gone.
+        SandboxDied: The host cannot start the process, or QEMU's program is gone.
 
     """
 
@@ -187,7 +187,8 @@ class Launched:
                 self.monitor, monitor = _pair(ours, theirs)
                 self._devices, devices = _pair(ours, theirs)
             except OSError as error:
-                raise SandboxDied(f"no machine could be started: {error}") from error
+                raise SandboxDied(f"cannot start a machine: {error}") from error
+            # The whole state must fit: it is sent before QEMU reads, and nobody sends the rest.
             self._devices.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DEVICES_BYTES_MAX)
             ends = {"monitor": monitor.fileno(), "devices": devices.fileno(), "memory": memory.fd}
             self.process, self.line = command.confinement.start(
@@ -195,13 +196,13 @@ class Launched:
                 cpu,
                 list(ends.values()),
             )
-            ours.pop_all()
+            ours.pop_all()  # started: keep our ends open, QEMU has inherited its own
 
     def load_devices(self, devices: bytes) -> None:
-        """Hand over the devices' state; the machine resumes as soon as QEMU has read it.
+        """Send the device state; the machine resumes as soon as QEMU has read it.
 
         Raises:
-            SandboxDied: QEMU has ended.
+            SandboxDied: QEMU has ended, or the state exceeds the send buffer.
 
         """
         self._devices.setblocking(False)
@@ -210,16 +211,16 @@ class Launched:
         except OSError as error:
             raise SandboxDied(f"{error}; {self.process.last_words()}") from error
         if sent < len(devices):
-            raise SandboxDied(f"a machine's devices take {len(devices)} bytes, more than expected")
+            raise SandboxDied(f"device state of {len(devices)} bytes: only {sent} fit the buffer")
         self._devices.shutdown(socket.SHUT_WR)
 
     def close_devices(self) -> None:
-        """Close what only a starting machine needs; its line and monitor are in use."""
+        """Close the socket for the device state, which only a starting machine needs."""
         self._devices.close()
 
 
 def _pair(
     ours: contextlib.ExitStack, theirs: contextlib.ExitStack
 ) -> tuple[socket.socket, socket.socket]:
-    one, other = socket.socketpair()
-    return ours.enter_context(one), theirs.enter_context(other)
+    our_end, their_end = socket.socketpair()
+    return ours.enter_context(our_end), theirs.enter_context(their_end)

@@ -1,13 +1,12 @@
-"""One QEMU machine: booted, copied, saved. `backend.py` combines these.
+"""Boots, copies and saves a single QEMU machine, which it controls over QEMU's monitor (QMP).
 
-QEMU's machine protocol (QMP), as much of it as saving a machine takes.
-
-Not the library `qemu.qmp` (0.0.6), which also needs a workaround under uvloop: see
-docs/decisions/libraries.md.
+`Qmp` implements the few commands that saving a machine takes. It replaces the library `qemu.qmp`
+(0.0.6), which needs a workaround under uvloop: see docs/decisions/libraries.md.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -36,21 +35,23 @@ from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, S
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import SandboxRecord
 
+log = logging.getLogger(__name__)
+
 ANSWER_BYTES_MAX = 1 << 20
 DEADLINE_S = 10.0
 
 
 class QmpError(SandboxError):
-    """QEMU refused a command; the text has its reason."""
+    """QEMU refused a command; the error has its reason."""
 
 
 class Qmp:
-    """Commands to one QEMU, one at a time.
+    """Monitor connection to one QEMU; sends one command at a time.
 
-    The first command enters command mode: most machines are never saved and need no monitor.
+    The first command negotiates: most machines are never saved and need no monitor.
 
     Args:
-        ours: Our end of a socket pair; this object's from now on.
+        ours: Host's end of a socket pair, which this object closes.
 
     Example:
         await Qmp(ours).run("cont")
@@ -67,17 +68,18 @@ class Qmp:
     async def run(
         self, command: str, *, deadline_s: float = DEADLINE_S, fd: int = -1, **arguments: Any
     ) -> Any:
-        """Run one command and return what it returns.
+        """Run one command and return its result.
 
         Args:
-            command: Its name; `arguments` are its own.
-            deadline_s: Until the answer.
-            fd: A descriptor to send with it.
+            command: Name of the command.
+            deadline_s: Maximum seconds until the answer.
+            fd: Descriptor to send along; -1 for none.
+            arguments: Arguments of the command.
 
         Raises:
-            QmpError: QEMU refused it.
+            QmpError: QEMU refused the command.
             SandboxDied: QEMU ended.
-            SandboxTimeout: No answer in time.
+            SandboxTimeout: No answer within `deadline_s`.
 
         """
         try:
@@ -85,7 +87,7 @@ class Qmp:
                 await self._enter_command_mode()
                 answer = await self._ask(command, arguments, fd)
         except TimeoutError:
-            raise SandboxTimeout(f"QEMU: no answer to {command} in {deadline_s:g} s") from None
+            raise SandboxTimeout(f"QEMU: no answer to {command} within {deadline_s:g} s") from None
         except (ConnectionError, ValueError) as error:
             raise SandboxDied(f"QEMU's monitor: {error}") from error
         if "error" in answer:
@@ -100,16 +102,17 @@ class Qmp:
             self._in_command_mode = True
 
     async def _ask(self, command: str, arguments: dict[str, Any], fd: int) -> dict[str, Any]:
-        """Skip all but this command's answer: events, and late answers to earlier commands."""
+        """Send a command and return its answer."""
         self._num_commands += 1
-        words = {"execute": command, "arguments": arguments, "id": self._num_commands}
-        line = msgspec.json.encode(words) + b"\n"
+        request = {"execute": command, "arguments": arguments, "id": self._num_commands}
+        line = msgspec.json.encode(request) + b"\n"
         socket.send_fds(self._ours, [line], [fd] if fd >= 0 else [])
-        while (answer := await self._next()).get("id") != words["id"]:
+        # Skips events, and late answers to commands that timed out.
+        while (answer := await self._read_message()).get("id") != request["id"]:
             pass
         return answer
 
-    async def _next(self) -> dict[str, Any]:
+    async def _read_message(self) -> dict[str, Any]:
         assert self._streams is not None
         line = await self._streams[0].readline()
         if not line:
@@ -117,7 +120,8 @@ class Qmp:
         return parse_json(line, dict[str, Any], "QMP")
 
     async def save_devices(self) -> bytes:
-        """Return the state of a stopped machine's processor and devices, without its memory."""
+        """Return the state of a stopped machine's processors and devices, without its memory."""
+        # The confined process shares no writable folder with the host: it writes to a descriptor.
         with os.fdopen(os.memfd_create("devices", os.MFD_CLOEXEC), "rb") as state:
             path = f"/proc/self/fd/{state.fileno()}"
             with open(path, "wb") as writable:  # noqa: ASYNC230, PTH123 - a descriptor, not a disk
@@ -128,7 +132,7 @@ class Qmp:
             return state.read()
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         if self._streams is None:
             self._ours.close()
         else:
@@ -136,26 +140,26 @@ class Qmp:
 
 
 KEPT_MAX = 2
-"""Checkpoints whose memory is kept at hand, each some 70 MB of it."""
+"""Maximum checkpoints whose memory stays cached, about 70 MB each."""
 SETTLE_S = 1.0
-"""Pause before the template is saved: its kernel measures the processor's clock for a second, and
-ticks every 4 ms until then, which no copy has to repeat.
+"""Seconds to wait before the template is saved. Its kernel calibrates the processor's clock for a
+second and ticks every 4 ms until then, which copies would otherwise repeat.
 """
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What all machines of one backend share."""
+    """Properties that all machines of one backend share."""
 
     digest: str
     """Digest of everything that a saved machine depends on."""
     command: QemuCommand
     info: SandboxRecord
-    """A machine's record, but for its boot time."""
+    """Record of a machine, without its boot time."""
     kept: dict[str, SavedMachine] = {}
-    """Token of a checkpoint -> its memory, at hand for further copies; oldest first."""
+    """Memory cached for further copies, by the token of its checkpoint; oldest first."""
 
     def keep(self, token: str, saved: SavedMachine) -> None:
-        """Keep a checkpoint's memory at hand, in place of the oldest."""
+        """Cache the memory of a checkpoint, evicting the oldest beyond `KEPT_MAX`."""
         self.kept.pop(token, None)
         self.kept[token] = saved
         if len(self.kept) > KEPT_MAX:
@@ -163,13 +167,13 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QemuMachine(GuestSandbox):
-    """A `SavingMachine`.
+    """Machine that can be saved while it runs.
 
     Args:
-        kind: Shared with all machines of its backend.
-        connection: To its guest agent.
-        launched: Its process and monitor.
-        memory: Its own memory is a private mapping of this.
+        kind: Properties shared with all machines of the backend.
+        connection: Connection to the guest agent.
+        launched: Process and monitor of the machine.
+        memory: File of which the machine's memory is a private mapping.
 
     """
 
@@ -183,36 +187,37 @@ class QemuMachine(GuestSandbox):
         self._saving = asyncio.Lock()
 
     async def connected(self) -> None:
-        """Wait for the hello of a guest that boots."""
+        """Wait for the hello of a booting guest."""
         await self._connection.ready
 
     async def become(self, identity: GuestIdentity, *, timeout_s: float) -> None:
-        """Thaw a frozen guest, as the machine it was or as a new one."""
+        """Thaw a frozen guest, either as the same machine or as a new copy."""
         await self._connection.thaw(identity, timeout_s=timeout_s)
 
     async def stand_by(self, *, settle_s: float = 0.0) -> LineState:
-        """Freeze the guest agent and stop the processor, `settle_s` later."""
+        """Freeze the guest agent and, `settle_s` later, stop the processors."""
         line = await self._connection.freeze(timeout_s=self.hang_grace_s)
         await asyncio.sleep(settle_s)
         await self.monitor.run("stop")
         return line
 
     async def take_up(self, *, asked_at: float, timeout_s: float) -> None:
-        """Resume from `stand_by` as a new machine; it ends if that takes too long."""
+        """Resume from `stand_by` as a new machine; on failure or timeout the machine ends."""
         try:
             await self.monitor.run("cont", deadline_s=timeout_s)
-            await self.become(_copys_identity(self._connection.epoch + 1), timeout_s=timeout_s)
+            await self.become(_copy_identity(self._connection.epoch + 1), timeout_s=timeout_s)
         except BaseException:
             await self.close()
             raise
         self.info = booted(self._kind.info, asked_at)
 
     async def _save(self) -> tuple[SavedMachine, float]:
-        """Save, and resume as the machine it was, also when saving failed.
+        """Save the machine; return the result and the milliseconds of the pause.
 
-        The host is slow to provide fresh memory: so all is copied once while the guest runs, and
-        its own pages again over that copy while it is paused.
+        It resumes as the same machine, even if saving fails.
         """
+        # Copied twice: fresh memory is slow to get from the host, so the first copy allocates it
+        # while the guest runs, and the paused guest waits only for its own pages to be overwritten.
         memory = Memory(self._kind.command.mem_bytes)
         mapping = await asyncio.to_thread(self._copy_beforehand, memory)
         started = time.perf_counter()
@@ -235,12 +240,13 @@ class QemuMachine(GuestSandbox):
         return mapping
 
     async def checkpoint(self, folder: Path) -> None:
-        """See `SavingMachine.checkpoint`. The machine waits only for memory, not for the disk."""
+        """See `SavingMachine.checkpoint`; writing to disk happens after the machine has resumed."""
         try:
             await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
         except FileExistsError:
             raise SandboxFileError(f"checkpoint {folder}: exists already") from None
         try:
+            # A second save would find the guest frozen already.
             async with self._saving:
                 saved, pause_ms = await self._save()
             await asyncio.to_thread(saved.write_out, folder)
@@ -256,6 +262,7 @@ class QemuMachine(GuestSandbox):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        log.debug("checkpoint %s: paused for %.0f ms", folder.name, checkpoint.pause_ms)
         self._kind.keep(checkpoint.token, saved)
 
     async def close(self) -> None:
@@ -264,8 +271,9 @@ class QemuMachine(GuestSandbox):
         await super().close()
 
 
-def _copys_identity(epoch: int) -> GuestIdentity:
-    """Return a copy's identity; it keeps the template's host name."""
+def _copy_identity(epoch: int) -> GuestIdentity:
+    """Return a new identity for a copy, which keeps the host name of its original."""
+    # Setting the host name writes a file, which is slow right after a copy under emulation.
     return GuestIdentity.new(epoch, hostname="")
 
 
@@ -273,7 +281,7 @@ def _copys_identity(epoch: int) -> GuestIdentity:
 async def _connected(
     kind: MachineKind, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
 ) -> AsyncGenerator[QemuMachine]:
-    """Connect to a QEMU; an error in the block, or a timeout, ends it."""
+    """Connect to a QEMU process; an error or a timeout in the block ends the process."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: GuestConnection(launched.process.last_words, line), sock=launched.line
     )
@@ -299,23 +307,23 @@ async def resume(
     """Start a new machine that resumes from a saved one.
 
     Args:
-        kind: Of both.
-        saved: What it resumes from.
-        asked_at: Time of the request by `time.perf_counter`, for the record.
+        kind: Properties of both machines.
+        saved: Machine to resume from.
+        asked_at: Time of the request by `time.perf_counter`, in seconds, for the record.
         cpu: Host CPU to pin it to.
-        timeout_s: Until the guest has answered.
+        timeout_s: Maximum seconds until the guest has answered.
 
     """
     launched = Launched(kind.command, saved.memory, boots=False, cpu=cpu)
     async with _connected(kind, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.load_devices(saved.devices)
-        await machine.become(_copys_identity(saved.line.epoch + 1), timeout_s=timeout_s)
+        await machine.become(_copy_identity(saved.line.epoch + 1), timeout_s=timeout_s)
     machine.info = booted(kind.info, asked_at)
     return machine
 
 
 async def make_template(kind: MachineKind, *, deadline_s: float) -> SavedMachine:
-    """Boot a machine, save it, end it."""
+    """Boot a machine, save it, and end it; return the saved state."""
     memory = Memory(kind.command.mem_bytes)
     launched = Launched(kind.command, memory, boots=True, cpu=None)
     async with _connected(kind, launched, memory, None, deadline_s) as machine:

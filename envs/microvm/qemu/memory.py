@@ -1,12 +1,12 @@
-"""A QEMU guest's memory: a file in memory that its copies map privately.
+"""Memory of QEMU guests: a file in memory (memfd) that copies map privately.
 
 ```
- base     a sealed memfd: all that a machine's memory held when it was saved
-   └─ a copy maps it privately; what it writes becomes a page of its own
-         └─ saved again: a new memfd with the base's pages, and the copy's own over them
+ base     a sealed memfd with the memory of a machine at the time it was saved
+   └─ a copy maps it privately; pages that it writes become its own
+         └─ saved again: a new memfd with the pages of the base, overwritten by the copy's own
 ```
-The host finds a process's own pages in `/proc/PID/pagemap` and reads them through `/proc/PID/mem`:
-a machine that is saved is paused for as long as its own pages take to copy.
+The host finds a process's own pages in `/proc/PID/pagemap` and reads them through `/proc/PID/mem`,
+so a machine that is saved is paused only while its own pages are copied.
 """
 
 import fcntl
@@ -25,13 +25,15 @@ from penstock.envs.sandbox import SandboxDied, SandboxFileError
 
 PAGE = mmap.PAGESIZE
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | 0x10
-"""0x10: F_SEAL_FUTURE_WRITE, which lets copies map it privately and nobody change it."""
+"""Seals of a base memory. 0x10 is F_SEAL_FUTURE_WRITE: nobody can change the file, but processes
+may still map it privately."""
+# Bits of an entry of /proc/PID/pagemap: 63 present, 62 swapped, 61 page of a file or shared.
 _PRESENT_OR_SWAPPED = np.uint64(3 << 62)
 _OF_A_FILE = np.uint64(1 << 61)
 
 
 class Memory:
-    """A guest's memory; freed when this object and all mappings are gone.
+    """Memory of a guest; freed when this object and all mappings are gone.
 
     Raises:
         SandboxDied: The host has no room for it.
@@ -46,7 +48,7 @@ class Memory:
             self.fd = os.memfd_create("guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, num_bytes)
         except OSError as error:
-            raise SandboxDied(f"no memory for a machine: {error}") from error
+            raise SandboxDied(f"cannot allocate memory for a machine: {error}") from error
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -58,44 +60,53 @@ class Memory:
 
 
 def copy_data(source: int, target: int) -> None:
-    """Copy one file's content into another, empty one; holes stay holes."""
+    """Copy the content of a file to an empty one, keeping holes.
+
+    Args:
+        source: Descriptor to read from.
+        target: Descriptor of the empty file.
+
+    """
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
     for start, end in _data(source, size):
         at = os.lseek(target, start, os.SEEK_SET)
         while at < end:
             sent = os.sendfile(target, source, at, end - at)
+            # Without this check a file that shrinks meanwhile would cause an endless loop.
             if sent == 0:
                 raise OSError(f"the file ended at {at} of {end} bytes")
             at += sent
 
 
 def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where a file has content, from and to."""
+    """Yield the (start, end) offsets of a file's content between its holes."""
     end = 0
     while end < size:
         try:
             start = os.lseek(fd, end, os.SEEK_DATA)
-        except OSError:  # nothing but a hole is left
+        except OSError:  # ENXIO: only a hole is left
             return
         end = os.lseek(fd, start, os.SEEK_HOLE)
         yield start, end
 
 
 class Mapping(msgspec.Struct, frozen=True):
-    """Where a process maps a memory: (address, offset in the memory, bytes) of each part."""
+    """Where a process maps a guest's memory."""
 
     pid: int
     parts: list[tuple[int, int, int]]
+    """Parts of the mapping: (address in the process, offset in the memory, number of bytes)."""
 
 
 def find_mapping(pid: int, memory: Memory) -> Mapping:
-    """Return where a process, or one that it started, maps a memory.
+    """Return where a process or one of its descendants maps a memory.
 
     Raises:
-        SandboxDied: None does, or this process may not read its maps.
+        SandboxDied: None of them does, or this process may not read their maps.
 
     """
+    # QEMU is a descendant of bubblewrap, whose process id is the only one known.
     inode = str(os.fstat(memory.fd).st_ino)
     try:
         for candidate in process_tree(pid):
@@ -105,8 +116,8 @@ def find_mapping(pid: int, memory: Memory) -> Mapping:
             if parts:
                 return Mapping(candidate, parts)
     except OSError as error:
-        raise SandboxDied(f"the memory of process {pid} cannot be read: {error}") from error
-    raise SandboxDied(f"process {pid} holds no guest's memory")
+        raise SandboxDied(f"cannot read the memory of process {pid}: {error}") from error
+    raise SandboxDied(f"process {pid} maps no guest memory")
 
 
 def _part(addresses: str, _: str, offset: str) -> tuple[int, int, int]:
@@ -115,7 +126,7 @@ def _part(addresses: str, _: str, offset: str) -> tuple[int, int, int]:
 
 
 def copy_own_pages(mapping: Mapping, target: Memory) -> None:
-    """Copy a process's own pages of a memory to their places in `target`.
+    """Copy the pages of a mapping that are the process's own to the same offsets in `target`.
 
     Raises:
         SandboxDied: The process ended.
@@ -134,11 +145,12 @@ def copy_own_pages(mapping: Mapping, target: Memory) -> None:
                     part = slice(offset + first, offset + last)
                     _read_whole(source.fileno(), whole, part, address + first)
     except OSError as error:
-        raise SandboxDied(f"the guest's memory cannot be read: {error}") from error
+        raise SandboxDied(f"cannot read the guest's memory: {error}") from error
 
 
 def _own_ranges(pagemap: int, address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of pages that are the process's own, in bytes from `address`."""
+    """Yield (start, end) of the ranges that are the process's own, in bytes from `address`."""
+    # 8 bytes per page. A private page that was written no longer belongs to the file.
     raw = os.pread(pagemap, num_bytes // PAGE * 8, address // PAGE * 8)
     entries = np.frombuffer(raw, np.uint64)
     own = ((entries & _PRESENT_OR_SWAPPED) != 0) & ((entries & _OF_A_FILE) == 0)
@@ -147,7 +159,8 @@ def _own_ranges(pagemap: int, address: int, num_bytes: int) -> Iterator[tuple[in
 
 
 def _read_whole(source: int, whole: memoryview, part: slice, address: int) -> None:
-    """Read a process's memory at `address` into a part of ours; the kernel may read less."""
+    """Read a process's memory at `address` into a part of `whole`."""
+    # In a loop: the kernel may read less than requested.
     at = part.start
     while at < part.stop:
         num_bytes = os.preadv(source, [whole[at : part.stop]], address + at - part.start)
@@ -157,7 +170,7 @@ def _read_whole(source: int, whole: memoryview, part: slice, address: int) -> No
 
 
 class SavedMachine:
-    """A machine that stands still, from which any number of copies start: memory and devices."""
+    """Memory and device state of a stopped machine, from which any number of copies can start."""
 
     def __init__(self, memory: Memory, devices: bytes, line: LineState) -> None:
         memory.seal()
@@ -166,10 +179,10 @@ class SavedMachine:
         self.line = line
 
     def write_out(self, folder: Path) -> None:
-        """Write it to two files, durably.
+        """Write memory and devices to two files, durably.
 
         Raises:
-            SandboxFileError: The disk is full, or the folder gone.
+            SandboxFileError: The disk is full, or the folder is gone.
 
         """
         try:
@@ -185,10 +198,10 @@ class SavedMachine:
 
 
 def load_saved(folder: Path, line: LineState, mem_bytes: int) -> SavedMachine:
-    """Read what `write_out` wrote.
+    """Read a machine that `write_out` wrote.
 
     Raises:
-        SandboxFileError: The memory is absent, or not of `mem_bytes`.
+        SandboxFileError: A file is missing, or the memory has not `mem_bytes` bytes.
 
     """
     memory = Memory(mem_bytes)
@@ -201,6 +214,6 @@ def load_saved(folder: Path, line: LineState, mem_bytes: int) -> SavedMachine:
     except OSError as error:
         raise SandboxFileError(f"checkpoint {folder}: {error}") from error
     if size != mem_bytes:
-        words = f"{size} bytes of memory, expected {mem_bytes}"
-        raise SandboxFileError(f"checkpoint {folder}: {words}")
+        problem = f"found {size} bytes of memory, expected {mem_bytes}"
+        raise SandboxFileError(f"checkpoint {folder}: {problem}")
     return SavedMachine(memory, devices, line)

@@ -1,4 +1,4 @@
-"""A private apt configuration: the machine's own sources and lists stay as they are."""
+"""Configures apt privately, so that the sources and lists of this machine stay untouched."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def apt_options(folder: Path, kind: str, *suites: str) -> list[str]:
-    """Return options that keep apt to some suites of Debian, with all that it needs in a folder.
+    """Return options that restrict apt to some suites of Debian and keep its state in a folder.
 
     Args:
-        folder: gets the list of sources, the lists and the cache.
+        folder: Folder for the list of sources, the package lists and the cache.
         kind: `deb` or `deb-src`.
-        suites: one or more.
+        suites: Names of one or more suites.
 
     """
     for name in ("lists/partial", "cache/archives/partial"):
@@ -34,7 +34,7 @@ def apt_options(folder: Path, kind: str, *suites: str) -> list[str]:
 
 
 def update_lists(steps: Steps, options: Sequence[str]) -> None:
-    """Fetch lists of packages; a suite that the mirror does not have is gone on without."""
+    """Fetch package lists; a suite that the mirror does not have is reported and skipped."""
     try:
         steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=600)
     except BuildError as error:

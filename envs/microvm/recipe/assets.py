@@ -1,4 +1,4 @@
-"""Brings the cache up to date: builds what is missing, then publishes the new set atomically."""
+"""Brings the cache up to date: builds what is missing or stale, then publishes a set atomically."""
 
 import shutil
 import tempfile
@@ -44,13 +44,13 @@ _BUILT_TOGETHER = {
 def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
     """Return the current set of VM files, building only what is stale or damaged.
 
-    Safe when several processes do it at once, and when one of them dies on the way.
+    Several processes may call it at once, and any of them may be killed in the middle.
 
     Args:
-        folder: The cache.
-        say: Shows one line of progress.
-        at_once: A run waits for it: where no kernel of ours was compiled yet, Debian's will do,
-            and nothing is read to find damage.
+        folder: Folder of the cache.
+        say: Function that shows one line of progress.
+        at_once: Whether a run is waiting. Then Debian's kernel is used if ours was never compiled,
+            and files are not read to find damage.
 
     Raises:
         BuildError: A step failed; the old set stays in place.
@@ -58,7 +58,8 @@ def build_assets(folder: Path, say: Say, *, at_once: bool = False) -> VmAssets:
     """
     with build_lock(folder, say):
         for leftover in folder.glob("build-*"):
-            # What a dead builder started may still write there; then the next build clears it.
+            # Errors are ignored: a program started by a killed builder may still be writing there,
+            # and then the next build removes the folder.
             shutil.rmtree(leftover, ignore_errors=True)
         return _bring_up_to_date(folder, say, at_once)
 
@@ -81,13 +82,13 @@ def _bring_up_to_date(folder: Path, say: Say, at_once: bool) -> VmAssets:
 
 
 def _undamaged(folder: Path, assets: VmAssets, say: Say) -> VmAssets:
-    """Return a set in which damaged files are stale."""
+    """Return the set with the inputs of damaged files cleared, so that they are built again."""
     names = assets.files()
     for inputs, kinds in _BUILT_TOGETHER.items():
         for kind in kinds:
             digest = getattr(assets, f"{kind}_digest")
             if kind in names and digest_file(folder / names[kind]) != digest:
-                say(f"{folder / names[kind]}: damaged; it is built again")
+                say(f"{folder / names[kind]} is damaged and will be rebuilt")
                 assets = msgspec.structs.replace(assets, **{inputs: ""})
     return assets
 
@@ -109,8 +110,9 @@ def _kernel_parts(
         path, version = build_kernel(steps, folder)
     except SourceUnavailable as error:
         steps.say(f"kernel: no newer source: {error}")
-        steps.say("kernel: using Debian's own: machines take 1.7 times the processor time")
-        return fetch_kernel(steps, folder)  # the next set-up tries again
+        steps.say("kernel: using Debian's own: machines take 1.7 times the CPU time")
+        # The inputs recorded are those of Debian's kernel, so the next set-up tries again.
+        return fetch_kernel(steps, folder)
     named = install_by_digest(folder, "kernel", path, 0o755)
     return {**named, "kernel_version": version, "kernel_inputs": inputs}
 

@@ -1,9 +1,8 @@
-"""Builds the guest agent and the read-only base image around it.
+"""Builds the guest agent, the read-only base image that contains it, and the initramfs.
 
-The image holds no user's ownership and no time (all root, all times 0), so the same packages give
-the same bytes; the agent makes the writable parts at boot.
-
-Packs a first file system: one program, and drivers that Debian's kernels have as modules.
+All files of the image belong to root and have time 0, so the same packages give the same bytes; the
+agent creates the writable parts at boot. The initramfs holds one program and the drivers that
+Debian's kernels have as modules.
 """
 
 import shutil
@@ -18,18 +17,18 @@ _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
 
 
 def initramfs_inputs() -> list[bytes]:
-    """Return what decides its content but for the drivers."""
+    """Return the inputs of the initramfs, except for the drivers."""
     return [Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes()]
 
 
 def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str]) -> Path:
-    """Build the file system and return its file.
+    """Build an initramfs and return its path.
 
     Args:
-        steps: In a scratch folder of its own.
-        what: Whose it is, for the messages.
-        modules: Folder of an unpacked package that has the drivers.
-        drivers: In the order of loading: each needs the ones before it.
+        steps: Runner with a scratch folder of its own.
+        what: Name of the product, for progress messages.
+        modules: Folder of an unpacked package that contains the drivers.
+        drivers: Names of the drivers in loading order: each may depend on those before it.
 
     Raises:
         BuildError: A driver is missing, or a step failed.
@@ -37,8 +36,8 @@ def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str
     """
     program = steps.scratch / "init"
     flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
-    compile_it = ["gcc", *flags, "-o", str(program), str(FIRST_PROGRAM)]
-    steps.run(f"{what}: compiling the first program", compile_it, timeout_s=120)
+    compile_command = ["gcc", *flags, "-o", str(program), str(FIRST_PROGRAM)]
+    steps.run(f"{what}: compiling init", compile_command, timeout_s=120)
     entries = [("modules", _DIRECTORY, b""), ("init", _PROGRAM, program.read_bytes())]
     for number, name in enumerate(drivers):
         module = first_of(modules, f"**/{name}.ko")
@@ -52,7 +51,13 @@ def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str
 
 
 def pack_cpio(entries: list[tuple[str, int, bytes]]) -> bytes:
-    """Return a "newc" archive of (name, mode, content), as the kernel unpacks it at boot."""
+    """Return a cpio archive in "newc" format, which the kernel unpacks at boot.
+
+    Args:
+        entries: Name, mode and content of each file.
+
+    """
+    # No times and no owners, so that equal content gives equal bytes.
     packed = bytearray()
     for number, (name, mode, data) in enumerate([*entries, ("TRAILER!!!", 0, b"")], start=1):
         path = name.encode() + b"\0"
@@ -72,29 +77,30 @@ PACKAGES = (
     *("ca-certificates", "curl", "debianutils", "less", "util-linux"),
 )
 ALTERNATIVES = {"awk": "mawk", "which": "which.debianutils"}
-"""Links of /usr/bin that the packages' own scripts, which are not run, would make."""
+"""Links in /usr/bin that package scripts would create; those scripts are not run."""
 VERIFIER_FOLDERS = ("tests", "logs")
-"""Where verifiers of Harbor's format lie and write; empty where an agent works."""
+"""Folders that verifiers in Harbor's format read and write; empty while an agent works."""
 WORK_ALIAS = "app"
-"""What most of those call the working directory."""
+"""Name under which most such verifiers expect the working directory."""
 UUID = "00000000-0000-0000-0000-000000000001"
+"""Fixed identifier of the file system, so that equal content gives equal bytes."""
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
-"""Folders of /usr/share that no test needs."""
+"""Folders of /usr/share that no task needs."""
 REMOVED = ("var/lib/apt", "var/lib/dpkg/info", "var/cache", "var/log", "usr/bin/perl*")
 
 
 def image_inputs() -> list[bytes]:
-    """Return what decides the image's content but for the packages' own versions."""
+    """Return the inputs of the image, except for the versions of its packages."""
     return [Path(__file__).read_bytes(), *(p.read_bytes() for p in sorted(GUEST_SOURCE.iterdir()))]
 
 
 def build_agent(steps: Steps, folder: Path) -> Path:
-    """Compile the guest agent to one static file, `agent.new` in `folder`."""
+    """Compile the guest agent into one static file, `agent.new` in `folder`."""
     return _compile(steps, folder, "agent", sorted(GUEST_SOURCE.glob("*.c")))
 
 
 def build_launcher(steps: Steps, folder: Path) -> Path:
-    """Compile what starts machines' processes, `launcher.new` in `folder`."""
+    """Compile the launcher of machine processes into `launcher.new` in `folder`."""
     return _compile(steps, folder, "launcher", [LAUNCHER_SOURCE])
 
 
@@ -137,11 +143,11 @@ def _write_account(root: Path) -> None:
 
 
 def _write_certificates(root: Path) -> None:
-    """Write the bundle that the package's own script, which is not run, would make."""
-    one_by_one = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
+    """Write the certificate bundle that the package's script would create; it is not run."""
+    certificates = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
     bundle = root / "etc/ssl/certs/ca-certificates.crt"
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    bundle.write_bytes(b"".join(path.read_bytes() for path in one_by_one))
+    bundle.write_bytes(b"".join(path.read_bytes() for path in certificates))
 
 
 def _customize(steps: Steps, root: Path, agent: Path) -> None:
@@ -155,7 +161,8 @@ def _customize(steps: Steps, root: Path, agent: Path) -> None:
     for name, target in ALTERNATIVES.items():
         (root / "usr/bin" / name).unlink(missing_ok=True)
         (root / "usr/bin" / name).symlink_to(target)
-    # Unchecked: the interpreter then reads each module's bytecode without looking at its source.
+    # Unchecked bytecode: the interpreter loads it without comparing it with the source, which all
+    # have time 0 here.
     compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     enter = ["bwrap", "--unshare-all", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
     steps.run(
@@ -179,9 +186,9 @@ def build_image(steps: Steps, folder: Path, agent: Path) -> Path:
     """Build the base image as `image.new` in `folder`.
 
     Args:
-        steps: In a scratch folder of its own, which needs 1 GB.
-        folder: Where the image goes.
-        agent: The compiled guest agent.
+        steps: Runner with a scratch folder of its own, which needs 1 GB.
+        folder: Folder in which to put the image.
+        agent: Path of the compiled guest agent.
 
     Raises:
         BuildError: A program is missing, or a step failed.

@@ -1,13 +1,12 @@
-"""Builds the user-mode kernel from Debian's source package.
+"""Provides the user-mode kernel: compiled from Debian's source, or Debian's own build of it.
 
-The source comes from the newer suite's backports through a private apt configuration, so that
-the machine's own sources and lists stay as they are. Kernels from 6.16 on have the seccomp mode.
+The source comes from the backports of a newer suite through a private apt configuration. Kernels
+since 6.16 have the seccomp mode.
 
-Takes Debian's own user-mode kernel: there in seconds, where ours takes minutes to compile.
-
-It is built for every use, without our patches: machines take twice the processor time to boot and
-1.7 times as much to run. The file systems that machines need are modules there, loaded by a first
-program, and it is linked to a C library that may be newer than the host's, which comes along.
+Debian's build is available in seconds, while ours takes minutes to compile. It has every feature
+and none of our patches: machines take twice the CPU time to boot and 1.7 times as much to run. It
+has the file systems of machines only as modules, which an initramfs loads, and it is linked to a C
+library that may be newer than the host's and is installed with it.
 """
 
 import re
@@ -29,12 +28,13 @@ from penstock.envs.microvm.recipe.steps import (
 )
 
 RECIPE = Path(__file__).resolve().parents[1] / "kernel"
-"""The configuration and the patches."""
+"""Folder with the configuration and the patches."""
 SUITES = ("trixie-backports", "sid")
-"""The first that has the preferred series gives it."""
+"""Suites that may have the kernel source, in order of preference."""
 PREFERRED = "7.2"
-"""The series that the patches were written for and the figures measured with."""
+"""Kernel series for which the patches were written and performance was measured."""
 OLDEST = (6, 16)
+"""Oldest usable series: the first with the seccomp mode."""
 _ARCHS = (
     *("alpha", "arc", "arm", "arm64", "csky", "hexagon", "loongarch", "m68k", "microblaze"),
     *("mips", "nios2", "openrisc", "parisc", "powerpc", "riscv", "s390", "sh", "sparc", "xtensa"),
@@ -63,30 +63,36 @@ UNUSED = (
     *("*/sound/*.[ch]", "*/Documentation/*.rst", "*/Documentation/*.yaml", "*/tools/testing/*"),
     *("*/tools/perf/*", "*/samples/*.[ch]", "*.dts", "*.dtsi", "*_defconfig"),
 )
-"""Not unpacked: most of the tree, which this configuration never compiles."""
+"""Patterns of files to skip when unpacking: most of the tree, which is never compiled here."""
 
 
 class SourceUnavailable(BuildError):
-    """The newer suite's kernel source cannot be had here."""
+    """The kernel source of the newer suite is not available here."""
 
 
 def kernel_inputs() -> list[bytes]:
-    """Return what decides the kernel's content but for the package's own version."""
+    """Return the inputs of the kernel, except for the version of the source package."""
     compiler = output_of(["gcc", "--version"]).encode() if shutil.which("gcc") else b""
     return [*(p.read_bytes() for p in sorted(RECIPE.iterdir())), PREFERRED.encode(), compiler]
 
 
 def choose_source(packages: str) -> str:
-    """Choose from `apt-cache search` output: the preferred series, else the newest usable one.
+    """Return the package of the preferred kernel series, or else of the newest usable one.
+
+    Args:
+        packages: Output of `apt-cache search`.
 
     Raises:
-        BuildError: No series of 6.16 or newer.
+        BuildError: There is no series of 6.16 or newer.
 
     """
     series = re.findall(r"^linux-source-(\d+)\.(\d+) ", packages, re.MULTILINE)
     usable = sorted((int(a), int(b)) for a, b in series if (int(a), int(b)) >= OLDEST)
     if not usable:
-        raise BuildError(f"no linux-source of 6.16 or newer in {', '.join(SUITES)} of {MIRROR}")
+        raise BuildError(
+            f"expected a linux-source of 6.16 or newer in {', '.join(SUITES)} of {MIRROR}, "
+            "found none"
+        )
     names = [f"{a}.{b}" for a, b in usable]
     return f"linux-source-{PREFERRED if PREFERRED in names else names[-1]}"
 
@@ -112,26 +118,30 @@ def _patch(steps: Steps, source: Path) -> None:
         command = ["patch", "-p1", "--force", "--input", str(patch)]
         try:
             steps.run(
-                f"kernel: {patch.name} fits", [*command, "--dry-run"], timeout_s=60, cwd=source
+                f"kernel: checking {patch.name}",
+                [*command, "--dry-run"],
+                timeout_s=60,
+                cwd=source,
             )
         except BuildError:
-            steps.say(f"kernel: {patch.name} does not fit this version: slower, but right")
+            # The patches only make machines faster, so the kernel works without them.
+            steps.say(f"kernel: skipping {patch.name}, which does not apply: slower machines")
             continue
         steps.run(f"kernel: applying {patch.name}", command, timeout_s=60, cwd=source)
 
 
 def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
-    """Build and install the kernel.
+    """Compile the kernel and install it as `kernel.new`.
 
     Args:
-        steps: In a scratch folder of its own, which needs 2.5 GB.
-        folder: Where the kernel goes, under the name `kernel.new`.
+        steps: Runner with a scratch folder of its own, which needs 2.5 GB.
+        folder: Folder in which to put the kernel.
 
     Returns:
-        The kernel's path and its version.
+        The path of the kernel and its version.
 
     Raises:
-        SourceUnavailable: The source package cannot be had.
+        SourceUnavailable: The source package is not available.
         BuildError: A program is missing, or a step failed.
 
     """
@@ -147,8 +157,8 @@ def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
     make += ["KBUILD_BUILD_USER=penstock", "KBUILD_BUILD_HOST=penstock"]
     configure = [*make, f"KCONFIG_ALLCONFIG={RECIPE / 'config'}", "allnoconfig"]
     steps.run("kernel: configuring", configure, timeout_s=120, cwd=source)
-    compile_it = [*make, "-j2", "linux"]
-    steps.run("kernel: compiling (2-5 minutes)", compile_it, timeout_s=1500, cwd=source)
+    compile_command = [*make, "-j2", "linux"]
+    steps.run("kernel: compiling (2-5 minutes)", compile_command, timeout_s=1500, cwd=source)
     built = steps.scratch / "linux.stripped"
     strip = ["strip", "-o", str(built), str(steps.scratch / "out" / "linux")]
     steps.run("kernel: stripping", strip, timeout_s=60)
@@ -164,23 +174,23 @@ LIBRARIES = {"loader": "ld-linux-x86-64.so.2", "library": "libc.so.6"}
 
 
 def debian_inputs() -> list[bytes]:
-    """Return what decides its files but for the packages' own versions."""
+    """Return the inputs of Debian's kernel files, except for the versions of the packages."""
     return [Path(__file__).read_bytes(), *initramfs_inputs()]
 
 
 def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
-    """Install Debian's kernel and what it needs.
+    """Install Debian's kernel and the files that it needs.
 
     Args:
-        steps: In a scratch folder of its own, which needs 300 MB.
-        folder: Where the files go.
+        steps: Runner with a scratch folder of its own, which needs 300 MB.
+        folder: Folder in which to put the files.
 
     Returns:
-        The fields of `VmAssets` that a kernel decides.
+        The fields of `VmAssets` that belong to the kernel.
 
     Raises:
-        BuildError: A program is missing, a package is not available, too old or lacks a file, or
-            a step failed.
+        BuildError: A program is missing, a package is unavailable, too old or lacks a file, or a
+            step failed.
 
     """
     need_programs("apt-get", "dpkg-deb", "gcc", "strip")
@@ -206,15 +216,18 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
 
 
 def module_version(modules: Path) -> str:
-    """Return the kernel's version, the name of its folder of modules.
+    """Return the version of a kernel, which is the name of its module folder.
 
     Raises:
-        BuildError: It is one without the seccomp mode.
+        BuildError: The kernel is too old to have the seccomp mode.
 
     """
     name = next((path.name for path in modules.glob("*")), "")
     numbers = re.match(r"(\d+)\.(\d+)", name)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise BuildError(f"user-mode-linux of {SUITE} is {name or 'empty'}: {oldest} is needed")
+        raise BuildError(
+            f"user-mode-linux of {SUITE}: expected version {oldest} or newer, "
+            f"found {name or 'none'}"
+        )
     return name

@@ -1,6 +1,7 @@
-"""Builds a layer: Debian packages, Python requirements and a folder, as one read-only file.
+"""Builds an image layer from Debian packages, Python requirements and a folder.
 
-The same inputs give the same bytes: one owner, all times 0, Python packages without caches.
+A layer is one read-only file. The same inputs give the same bytes: files have one owner and time 0,
+and Python packages come without bytecode.
 """
 
 import re
@@ -27,38 +28,40 @@ from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,79}")
-"""Also a container image's name, so that a layer can stand in for what a task asks for."""
+"""Valid names, which include container image names, so that a layer can replace such an image."""
 FILES_MAX = 200_000
 HISTORY = ".git"
 AGENT_UID = 1000
-"""Owns all files of a layer that brings a folder: the agent works in it. Else root owns them."""
+"""User id that owns all files of a layer with a folder, in which the agent works; without a folder
+root owns them."""
 PYTHON_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 
 
 class LayerSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a layer is made of; at least one of the three."""
+    """Sources of a layer: packages, requirements or a folder, at least one of them."""
 
     packages: list[str] = []
-    """Debian packages, with what they depend on."""
+    """Debian packages, which are installed with their dependencies."""
     requirements: list[str] = []
-    """Python packages, as pip takes them; wheels only: nothing of theirs runs here."""
+    """Requirements for pip; only wheels, so that no code of packages runs on this host."""
     folder: Path | None = None
-    """Without its repository's history: an agent would look up there what comes later."""
+    """Folder to copy, without `.git`: from the history an agent could look up the solution."""
     target: str = "/work"
-    """Where the folder's content is in the machine."""
+    """Path of the folder's content in the machine."""
 
 
 def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> ImageLayer:
-    """Return the layer, building it if its inputs changed.
+    """Return a layer, building it if its inputs have changed.
 
     Args:
-        name: Lower-case letters, digits, `.`, `_`, `-`, `:`, `/`.
-        sources: What it holds.
-        cache: The cache of VM files.
-        say: Shows one line of progress.
+        name: Name of the layer: lower-case letters, digits, `.`, `_`, `-`, `:`, `/`.
+        sources: Content of the layer.
+        cache: Cache of VM files.
+        say: Function that shows one line of progress.
 
     Raises:
-        BuildError: A bad name or target, nothing to put in, a missing program, or a failed step.
+        BuildError: The name or target is invalid, there are no sources, a program is missing, or a
+            step failed.
 
     """
     _place(sources.target)
@@ -85,6 +88,7 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Imag
             folder=str(sources.folder or ""),
             target=sources.target if sources.folder else "",
         )
+        # The file before its entry: a name must never refer to a missing file.
         install(built, layer_path(folder, layer.digest), 0o644)
         fresh = Path(scratch) / "entry"
         fresh.write_bytes(msgspec.json.encode(layer))
@@ -100,7 +104,8 @@ def _current(entry: Path) -> ImageLayer | None:
 
 
 def _inputs(sources: LayerSources) -> str:
-    """Digest what decides the content, but for the packages' own newest versions."""
+    """Return the digest of the inputs, except for the versions of the packages."""
+    # Includes this module's source: a changed recipe builds the layer again.
     parts = [Path(__file__).read_bytes(), sources.target.encode(), SUITE.encode()]
     parts += [text.encode() for text in (*sorted(sources.packages), "", *sources.requirements)]
     if sources.folder is not None:
@@ -149,16 +154,17 @@ def _build(steps: Steps, sources: LayerSources) -> Path:
 
 
 def _place(target: str) -> PurePosixPath:
-    """Return where content goes, below the root: a layer's own `/app` would hide the base's link.
+    """Return the path of a layer's content, relative to its root.
 
     Raises:
-        BuildError: It is relative, or leads upwards.
+        BuildError: The target is relative, or contains "..".
 
     """
     path = PurePosixPath(target)
     if not path.is_absolute() or ".." in path.parts:
         raise BuildError(f"image target {target!r}: expected an absolute path without '..'")
     place = path.relative_to(path.anchor)
+    # A folder /app in the layer would hide the link of the base image from /app to /work.
     if place.parts[:1] == (WORK_ALIAS,):
         return PurePosixPath(WORK_DIR.lstrip("/"), *place.parts[1:])
     return place

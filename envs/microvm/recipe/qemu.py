@@ -1,11 +1,9 @@
-"""Builds what QEMU boots: Debian's cloud kernel, unpacked, and a first file system of drivers.
+"""Builds QEMU and the files that it boots: Debian's cloud kernel and an initramfs with its drivers.
 
-QEMU itself is built too (`qemu_program.py`); where that fails, Debian's does, with slower starts.
-
-Builds QEMU, static and with the devices of these machines alone, from Debian's source package.
-
-Debian's own takes 18 ms of each start to find and link fifty libraries, this one 2 ms; and it is
-all that the confined process gets to see of the host's programs.
+QEMU is built from Debian's source package, statically and with only the devices of these machines.
+Debian's own QEMU takes 18 ms of each start to find and link fifty libraries, this one 2 ms, and the
+confined process needs no other program or library of the host. If the build fails, Debian's QEMU is
+used.
 """
 
 import os
@@ -33,10 +31,10 @@ from penstock.envs.microvm.recipe.steps import (
 )
 
 SOURCE = Path(__file__).resolve().parents[1] / "qemu_source"
-"""The list of devices and a patch."""
+"""Folder with the list of devices and a patch."""
 SUITE = "bookworm"
 FIRMWARE = Path("/usr/share/qemu/bios-microvm.bin")
-"""Of Debian's package, which has it as a file of its own."""
+"""Firmware from Debian's package `qemu-system-data`."""
 PROGRAMS = ("apt-get", "dpkg-source", "patch", "meson", "ninja", "gcc", "g++", "pkg-config")
 OPTIONS = (
     *("--static", "--disable-pie", "--without-default-features", "--without-default-devices"),
@@ -47,7 +45,7 @@ OPTIONS = (
 
 
 def program_inputs() -> list[bytes]:
-    """Return what decides the program's content but for the package's own version."""
+    """Return the inputs of QEMU, except for the version of the source package."""
     own = (Path(__file__), *sorted(SOURCE.iterdir()))
     return [*(path.read_bytes() for path in own), output_of(["gcc", "--version"]).encode()]
 
@@ -66,7 +64,7 @@ def build_program(steps: Steps) -> tuple[Path, Path]:
     """Build QEMU in the scratch folder, which needs 1 GB.
 
     Returns:
-        The program, and the firmware that it needs to start.
+        The paths of the program and of its firmware.
 
     Raises:
         BuildError: A program or the firmware is missing, or a step failed.
@@ -84,8 +82,8 @@ def build_program(steps: Steps) -> tuple[Path, Path]:
     out = source / "out"
     out.mkdir()
     steps.run("QEMU: configuring", ["../configure", *OPTIONS], timeout_s=300, cwd=out)
-    compile_it = ["ninja", f"-j{os.cpu_count() or 1}", "qemu-system-x86_64"]
-    steps.run("QEMU: compiling (3-6 minutes)", compile_it, timeout_s=1800, cwd=out)
+    compile_command = ["ninja", f"-j{os.cpu_count() or 1}", "qemu-system-x86_64"]
+    steps.run("QEMU: compiling (3-6 minutes)", compile_command, timeout_s=1800, cwd=out)
     program, firmware = steps.scratch / "program", steps.scratch / "firmware"
     strip = ["strip", "-o", str(program), "qemu-system-x86_64"]
     steps.run("QEMU: stripping the program", strip, timeout_s=60, cwd=out)
@@ -99,12 +97,13 @@ DRIVERS = (
     *("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"),
     *("libcrc32c", "erofs", "overlay"),
 )
-"""In the order of loading: each needs the ones before it."""
+"""Kernel modules in loading order: each may depend on those before it."""
 LZ4_LEGACY = b"\x02\x21\x4c\x18"
+"""Magic number of lz4's legacy frame."""
 
 
 def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
-    """Return the current set, building what of it the recipe, the package or the source changed.
+    """Return the current set of QEMU's files, building only what is stale.
 
     Raises:
         BuildError: A program is missing, or a step failed; the old set stays in place.
@@ -146,10 +145,9 @@ def _program_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[s
     try:
         program, firmware = build_program(steps)
     except BuildError as error:
-        steps.say(f"QEMU: what is here stands in, at worst Debian's: {error}")
-        return (
-            {} if old is None else kept_fields(old, ("program", "firmware"))
-        )  # tried again next time
+        steps.say(f"QEMU: not built, using an older build or Debian's: {error}")
+        # Without new `program_inputs`, so that the next set-up tries again.
+        return {} if old is None else kept_fields(old, ("program", "firmware"))
     parts = install_by_digest(folder, "program", program, 0o755)
     parts |= install_by_digest(folder, "firmware", firmware, 0o644)
     return {**parts, "program_inputs": inputs}
@@ -159,23 +157,25 @@ def _package_name() -> str:
     depends = output_of(["apt-cache", "depends", PACKAGE])
     found = re.search(r"Depends: (linux-image-\S+)", depends)
     if found is None:
-        raise BuildError(f"{PACKAGE}: apt knows no such package; `apt-get update` may help")
+        raise BuildError(f"{PACKAGE}: apt does not know this package; `apt-get update` may help")
     return found.group(1)
 
 
 def kernel_payload(image: bytes) -> bytes:
-    """Return the compressed kernel inside a bzImage (the x86 boot protocol's header says where).
+    """Return the compressed kernel inside a bzImage.
+
+    Source: Linux, Documentation/arch/x86/boot.rst (setup_sects, payload_offset, payload_length).
 
     Raises:
-        BuildError: It is not lz4 in the legacy frame, as Debian's cloud kernel has been.
+        BuildError: The kernel is not compressed with lz4 in the legacy frame, as Debian's is.
 
     """
     sectors = image[0x1F1] or 4
     offset, length = struct.unpack_from("<II", image, 0x248)
     payload = image[(sectors + 1) * 512 + offset :][:length]
     if not payload.startswith(LZ4_LEGACY):
-        raise BuildError(f"the kernel is packed in an unknown way: {payload[:4].hex()}")
-    return payload[:-4]  # the build appends the unpacked length
+        raise BuildError(f"kernel: expected an lz4 legacy frame, got {payload[:4].hex()}")
+    return payload[:-4]  # the kernel's build appends the unpacked length
 
 
 def _unpack_kernel(steps: Steps) -> Path:

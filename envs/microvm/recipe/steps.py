@@ -1,4 +1,4 @@
-"""Build steps: a lock against a second builder, logs, progress, and products installed at once."""
+"""Building blocks of recipes: the build lock, logged commands, and atomic installation of files."""
 
 import contextlib
 import ctypes
@@ -26,14 +26,15 @@ from penstock.envs.microvm.images.assets import (
 from penstock.envs.sandbox import BackendUnavailable
 
 Say = Callable[[str], None]
-"""Shows one line of progress."""
+"""Function that shows one line of progress."""
 
 LOG_TAIL_BYTES = 1500
+"""Bytes of a failed program's log that its error shows."""
 _UNREACHED = re.compile(
     "Temporary failure|Could not (resolve|connect)|Unable to connect|NewConnectionError"
     "|Connection (failed|refused|timed out)|Network is unreachable"
 )
-"""What apt, curl and pip say without a network."""
+"""Messages of apt, curl and pip without a network."""
 _NEEDS_NETWORK = (
     "it needs the network: connect this machine, or set http_proxy to a proxy, "
     "and run the command again"
@@ -43,12 +44,13 @@ _LIBC = ctypes.CDLL(None)
 
 
 class BuildError(BackendUnavailable):
-    """A build step failed; the text has the end of its output and where the rest is."""
+    """A build step failed; the error has the end of its log and the path of the whole log."""
 
 
 @contextlib.contextmanager
 def build_lock(folder: Path, say: Say) -> Iterator[None]:
-    """Hold the cache's build lock; the kernel drops it when its holder dies."""
+    """Hold the build lock of a cache folder during the block, waiting for it if necessary."""
+    # flock: the kernel releases it when its holder dies, so a killed build blocks nobody.
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / BUILD_LOCK).open("a") as lock:
         try:
@@ -60,7 +62,7 @@ def build_lock(folder: Path, say: Say) -> Iterator[None]:
 
 
 def need_programs(*programs: str) -> None:
-    """Raise `BuildError` naming every program that is not installed."""
+    """Raise `BuildError` with the names of all programs that are not installed, if any."""
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
         raise BuildError(
@@ -70,10 +72,10 @@ def need_programs(*programs: str) -> None:
 
 
 def first_of(folder: Path, pattern: str) -> Path:
-    """Return the first file below a folder that fits a pattern.
+    """Return the first file below a folder that matches a pattern.
 
     Raises:
-        BuildError: What was unpacked there is not laid out as the recipe expects.
+        BuildError: There is none, so the unpacked package has another layout than expected.
 
     """
     found = next(folder.glob(pattern), None)
@@ -83,7 +85,14 @@ def first_of(folder: Path, pattern: str) -> Path:
 
 
 class Steps:
-    """Runs programs in a scratch folder, each with its output in a log there."""
+    """Runs programs in a scratch folder and appends their output to a log there.
+
+    Args:
+        scratch: Scratch folder.
+        say: Function that shows one line of progress.
+        is_awaited: Whether somebody waits for the build; otherwise programs run at low priority.
+
+    """
 
     def __init__(self, scratch: Path, say: Say, *, is_awaited: bool = False) -> None:
         self.scratch = scratch
@@ -93,10 +102,16 @@ class Steps:
     def run(
         self, what: str, argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None
     ) -> None:
-        """Run one program, at low priority unless others wait for it.
+        """Run one program.
+
+        Args:
+            what: Description of the step, for progress messages and errors.
+            argv: Program and arguments.
+            timeout_s: Maximum seconds.
+            cwd: Working directory; defaults to the scratch folder.
 
         Raises:
-            BuildError: It failed or took longer than `timeout_s`.
+            BuildError: The program failed or took longer than `timeout_s`.
 
         """
         started = time.monotonic()
@@ -108,7 +123,8 @@ class Steps:
             with log.open("rb") as file:
                 file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
                 tail = file.read().decode(errors="replace").strip()
-            lines = [f"{what}: {argv[0]} ended with {code}; {log} ends with:", tail]
+            status = "took too long" if code is None else f"exited with {code}"
+            lines = [f"{what}: {argv[0]} {status}; {log} ends with:", tail]
             lines += [_NEEDS_NETWORK] if _UNREACHED.search(tail) else []
             raise BuildError("\n".join(lines))
         self.say(f"{what}: {time.monotonic() - started:.0f} s")
@@ -127,8 +143,10 @@ class Steps:
             preexec_fn=_end_with_builder,  # noqa: PLW1509 - the builder has no other thread
         )
         if not self._is_awaited:
-            # Where the kernel groups by session, `nice` counts between sessions only with this.
-            with contextlib.suppress(OSError):  # No such groups here, or the program has ended.
+            # Where the kernel schedules by session (autogroup), `nice` has no effect on other
+            # sessions; the priority of the group does. Fails without such groups, or if the program
+            # has ended already.
+            with contextlib.suppress(OSError):
                 Path(f"/proc/{process.pid}/autogroup").write_text("19")
         try:
             return process.wait(timeout_s)
@@ -141,25 +159,28 @@ class Steps:
 
 
 def _end_with_builder() -> None:
-    """Have the kernel end this program when its builder dies: the next one clears its folder."""
+    """Make the kernel end this program when its builder dies."""
+    # The next builder removes the scratch folder, in which an orphan would keep writing.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def output_of(argv: Sequence[str], *, timeout_s: float = 60.0) -> str:
-    """Return what a program prints.
+    """Return the output of a program.
 
     Raises:
-        BuildError: It failed.
+        BuildError: The program failed.
 
     """
     done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
-        raise BuildError(f"{argv[0]} ended with {done.returncode}: {done.stderr.strip()}")
+        raise BuildError(f"{argv[0]} exited with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
 
 
 def install(source: Path, target: Path, mode: int) -> None:
-    """Move a finished file to its name, durably and at once."""
+    """Move a finished file to its final name, durably and atomically."""
+    # Content first, then the name, then its folder: after a crash the name never refers to a file
+    # with missing content.
     source.chmod(mode)
     with source.open("rb") as file:
         os.fsync(file.fileno())
@@ -172,7 +193,7 @@ def install(source: Path, target: Path, mode: int) -> None:
 
 
 def current_set(kind: type[S], cache: Path) -> S | None:
-    """Return the current set of one kind; None if there is none."""
+    """Return the current set of one kind of assets, or None."""
     try:
         return load_set(kind, cache)[1]
     except BackendUnavailable:
@@ -180,12 +201,12 @@ def current_set(kind: type[S], cache: Path) -> S | None:
 
 
 def kept_fields(assets: AssetSet, prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of parts that need no build, by the beginnings of their names."""
+    """Return the fields of a set whose names begin with given prefixes, for parts to keep."""
     return {k: v for k, v in msgspec.structs.asdict(assets).items() if k.startswith(prefixes)}
 
 
 def install_by_digest(folder: Path, kind: str, path: Path, mode: int) -> dict[str, Any]:
-    """Move a finished file to a name by its content; return its two fields of the set."""
+    """Move a finished file to a name that contains its digest; return its fields of the set."""
     digest = digest_file(path)
     name = f"{kind}-{digest[:16]}"
     install(path, folder / name, mode)
@@ -193,13 +214,14 @@ def install_by_digest(folder: Path, kind: str, path: Path, mode: int) -> dict[st
 
 
 def publish(folder: Path, assets: AssetSet, old: AssetSet | None) -> None:
-    """Name a new set at once; remove the files of sets before the last one."""
+    """Make a new set the current one atomically; remove the files of sets before the last one."""
     fresh = folder / f"{MANIFEST}.new"
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
     install(fresh, folder / MANIFEST, 0o644)
     keep = {MANIFEST, "build.lock"}
-    for one in (assets, old or assets):  # runs that started before boot from the old set
-        keep |= set(one.files().values())
+    # The old set stays: runs that started earlier still boot from it.
+    for kept_set in (assets, old or assets):
+        keep |= set(kept_set.files().values())
     for path in folder.iterdir():
         if path.is_file() and path.name not in keep:
             path.unlink()

@@ -242,7 +242,7 @@ def test_no_machine_at_all_is_an_infrastructure_error(simulate) -> None:
         await world.publish(make_command("g0-m0"))
         [rollout] = await world.wait_for(RolloutFinished, 1)
         assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
-        assert "no sandbox within 5 s" in rollout.error
+        assert "no sandbox host with room within 5 s" in rollout.error
 
     simulate(scenario)
 

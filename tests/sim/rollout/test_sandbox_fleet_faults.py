@@ -113,7 +113,7 @@ def test_a_host_that_dies_while_a_machine_boots_is_busy_within_the_deadline(simu
         waiting = asyncio.create_task(wait_for_machine())
         await world.sleep(0.01)
         await host.kill()
-        with pytest.raises(SandboxBusyError, match="no sandbox within 5 s"):
+        with pytest.raises(SandboxBusyError, match="no sandbox host with room within 5 s"):
             await waiting
         assert client.monotonic() - began <= SPEC.acquire_wait_s + SPEC.margin_s + 0.5
 

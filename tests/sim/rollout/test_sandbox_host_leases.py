@@ -135,7 +135,7 @@ def test_a_silent_holder_is_reaped_and_a_waiting_one_is_not(simulate) -> None:
 
 def test_no_host_is_busy_and_a_host_that_left_is_a_timeout(simulate) -> None:
     async def scenario(world: World) -> None:
-        with pytest.raises(SandboxBusyError, match="no sandbox within 5 s"):
+        with pytest.raises(SandboxBusyError, match="no sandbox host with room within 5 s"):
             async with lease_sandbox(world.client(), "lease-1", SPEC):
                 pass
         host = world.host_machines()

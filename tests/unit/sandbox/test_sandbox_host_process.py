@@ -26,14 +26,14 @@ async def start(launcher: str = "/no-such-launcher", **files: Path) -> None:
 
 async def test_a_program_that_is_gone_fails_the_boot_and_leaves_nothing_open():
     before = num_descriptors()
-    with pytest.raises(SandboxDied, match=r"no machine could be started: .*no-such-launcher"):
+    with pytest.raises(SandboxDied, match=r"cannot start a machine: .*no-such-launcher"):
         await start()
     assert num_descriptors() == before
 
 
 async def test_a_file_that_is_gone_fails_the_boot_and_leaves_nothing_open():
     before = num_descriptors()
-    with pytest.raises(SandboxDied, match=r"no machine could be started: .*no-such-kernel"):
+    with pytest.raises(SandboxDied, match=r"cannot start a machine: .*no-such-kernel"):
         await start(kernel=Path("/no-such-kernel"))
     assert num_descriptors() == before
 

@@ -50,10 +50,10 @@ class PlainSizes:
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        ({"processors": 4}, "processors: 4 are needed, and a machine of 'uml' has at most 1"),
-        ({"memory_mib": 8192}, "8192 are needed .* this host has 5120"),
-        ({"disk_mib": 10_240}, "14629 are needed .* this host has 5120"),
-        ({"isolation_min": "hardware_vm"}, "hardware_vm is needed, .*'uml' is user_mode_kernel"),
+        ({"processors": 4}, "processors: the task needs 4, .*'uml' has at most 1"),
+        ({"memory_mib": 8192}, "needs 8192 .* this host has 5120"),
+        ({"disk_mib": 10_240}, "needs 14629 .* this host has 5120"),
+        ({"isolation_min": "hardware_vm"}, "needs hardware_vm, .*'uml' offers user_mode_kernel"),
         ({"isolation_min": "vm"}, "expected one of process, .* got 'vm'"),
         ({"memory_mib": -1}, "expected 0 <= x"),
         ({"disk_mib": 1 << 62}, "expected 0 <= x"),
@@ -81,7 +81,7 @@ def test_isolation_has_an_order(offered):
         if is_enough:
             sized(MachineNeeds(isolation_min=least), backend)
         else:
-            with pytest.raises(NeedsRefused, match=f"{least} is needed"):
+            with pytest.raises(NeedsRefused, match=f"needs {least}"):
                 sized(MachineNeeds(isolation_min=least), backend)
 
 
@@ -94,7 +94,7 @@ async def test_a_larger_machine_counts_as_several_and_memory_is_never_exceeded()
         assert own.sandbox.needs.memory_mib == 100
         await asyncio.sleep(0.05)  # the pool would keep more ready if it had room
         assert pool.counters().live == 4
-        with pytest.raises(NeedsRefused, match=r"500 are needed .* this host has 400"):
+        with pytest.raises(NeedsRefused, match=r"needs 500 .* this host has 400"):
             await pool.acquire(60.0, machine=MachineNeeds(memory_mib=500))
 
 
@@ -104,5 +104,5 @@ def test_a_task_that_no_host_has_room_for_ends_the_preparation_by_name():
         machine=MachineNeeds(memory_mib=4096),
     )  # fmt: skip
     _check_machine(task, PoolConfig(live_max=32))
-    with pytest.raises(ConfigError, match=r"task big: machine.memory_mib: 4096 .* has 3968"):
+    with pytest.raises(ConfigError, match=r"task big: machine.memory_mib: .* 4096 .* has 3968"):
         _check_machine(task, PoolConfig(live_max=31))

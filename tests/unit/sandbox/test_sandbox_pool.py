@@ -207,7 +207,9 @@ async def test_closing_gives_up_at_its_deadline():
     pool = Pool(backend, size=1, live_max=1)
     await pool.__aenter__()
     await until(lambda: pool.counters().idle == 1)
-    with pytest.raises(SandboxTimeout, match=r"1 machines still start or end after 0\.01 s"):
+    with pytest.raises(
+        SandboxTimeout, match=r"1 machines are still starting or ending after 0\.01 s"
+    ):
         await pool.close(deadline_s=0.01)
 
 
