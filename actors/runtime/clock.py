@@ -1,4 +1,4 @@
-"""Time as actors see it: the machine's, or a simulated one that jumps from timer to timer."""
+"""Clocks for actors: the system clock, or a virtual clock that jumps from timer to timer."""
 
 import asyncio
 import selectors
@@ -10,85 +10,87 @@ R = TypeVar("R")
 
 
 class Clock(Protocol):
-    """A source of time; sleeping is the event loop's."""
+    """A source of time; sleeping is left to the event loop."""
 
     uses_threads: bool
-    """Blocking work goes to a thread; a simulation does it in place."""
+    """Whether blocking work runs in a thread; a simulation runs it inline."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     uses_threads = True
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         return time.perf_counter()
 
 
 class VirtualClock:
-    """The time of the running `VirtualLoop`, from a fixed epoch."""
+    """The time of the running `VirtualLoop`, counted from a fixed epoch."""
 
+    # A thread would take real time, which the virtual clock cannot see.
     uses_threads = False
     EPOCH = 1_700_000_000.0
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the simulated Unix time in seconds."""
         return self.EPOCH + asyncio.get_running_loop().time()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return the simulated seconds since the loop was created."""
         return asyncio.get_running_loop().time()
 
 
 class SimulationStuckError(RuntimeError):
-    """All tasks wait and no timer is set: a deadlock."""
+    """A deadlock: all tasks wait and no timer is set."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for its timeout, lets the time pass at once."""
+    """A selector that advances its clock by the timeout instead of waiting for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return nothing: a simulation has no outside."""
+        """Advance the clock and return nothing: a simulation has no sockets to wait for."""
+        # asyncio passes None only when nothing is ready and no timer is set.
         if timeout is None:
-            raise SimulationStuckError("every task waits, and no timer is set")
+            raise SimulationStuckError("deadlock: every task is waiting and no timer is set")
         self.now_s += max(timeout, 0.0)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stops while code runs: the same seed gives the same run."""
+    """An event loop whose clock stops while code runs, so that the same seed gives the same run."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
+        """Return the simulated seconds since the loop was created."""
         return self._jumping.now_s
 
 
 def run_virtual(main: Coroutine[Any, Any, R]) -> R:
-    """Run a whole simulation; hours of its time take as long as its code.
+    """Run a whole simulation; simulated hours take only as long as the code that runs in them.
 
     Raises:
-        SimulationStuckError: It deadlocked.
+        SimulationStuckError: The simulation deadlocked.
 
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
