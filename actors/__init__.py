@@ -1,6 +1,7 @@
-"""The actors: each folder is one role; all share `runtime` and `policy`, and nothing else.
+"""The actors, one folder per role. They share `runtime` and `policy` and import nothing else.
 
-To add one: a folder whose module `actor` holds a class with a `role` and `on_<event>` methods (see
-`runtime/__init__.py`) and whose module `config` holds its settings, and its line in `ROLES`
-(`infra/run/roles.py`). The folder joins the independence contract in `pyproject.toml`.
+To add an actor, create a folder with two modules: `actor`, with a class that has a `role` and
+`on_<event>` methods (see `runtime/__init__.py`), and `config`, with its settings. Then register it
+in `ROLES` (`infra/run/roles.py`) and list the folder in the independence contract in
+`pyproject.toml`.
 """

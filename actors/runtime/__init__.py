@@ -1,5 +1,6 @@
-"""What every actor is built on: the `Actor` base, its `Context`, the host that runs it.
+"""The runtime shared by all actors: the `Actor` base class, its `Context`, and the actor host.
 
-To add an actor: a folder `actors/<role>/` with a class that derives from `Actor`, names what
-it follows or consumes, and has one `on_<event>` handler each; one line in `infra/run/roles.py`.
+To add an actor, create a folder `actors/<role>/` with a subclass of `Actor` that lists the event
+types it follows or consumes and has one `on_<event>` handler for each. Then add one line to
+`infra/run/roles.py`.
 """

@@ -1,4 +1,4 @@
-"""The base of every actor.
+"""The base class of every actor.
 
 ```
             follow (the log, in order, no ack)      consume (shared work, acked after the effects)
@@ -18,32 +18,34 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Serve
 
 Effects = Sequence[Event]
-"""What a handler asks the runtime to publish, in order."""
+"""Events that a handler asks the runtime to publish, in order."""
 
 
 class Actor:
-    """One role. Single-threaded: followed events are handled one at a time, in order.
+    """Base class for one role; single-threaded, handling followed events one at a time, in order.
 
     A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`. It
-    takes time, randomness, ids and I/O from `ctx` alone, so that a run can be simulated.
+    takes time, randomness, ids and I/O only from `ctx`, so that a run can be simulated.
     """
 
     role: ClassVar[str]
-    """e.g. `trainer`."""
+    """Name of the role, e.g. `trainer`."""
     follows: ClassVar[tuple[type[Event], ...]] = ()
-    """Read from the log: state derived from the log needs no acknowledgement."""
+    """Event types read from the log. They need no acknowledgement: the state they build can be
+    rebuilt from the log."""
     consumes: ClassVar[tuple[type[Event], ...]] = ()
-    """Shared among the actors of this role; all of one stream; settled after the effects."""
+    """Event types shared among the actors of this role, all from one stream; each event is
+    acknowledged after its effects are published."""
     can_skip: ClassVar[bool] = True
-    """Whether its state stays right without a followed event at which its handler raises; else it
-    fails there, and the run ends when it fails there again."""
+    """Whether the state stays correct when an event is skipped because its handler raised. If not,
+    the actor fails on that event, and the run ends if it fails there again."""
     num_concurrent: int = 1
-    """Consumed events handled at once = outstanding pull = the mailbox's bound."""
+    """Maximum consumed events handled at once; also the outstanding pull and the mailbox bound."""
     tick_s: float = 0.0
-    """Period of `on_tick`; 0 for none."""
+    """Seconds between calls of `on_tick`; 0 for none."""
 
     def follow_after(self) -> Mapping[Stream, int]:
-        """Return the last sequence already reflected in the state, by stream."""
+        """Return, per stream, the last sequence number already reflected in the state."""
         return {}
 
     def services(self) -> Mapping[str, Serve]:
@@ -51,11 +53,11 @@ class Actor:
         return {}
 
     def processor_s(self) -> Mapping[str, float]:
-        """Return processor seconds outside of its process since it started, by kind."""
+        """Return CPU seconds that other processes used for this actor since its start, by kind."""
         return {}
 
     def not_ready(self) -> str:
-        """Return why it cannot serve yet, once it has started; empty where it can."""
+        """Return why a started actor cannot serve yet; empty if it can."""
         return ""
 
     async def start(self, ctx: Context) -> Effects:
@@ -67,5 +69,5 @@ class Actor:
         return ()
 
     async def stop(self, ctx: Context) -> Effects:
-        """Save state; called once after the last event of an orderly end."""
+        """Save state; called once after the last event of an orderly shutdown."""
         return ()

@@ -1,4 +1,4 @@
-"""The background tasks of one actor: the first failure is the actor's."""
+"""Supervised background tasks of one actor; the first task to fail makes the actor fail."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Tasks:
-    """Starts tasks and keeps them; `failed` is done with the first error of any."""
+    """A set of running tasks; the future `failed` receives the first error of any of them."""
 
     def __init__(self) -> None:
+        # A dict keeps start order; the order of a set would differ from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
-        """In the order of their start: a set's order differs from run to run."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __len__(self) -> int:
@@ -23,20 +23,21 @@ class Tasks:
         task.add_done_callback(self._on_done)
 
     async def settled(self, within_s: float) -> bool:
-        """Wait until all have ended; False when `within_s` was not enough."""
+        """Wait up to `within_s` seconds for all tasks to end; return whether they did."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
         return not self._tasks
 
     async def cancel(self) -> None:
-        """End all, and wait for their clean-up."""
+        """Cancel all tasks and wait for their cleanup."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Let go of the verdict; nobody asks for it any more."""
+        """Discard `failed`; nobody will await it anymore."""
+        # Retrieve the error, or asyncio logs "exception was never retrieved" at collection.
         if self.failed.done():
             self.failed.exception()
         else:

@@ -1,33 +1,33 @@
-"""Time as actors see it: the machine's, or a simulated one (`tests/support/virtual_clock.py`)."""
+"""Clocks for actors: the system clock; tests have a virtual one (`tests/support`)."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time; sleeping is the event loop's."""
+    """A source of time; sleeping is left to the event loop."""
 
     uses_threads: bool
-    """Blocking work goes to a thread; a simulation does it in place."""
+    """Whether blocking work runs in a thread; a simulation runs it inline."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         ...
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     uses_threads = True
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         return time.perf_counter()

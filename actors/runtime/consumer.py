@@ -1,4 +1,4 @@
-"""Shared work: several events handled at once, each settled after its effects are stored."""
+"""Consumption of shared work: handles several events at once and acks each after its effects."""
 
 import asyncio
 import logging
@@ -14,18 +14,21 @@ from penstock.messages.errors import RemoteCallError
 log = logging.getLogger(__name__)
 
 ACK_WAIT_S = 15.0
-"""Events of a killed worker are delivered again this long after its last heartbeat."""
+"""Time after the last heartbeat at which the bus redelivers the events of a killed worker."""
+# A third of the wait: two heartbeats may get lost before the bus redelivers.
 HEARTBEAT_S = ACK_WAIT_S / 3
 RETRY_S = 1.0
+"""Delay before an event that failed for an outside reason is redelivered."""
 OUTSIDE_ERRORS = (TimeoutError, ConnectionError, BlockingIOError, RemoteCallError)
-"""Not the event's fault nor the actor's: the event is delivered again, to anyone."""
+"""Errors caused by neither the event nor the actor: the event is redelivered to any actor of the
+role."""
 
 
 class Consumer:
     """The consumed events of one actor.
 
-    The bus delivers at most `num_concurrent` unsettled events: every one has its handler at once,
-    so the mailbox is the set of running handlers.
+    The bus delivers at most `num_concurrent` unacknowledged events. Each gets a handler
+    immediately, so the set of running handlers is the mailbox.
     """
 
     def __init__(self, name: str, bus: Bus, dispatcher: EventDispatcher) -> None:
@@ -40,18 +43,21 @@ class Consumer:
         return len(self._running)
 
     def start(self, durable: str, types: Sequence[type[Event]], num_concurrent: int) -> None:
-        """Take work in the background."""
+        """Start to take work in the background."""
         self._intake.start(f"{self._name}: consume", self._take(durable, types, num_concurrent))
 
     async def drain(self, within_s: float) -> None:
-        """Take no more; let running handlers end; return what does not end in time to the bus."""
+        """Stop taking work, let running handlers end, and return unfinished events to the bus."""
+        # Intake first: a handler that ends would otherwise make room for the next event.
         await self._intake.cancel()
         if not await self._running.settled(within_s):
-            log.warning("%s: %d events returned unfinished", self._name, len(self._running))
+            log.warning(
+                "%d events unfinished after %g s, returned to the bus", len(self._running), within_s
+            )
         await self._running.cancel()
 
     async def close(self) -> None:
-        """Return everything to the bus at once."""
+        """Return everything to the bus immediately."""
         await self.drain(0.0)
         self._intake.close()
         self._running.close()
@@ -65,24 +71,25 @@ class Consumer:
                 self._running.start(f"{self._name}: {item.delivery.subject}", self._work(item))
 
     async def _work(self, item: WorkItem) -> None:
-        heartbeat = asyncio.create_task(_keep(item))
+        heartbeat = asyncio.create_task(_send_heartbeats(item))
         try:
             if await self._dispatcher.handle(item.delivery):
                 await item.ack()
             else:
                 await item.term()
         except OUTSIDE_ERRORS as error:
-            log.warning("%s: %s again: %s", self._name, item.delivery.subject, error)
+            log.warning("retrying %s in %g s: %s", item.delivery.subject, RETRY_S, error)
             await item.nak(RETRY_S)
         except asyncio.CancelledError:
+            # Return it now: another worker should not wait for ACK_WAIT_S.
             await item.nak()
             raise
         finally:
             heartbeat.cancel()
 
 
-async def _keep(item: WorkItem) -> None:
-    """Report to the bus that the event is still in work."""
+async def _send_heartbeats(item: WorkItem) -> None:
+    """Tell the bus periodically that the event is still being handled."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await item.in_progress()

@@ -1,4 +1,4 @@
-"""What an actor may use of the outside world."""
+"""The interface through which an actor reaches the outside world."""
 
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -14,43 +14,43 @@ E = TypeVar("E", bound=Event)
 
 
 class Context(Protocol):
-    """Clock, randomness, ids, I/O. The runtime makes one for each actor."""
+    """Clock, randomness, ids and I/O of one actor, created by the runtime."""
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """Id of the run."""
         ...
 
     @property
     def actor(self) -> str:
-        """Name of the actor itself, e.g. `generator-west`."""
+        """Name of this actor, e.g. `generator-west`."""
         ...
 
     @property
     def random(self) -> random.Random:
-        """Seeded by run seed and actor name."""
+        """Random generator, seeded by the run seed and the actor name."""
         ...
 
     @property
     def store(self) -> ObjectStore:
-        """The run's objects."""
+        """Object store of the run."""
         ...
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         ...
 
     @property
     def stored_at(self) -> float:
-        """Unix seconds at which the followed event in hand was stored."""
+        """Unix time at which the followed event being handled was stored, in seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         ...
 
     def new_id(self, prefix: str) -> str:
-        """Return an id unique in the run."""
+        """Return an id that is unique in the run."""
         ...
 
     async def sleep(self, duration_s: float) -> None:
@@ -58,21 +58,22 @@ class Context(Protocol):
         ...
 
     async def publish(self, *events: Event) -> list[PublishReceipt]:
-        """Publish durably in the middle of a handler (e.g. a turn of a long episode)."""
+        """Publish durably from within a handler (e.g. one turn of a long episode)."""
         ...
 
     async def last(self, event_type: type[E], key: str | None = None) -> E | None:
-        """Return the newest stored event of a type (of one key, if given), or None."""
+        """Return the newest stored event of a type, and of `key` if given, or None."""
         ...
 
     async def change(self, event_type: type[E], key: str, make: Callable[[E | None], E]) -> E:
-        """Replace the newest event of a key by what `make` makes of it, atomically.
+        """Replace the newest event of a key with the result of `make`, atomically.
 
-        For streams that keep the newest of each subject. `make` is called again where another
-        process was quicker; what it raises, this raises, and nothing is stored.
+        For streams that keep only the newest event per subject. If another process stores one in
+        between, `make` is called again. If `make` raises, the error propagates and nothing is
+        stored.
 
         Returns:
-            The event that is stored now.
+            The event that was stored.
 
         """
         ...
@@ -80,11 +81,11 @@ class Context(Protocol):
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """Ask and wait, visibly: the wait-for graph shows it.
+        """Send a request and wait for the reply; the wait-for graph shows the wait.
 
         Raises:
             RemoteCallError: The server replied with RemoteError.
-            DeadlineError: No reply in time.
+            DeadlineError: No reply came in time.
 
         """
         ...
@@ -98,33 +99,33 @@ class Context(Protocol):
         reason: str = "",
         is_served: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Ask and iterate over the replies, visibly; see `Bus.stream_request`."""
+        """Send a request and iterate over its replies, each a wait; see `Bus.stream_request`."""
         ...
 
     def waiting(
         self, target: str, reason: str, *, deadline_s: float, policy_version: int = -1
     ) -> AbstractAsyncContextManager[None]:
-        """Bound and publish a wait: `async with ctx.waiting("judge", "verdict of g3", ...)`.
+        """Report a wait and bound it: `async with ctx.waiting("judge", "verdict of g3", ...)`.
 
         Raises:
-            DeadlineError: The body did not end within `deadline_s`.
+            DeadlineError: The body did not end within `deadline_s` seconds.
 
         """
         ...
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run blocking work in the actor's one worker thread; counted as busy time.
+        """Run blocking work in the actor's single worker thread; it counts as busy time.
 
         Raises:
-            DeadlineError: It was still running after half an hour.
+            DeadlineError: The work was still running after half an hour.
 
         """
         ...
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a background task under supervision: its failure is the actor's failure."""
+        """Run a background task under supervision: if it fails, the actor fails."""
         ...
 
     def set_gauge(self, name: str, value: float) -> None:
-        """Show a number in the next ActorReported."""
+        """Set a metric that the next `ActorReported` includes."""
         ...

@@ -1,4 +1,4 @@
-"""Event dispatch: from an event to its handler, its effects published, bad events set aside."""
+"""Event dispatch: calls an event's handler, publishes its effects, quarantines events that fail."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
-    """An actor's `on_<event>`."""
+    """An `on_<event>` method of an actor."""
 
     def __call__(self, event: Event, ctx: Context, /) -> Coroutine[Any, Any, Effects]:
         """Handle one event."""
@@ -28,15 +28,15 @@ class Handler(Protocol):
 
 
 def handler_name(event_type: type[Event]) -> str:
-    """Return e.g. `on_rollout_finished` for RolloutFinished."""
+    """Return the name of an event's handler, e.g. `on_rollout_finished` for RolloutFinished."""
     return "on_" + re.sub(r"(?<!^)(?=[A-Z])", "_", event_type.__name__).lower()
 
 
 def find_handlers(actor: Actor) -> dict[type[Event], Handler]:
-    """Return the handler of every type that `actor` follows or consumes.
+    """Return the handler of every event type that `actor` follows or consumes.
 
     Raises:
-        ConfigError: A handler is missing, or what is consumed is not of one stream.
+        ConfigError: A handler is missing, or the consumed types belong to several streams.
 
     """
     handlers: dict[type[Event], Handler] = {}
@@ -55,21 +55,21 @@ def find_handlers(actor: Actor) -> dict[type[Event], Handler]:
 
 
 ATTEMPTS = 2
-"""How often a handler may raise on one event before the event is set aside."""
-_OUTSIDE = (OSError, RemoteCallError)
-"""The outside's failure (bus, store, network, disk, deadlines), never the event's."""
+"""Maximum times that a handler may raise on one event before the event is quarantined."""
+_OUTSIDE_ERRORS = (OSError, RemoteCallError)
+"""Errors of the bus, store, network, disk or a deadline; never the fault of the event."""
 
 
 class FoldStuckError(PenstockError, RuntimeError):
-    """An actor that must not leave out an event failed at it, started again, and failed again."""
+    """An actor that may not skip an event failed on it, restarted, and failed on it again."""
 
 
 class EventDispatcher:
     """Runs the handlers of one actor.
 
-    An event whose handler raises is set aside after `ATTEMPTS`, and the actor goes on: the failure
-    is the event's alone. Only an actor whose state would be wrong without it (`Actor.can_skip`)
-    fails; the second time for good.
+    An event whose handler raises `ATTEMPTS` times is quarantined, and the actor continues. An actor
+    whose state would be wrong without the event (`Actor.can_skip` is False) fails instead; the
+    second failure on the same event ends the run.
     """
 
     def __init__(
@@ -87,23 +87,26 @@ class EventDispatcher:
         self.num_handled = 0
 
     async def apply(self, handling: Coroutine[Any, Any, Effects]) -> None:
-        """Run to the end, counted as busy, then publish the effects durably."""
+        """Await a handler, counted as busy time, then publish its effects durably."""
         effects = await self._ctx.meter.run(handling)
         if effects:
             await self._bus.publish(effects)
 
     async def handle(self, delivery: Delivery) -> bool:
-        """Handle one event; False where it is on the dead-letter stream instead.
+        """Handle one event; return False if it went to the dead-letter stream instead.
 
-        One that was in progress when a process died is handled while no other such event is.
+        Events that were in progress when a process died are handled one at a time.
         """
         item, task_id = event_item(self._role, delivery.event), task_of(delivery.event)
         async with contextlib.AsyncExitStack() as stack:
+            # Only a redelivered event can be charged; the common case saves two reads of the bus.
             if delivery.num_delivered > 1:
                 if cause := await self._quarantined(item):
                     await self.reject(delivery, cause, is_charged=True)
                     return False
                 if await self._bus.last(ItemCharged, f"{item}.1") is not None:
+                    # One suspect at a time: another death then proves which event causes it.
+                    log.warning("handling %s alone, it was charged with a death", item)
                     kind = type(delivery.event).__name__
                     await stack.enter_async_context(self._in_progress.alone(kind))
             stack.enter_context(self._in_progress.noted(item, task_id))
@@ -115,17 +118,18 @@ class EventDispatcher:
             try:
                 self._ctx.stored_at = delivery.stored_at
                 await self.apply(handler(delivery.event, self._ctx))
-            except _OUTSIDE:
+            except _OUTSIDE_ERRORS:
                 raise
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
+                # Our own value errors depend on the event alone: another attempt fails as well.
                 if isinstance(error, PenstockError) and isinstance(error, ValueError):
                     await self.reject(delivery, cause, is_charged=True)
                     return False
                 if not self._can_skip:
                     await self._charge(item, task_id, cause)
                     raise
-                log.exception("%s fails at %s", self._ctx.actor, delivery.subject)
+                log.exception("handler of %s failed", delivery.subject)
             else:
                 self.num_handled += 1
                 return True
@@ -135,10 +139,10 @@ class EventDispatcher:
         return False
 
     async def _charge(self, item: str, task_id: str, cause: str) -> None:
-        """Charge an event that this actor cannot leave out.
+        """Charge an event that this actor may not skip.
 
         Raises:
-            FoldStuckError: It was charged before.
+            FoldStuckError: The event was charged before.
 
         """
         is_second = await self._bus.last(ItemCharged, f"{item}.1") is not None
@@ -146,15 +150,16 @@ class EventDispatcher:
             item=item, number=1 + is_second, cause=cause, is_proven=True, task_id=task_id
         )
         await self._bus.publish([charged])
+        # The launcher charges what a dead process had in progress; this failure is charged already.
         self._in_progress.has_charged = True
         if is_second:
             await self._bus.publish([ItemQuarantined(item=item, cause=cause, task_id=task_id)])
             raise FoldStuckError(
-                f"{self._ctx.actor} cannot get past {item}, and cannot leave it out: {cause}"
+                f"{self._ctx.actor} failed twice on {item}, which it may not skip: {cause}"
             )
 
     async def _quarantined(self, item: str) -> str:
-        """Return why an item is quarantined; empty if it is not."""
+        """Return why an item is in quarantine; empty if it is not."""
         found = await self._bus.last(ItemQuarantined, item)
         if found is None:
             return ""
@@ -162,8 +167,8 @@ class EventDispatcher:
         return f"quarantined: {found.event.cause}"
 
     async def reject(self, delivery: Delivery, cause: str, *, is_charged: bool) -> None:
-        """Keep an event that cannot be handled, with its cause."""
-        log.error("%s rejects %s: %s", self._ctx.actor, delivery.subject, cause)
+        """Publish an event that cannot be handled to the dead-letter stream, with its cause."""
+        log.error("rejecting %s, sequence %d: %s", delivery.subject, delivery.sequence, cause)
         rejected = MessageRejected(
             source_stream=delivery.stream,
             source_sequence=delivery.sequence,

@@ -1,4 +1,4 @@
-"""Atomic file writes, and folders that are their owner's alone."""
+"""Atomic file writes, secrets in files, and folders that only their owner can read."""
 
 import contextlib
 import os
@@ -15,17 +15,17 @@ _SECRET_FILE_BYTES_MAX = 4096
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bool = False) -> None:
-    """Write so that a reader sees the old bytes or the new ones, whatever happens.
+    """Write a file atomically: a reader sees either the old bytes or the new ones.
 
     Args:
-        path: The file; its folder is made where it is absent, for its owner alone.
-        data: All of it.
-        mode: Permissions.
-        is_exclusive: Only make the file: of several writers at once, one does.
+        path: The file; a missing folder is created, readable only by its owner.
+        data: The new content.
+        mode: Permission bits.
+        is_exclusive: Create the file, never replace one: of several concurrent writers one wins.
 
     Raises:
-        FileExistsError: `is_exclusive`, and the file is there.
-        OSError: e.g. no space; the old file is untouched and nothing is left behind.
+        FileExistsError: `is_exclusive` is set and the file exists.
+        OSError: e.g. no space; the old file is untouched and no temporary file remains.
 
     """
     private_folder(path.parent)
@@ -34,8 +34,10 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bo
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            # Data before name: after a power cut the name must not point to an empty file.
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
+        # A hard link fails if the name exists, atomically; a rename would replace the file.
         if is_exclusive:
             path.hardlink_to(temporary)
         else:
@@ -46,22 +48,23 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bo
 
 
 def create_secret(path: Path) -> bytes:
-    """Return the 32 random bytes kept in a file in hex, made there first if it is absent.
+    """Return the 32-byte secret in a file (as hex digits); create it if there is none.
 
-    Of several processes that make it at once, one does.
+    If several processes create it concurrently, all get the same secret.
 
     Raises:
         ConfigError: The file holds anything else.
 
     """
     if not path.exists():
+        # Another process may create it after the check; then its secret is the one to read.
         with contextlib.suppress(FileExistsError):
             write_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n".encode(), is_exclusive=True)
     return read_secret(path)
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the 32 bytes that a file holds in hex.
+    """Return the 32-byte secret that a file holds as hex digits.
 
     Raises:
         ConfigError: There is no such file, or it holds anything else.
@@ -74,12 +77,13 @@ def read_secret(path: Path) -> bytes:
 
 
 def read_small(path: Path, bytes_max: int) -> bytes:
-    """Return the bytes of a file that a setting names; of a pipe, no reading may ever end.
+    """Return the content of a small file that a setting names.
 
     Raises:
-        ConfigError: There is no such file, it is no regular file, or it is longer than that.
+        ConfigError: There is no such file, it is not a regular file, or it exceeds `bytes_max`.
 
     """
+    # Reading a pipe might never end.
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: expected a file, got a folder, a pipe or a device")
     try:
@@ -87,6 +91,7 @@ def read_small(path: Path, bytes_max: int) -> bytes:
             data = file.read(bytes_max + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or type(error).__name__}") from error
+    # A path with a null byte.
     except ValueError as error:
         raise ConfigError(f"{str(path)!r}: expected a path") from error
     if len(data) > bytes_max:
@@ -95,22 +100,23 @@ def read_small(path: Path, bytes_max: int) -> bytes:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, readable by their owner alone (0700).
+    """Create a folder and its missing parents, accessible only to their owner (0700).
 
-    What a run stores are users' texts, hidden tests and credentials.
+    A run stores users' texts, hidden tests and credentials.
     """
+    # Not `mkdir(parents=True)`: that ignores the mode for the parents.
     if not path.is_dir():
         private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_private(path: Path, mode: str) -> IO[bytes]:
-    """Open a binary file; a new one is readable by its owner alone (0600)."""
+    """Open a binary file; a new one is accessible only to its owner (0600)."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Flush a folder's directory entries to disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Runs one actor on a bus.
+"""The host that runs one actor on a bus.
 
 ```
             ┌─────────────── ActorHost ───────────────┐
@@ -7,7 +7,7 @@
             │ services · on_tick · background tasks   │
             │ ActorReported once a second             │
             └─────────────────────────────────────────┘
- stop: no new work ▶ work in hand ends (drain_s) ▶ followers rest ▶ actor.stop ▶ services end
+ stop: no new work ▶ running work ends (drain_s) ▶ followers stop ▶ actor.stop ▶ services end
 ```
 """
 
@@ -37,14 +37,15 @@ from penstock.messages.telemetry import ActorReported, ProcessorUsed
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+"""Default time between two `ActorReported`."""
 REPORTS_PER_RECORD = 10
-"""Reports for each record of processor time that outlasts the run's servers."""
+"""Number of reports per durable record of CPU time; reports themselves are only kept in memory."""
 REST_S_MAX = 25.0
-"""Maximum time that a followed event or a tick may take after a stop."""
+"""Maximum time in seconds that a followed event or a tick may take after a stop."""
 
 
 class ActorHost:
-    """One start of one actor: `await ActorHost(...).run(stop)`."""
+    """Runs one actor from start to stop: `await ActorHost(...).run(stop)`."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -61,23 +62,24 @@ class ActorHost:
         report_s: float = REPORT_S,
         processor: ProcessorTime | None = None,
     ) -> None:
-        """Prepare; nothing runs yet.
+        """Prepare the host; nothing runs yet.
 
         Args:
-            actor: The role; one host each.
-            bus: Shared by the actors of a process.
-            store: The run's objects.
-            name: Unique in the run, e.g. `generator-west`.
-            seed: The run's.
-            clock: Default: the machine's.
-            incarnation: Distinguishes the starts of one name; default: time and process id.
-            drain_s: Time that consumed events may take after a stop; then the bus has them back.
-            in_progress: Where it notes what it works on; shared by the actors of a process.
-            report_s: Time between two reports of itself; simulations of days report seldom.
-            processor: Of the process, shared by its actors; None where nobody measures it.
+            actor: The actor; each needs its own host.
+            bus: Bus, shared by the actors of a process.
+            store: Object store of the run.
+            name: Name of the actor, unique in the run, e.g. `generator-west`.
+            seed: Seed of the run.
+            clock: Source of time; default: the system clock.
+            incarnation: Distinguishes several starts under one name; default: time and process id.
+            drain_s: Seconds that consumed events may take after a stop before they go back to the
+                bus.
+            in_progress: Record of the items being worked on, shared by the actors of a process.
+            report_s: Seconds between two reports; simulations of whole days report rarely.
+            processor: CPU time of the process, shared by its actors; None if it is not measured.
 
         Raises:
-            ConfigError: The actor lacks a handler for something it follows or consumes.
+            ConfigError: The actor lacks a handler for an event type that it follows or consumes.
 
         """
         self._actor = actor
@@ -98,35 +100,35 @@ class ActorHost:
         self._consumer = Consumer(name, bus, self._dispatcher)
         self._loops = Tasks()
         self._state = asyncio.Lock()
-        """Held while a followed event or a tick changes the actor's state."""
+        """Lock held while a followed event or a tick changes the actor's state."""
         self._started_at = self._clock.monotonic()
         self._processor = processor
         if processor is not None:
             processor.join(name, self._ctx.meter)
-        self._used_before: dict[str, float] = {}
-        """By earlier starts, as `ProcessorUsed`."""
+        self._earlier_cpu_s: dict[str, float] = {}
+        """CPU seconds used by earlier starts of this actor, by kind, from `ProcessorUsed`."""
         self._phase = "starting"
 
     @property
     def not_ready(self) -> str:
-        """Why the actor cannot serve; empty where it can."""
+        """Reason why the actor cannot serve; empty if it can."""
         return self._phase or self._actor.not_ready()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything is saved.
 
         Raises:
-            Exception: Whatever the actor raised, after ActorFailed was published. What it had not
-                settled is delivered again.
+            Exception: The error that the actor raised, after ActorFailed was published. Events
+                that it had not acknowledged are redelivered.
 
         """
         enter_actor(self._name)
         log.info("starting, incarnation %s, process %d", self._incarnation, os.getpid())
         try:
-            await self._live(stop)
+            await self._run_until(stop)
             log.info("stopped after %d events", self._dispatcher.num_handled)
         except Exception as error:
-            log.exception("%s failed", self._name)
+            log.exception("failed after %d events", self._dispatcher.num_handled)
             await self._announce(
                 ActorFailed(
                     actor=self._name,
@@ -142,26 +144,28 @@ class ActorHost:
             self._loops.close()
             await self._ctx.close()
 
-    async def _live(self, stop: asyncio.Event) -> None:
+    async def _run_until(self, stop: asyncio.Event) -> None:
         started = ActorStarted(actor=self._name, incarnation=self._incarnation, pid=os.getpid())
         await self._bus.publish([started])
-        await self._read_used()
+        await self._load_earlier_cpu_time()
+        # Before the actor's own start, so that a slow one is seen to be alive.
         self._loops.start(f"{self._name}: report", self._report())
-        if not await self._begin(stop):
+        if not await self._start_actor(stop):
             return
         async with self._serving():
             self._start_loops()
             self._phase = ""
             log.info("ready after %.1f s", self._clock.monotonic() - self._started_at)
-            await self._until(stop)
+            await self._wait_for(stop)
             self._phase = "stopping"
             log.info("stopping, %d events in progress", len(self._consumer))
-            await self._rest()
+            # Services end last: other actors that are stopping may still need this one.
+            await self._drain()
             await self._dispatcher.apply(self._actor.stop(self._ctx))
-            await self._record_used()
+            await self._record_cpu_time()
 
-    async def _begin(self, stop: asyncio.Event) -> bool:
-        """Run `actor.start`; False where a stop cut it short, and there is nothing to save."""
+    async def _start_actor(self, stop: asyncio.Event) -> bool:
+        """Run `actor.start`; return False if a stop interrupted it, so there is nothing to save."""
         starting = asyncio.create_task(self._dispatcher.apply(self._actor.start(self._ctx)))
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -196,7 +200,7 @@ class ActorHost:
                 await stop()
 
     def _noted(self, serve: Serve) -> Serve:
-        """Return a service whose requests are noted as in progress, and suspects served alone."""
+        """Wrap a service: note its requests as in progress, and serve suspects one at a time."""
 
         async def noted(message: Message) -> AsyncGenerator[Message]:
             item = request_item(message)
@@ -206,6 +210,7 @@ class ActorHost:
                 if item:
                     stack.enter_context(self._in_progress.noted(item))
                 replies = serve(message)
+                # When the client leaves, the service's own clean-up must run before we return.
                 if (close := getattr(replies, "aclose", None)) is not None:
                     stack.push_async_callback(close)
                 async for reply in replies:
@@ -213,8 +218,8 @@ class ActorHost:
 
         return noted
 
-    async def _until(self, stop: asyncio.Event) -> None:
-        """Wait for `stop`, or raise the first failure of any task."""
+    async def _wait_for(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`; raise the first failure of any task."""
         stopped = asyncio.create_task(stop.wait())
         failures = [self._ctx.tasks.failed, self._loops.failed, *self._consumer.failures]
         try:
@@ -225,9 +230,10 @@ class ActorHost:
             if failure.done():
                 failure.result()
 
-    async def _rest(self) -> None:
-        """Let work in hand end, then stop the followers between two events."""
+    async def _drain(self) -> None:
+        """Let running work end, then stop the followers between two events."""
         await self._consumer.drain(self._drain_s)
+        # The lock: a follower must not be cancelled while its event is half applied.
         try:
             async with asyncio.timeout(REST_S_MAX):
                 await self._state.acquire()
@@ -267,34 +273,34 @@ class ActorHost:
                     num_queued=len(self._consumer),
                     gauges=dict(self._ctx.gauges),
                     waits=self._ctx.waits.current(),
-                    processor_s=self._used_s(),
+                    processor_s=self._total_cpu_s(),
                 )
             )
             if number % REPORTS_PER_RECORD == 0:
-                await self._record_used()
+                await self._record_cpu_time()
 
-    async def _read_used(self) -> None:
-        """Take up the processor time of earlier starts."""
+    async def _load_earlier_cpu_time(self) -> None:
+        """Read the CPU time that earlier starts of this actor recorded."""
         if self._processor is None:
             return
         used = await self._ctx.last(ProcessorUsed, self._name)
-        self._used_before = used.processor_s if used else {}
+        self._earlier_cpu_s = used.processor_s if used else {}
 
-    async def _record_used(self) -> None:
-        """Keep the processor time so far: reports are kept in memory alone."""
-        if used_s := self._used_s():
+    async def _record_cpu_time(self) -> None:
+        """Publish the CPU time so far durably: reports are only kept in memory."""
+        if used_s := self._total_cpu_s():
             event = ProcessorUsed(actor=self._name, role=self._actor.role, processor_s=used_s)
             await self._announce(event)
 
-    def _used_s(self) -> dict[str, float]:
+    def _total_cpu_s(self) -> dict[str, float]:
         if self._processor is None:
             return {}
         now = {"process": self._processor.used_s(self._name), **self._actor.processor_s()}
-        return {kind: used_s + self._used_before.get(kind, 0.0) for kind, used_s in now.items()}
+        return {kind: used_s + self._earlier_cpu_s.get(kind, 0.0) for kind, used_s in now.items()}
 
     async def _announce(self, event: Event) -> None:
-        """Publish what nothing depends on."""
+        """Publish an event that nothing depends on; log a failure instead of raising it."""
         try:
             await self._bus.publish([event])
         except (BusError, TimeoutError) as error:
-            log.warning("%s: %s not published: %s", self._name, type(event).__name__, error)
+            log.warning("could not publish %s: %s", type(event).__name__, error)

@@ -1,7 +1,4 @@
-"""The context that the host gives to its actor.
-
-The waits in progress of one actor: its edges of the wait-for graph.
-"""
+"""The context that the host gives to its actor, and the actor's edges in the wait-for graph."""
 
 import asyncio
 import contextlib
@@ -25,11 +22,11 @@ from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import Wait
 
 WAITS_REPORTED_MAX = 32
-"""Maximum waits in one report, oldest first."""
+"""Maximum waits in one report; the oldest are kept."""
 
 
 class Waits:
-    """Keeps what is waited for, since when."""
+    """The waits in progress of one actor."""
 
     def __init__(self, actor: str, clock: Clock) -> None:
         self._actor = actor
@@ -45,7 +42,7 @@ class Waits:
     def shown(
         self, target: str, reason: str, deadline_s: float, policy_version: int = -1
     ) -> Generator[None, None, None]:
-        """Show a wait that is bounded elsewhere, and name it in that bound's error."""
+        """List a wait in reports during the block; its deadline is enforced elsewhere."""
         token = next(self._tokens)
         self._open[token] = Wait(
             target=target,
@@ -63,10 +60,10 @@ class Waits:
     async def with_deadline(
         self, target: str, reason: str, deadline_s: float, policy_version: int = -1
     ) -> AsyncGenerator[None, None]:
-        """Show a wait and end it at its deadline.
+        """List a wait in reports during the block, and end the block at its deadline.
 
         Raises:
-            DeadlineError: The body did not end in time.
+            DeadlineError: The block did not end in time.
 
         """
         bound = asyncio.timeout(deadline_s)
@@ -75,6 +72,7 @@ class Waits:
                 async with bound:
                     yield
             except TimeoutError as error:
+                # The body may raise a timeout of its own, which names its cause better.
                 if not bound.expired() or isinstance(error, DeadlineError):
                     raise
                 raise DeadlineError(
@@ -83,12 +81,15 @@ class Waits:
 
 
 OFFLOAD_S_MAX = 1800.0
-"""Longest piece of blocking work; a thread cannot be ended, but its actor fails, and is seen."""
+"""Longest time for one piece of blocking work in seconds. The thread cannot be stopped, but the
+actor fails, so the problem is visible."""
 
 CHANGES_MAX = 32
-"""Attempts at one change, while other processes change the same."""
+"""Maximum attempts at one change while other processes change the same key."""
 CHANGE_PAUSE_S = 0.005
+"""Longest pause after a failed change in seconds, multiplied by the attempts before it."""
 NUM_CHANGED_MAX = 1024
+"""Maximum number of keys whose last change is remembered."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,13 +97,13 @@ E = TypeVar("E", bound=Event)
 
 
 class ActorIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who an actor is."""
+    """Name, seed and incarnation of an actor."""
 
     name: str
     seed: int
-    """The run's."""
+    """Seed of the run."""
     incarnation: str
-    """Distinguishes the starts of one name."""
+    """Text that distinguishes several starts under one name."""
 
 
 class HostContext:
@@ -128,7 +129,7 @@ class HostContext:
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """Id of the run."""
         return self._bus.run_id
 
     @property
@@ -138,24 +139,25 @@ class HostContext:
 
     @property
     def random(self) -> random.Random:
-        """Seeded by run seed and actor name."""
+        """Random generator, seeded by the run seed and the actor name."""
         return self._random
 
     @property
     def store(self) -> ObjectStore:
-        """The run's objects."""
+        """Object store of the run."""
         return self._store
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         return self._clock.now()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return a time in seconds that never goes backwards."""
         return self._clock.monotonic()
 
     def new_id(self, prefix: str) -> str:
-        """Return an id unique in the run: a restarted actor counts under another incarnation."""
+        """Return an id that is unique in the run."""
+        # The incarnation, since the counter of a restarted actor begins at 1 again.
         self._num_ids += 1
         return f"{prefix}-{self._name}-{self._incarnation}-{self._num_ids}"
 
@@ -168,7 +170,7 @@ class HostContext:
         return await self._bus.publish(events) if events else []
 
     async def last(self, event_type: type[E], key: str | None = None) -> E | None:
-        """Return the newest stored event of a type, or None."""
+        """Return the newest stored event of a type, and of `key` if given, or None."""
         delivery = await self._bus.last(event_type, key)
         if delivery is None:
             return None
@@ -179,6 +181,7 @@ class HostContext:
         """Replace the newest event of a key, atomically."""
         name = (event_type.__name__, key)
         for attempt in range(CHANGES_MAX):
+            # Popped: if the remembered event is outdated, the next attempt asks the bus.
             known = self._changed.pop(name, None)
             if known is None:
                 known = await self._bus.last(event_type, key)
@@ -189,11 +192,15 @@ class HostContext:
             if not receipt.is_duplicate:
                 self._note_changed(name, event, receipt)
                 return event
+            # Random, so that processes that collided once do not collide again in lockstep.
             await asyncio.sleep(self._random.random() * CHANGE_PAUSE_S * attempt)
-        raise BusError(f"{event_type.__name__} {key}: others changed it {CHANGES_MAX} times")
+        raise BusError(
+            f"{event_type.__name__} {key}: gave up after {CHANGES_MAX} attempts, other processes"
+            " changed it each time"
+        )
 
     def _note_changed(self, name: tuple[str, str], event: Event, receipt: PublishReceipt) -> None:
-        """Remember what was stored, so that the next change need not read it; the oldest goes."""
+        """Remember the stored event, so that the next change need not read it from the bus."""
         self._changed[name] = Delivery(
             event=event,
             subject="",
@@ -207,7 +214,7 @@ class HostContext:
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """Ask and wait, visibly."""
+        """Send a request and wait for the reply; the wait is listed in reports."""
         reason = reason or type(message).__name__
         with self.waits.shown(service, reason, deadline_s), self._named(reason):
             return await self._bus.request(service, message, deadline_s=deadline_s)
@@ -221,10 +228,11 @@ class HostContext:
         reason: str = "",
         is_served: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Ask and iterate over the replies, visibly."""
+        """Send a request and iterate over its replies; each wait is listed in reports."""
         reason = reason or type(message).__name__
         replies = self._bus.stream_request(service, message, idle_s=idle_s, is_served=is_served)
         async with contextlib.aclosing(replies):
+            # Shown around each reply only: between two, this actor works and does not wait.
             while True:
                 with self.waits.shown(service, reason, idle_s), self._named(reason):
                     reply = await anext(replies, None)
@@ -235,11 +243,11 @@ class HostContext:
     def waiting(
         self, target: str, reason: str, *, deadline_s: float, policy_version: int = -1
     ) -> AbstractAsyncContextManager[None]:
-        """Bound and publish a wait."""
+        """Report a wait and bound its time."""
         return self.waits.with_deadline(target, reason, deadline_s, policy_version)
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run blocking work in the one worker thread; counted as busy."""
+        """Run blocking work in the single worker thread; it counts as busy time."""
         work = functools.partial(self._measured, functools.partial(function, *args, **kwargs))
         if not self._clock.uses_threads:
             return work()
@@ -261,13 +269,14 @@ class HostContext:
         self.tasks.start(f"{self._name}: {name}", self.meter.run(coroutine))
 
     def set_gauge(self, name: str, value: float) -> None:
-        """Show a number in the next report."""
+        """Set a metric that the next report includes."""
         self.gauges[name] = value
 
     async def close(self) -> None:
-        """End the background tasks; work in the thread ends by itself."""
+        """Cancel the background tasks; work in the thread is left to end by itself."""
         await self.tasks.cancel()
         self.tasks.close()
+        # No wait: a thread cannot be interrupted, and its work may take up to OFFLOAD_S_MAX.
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _measured(self, work: Callable[[], R]) -> R:

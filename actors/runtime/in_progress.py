@@ -1,10 +1,10 @@
-"""What a process works on, kept where the launcher finds it after the process died.
+"""A record of what a process is working on, readable by the launcher after the process died.
 
 ```
- handler or service ──noted(item)──▶ a slot of a mapped file ──process dies──▶ launcher: who was it?
+ handler or service ──noted(item)──▶ slot in a mapped file ──process dies──▶ launcher reads suspects
 ```
-A write to mapped memory costs a microsecond and survives even kill -9, since the kernel has the
-page. Items are named `<role>.<message type>.<key>` (`ItemCharged`).
+A write to mapped memory costs a microsecond and survives even kill -9, because the kernel owns the
+page. Items are named `<role>.<message type>.<key>` (see `ItemCharged`).
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from penstock.messages.streams import check_token
 from penstock.messages.task import StartRollout
 
 NUM_SLOTS = 512
-"""Items in progress at once; of further ones it is noted that they are there."""
+"""Number of items that can be noted by name at once; further ones are noted as `UNNAMED`."""
 SLOT_BYTES = 1024
 _LENGTH_BYTES = 2
 UNNAMED = "unnamed"
-"""Stands for an item that found no slot, or whose name is too long for one: it may be the cause
-of a death, so the others cannot be proven to be."""
+"""Placeholder for items that found no free slot or whose name is too long for one. Such an item may
+have caused the death, so no named item can be proven to have."""
 
 
 class NotedItem(msgspec.Struct, frozen=True):
@@ -43,26 +43,27 @@ class NotedItem(msgspec.Struct, frozen=True):
 
 
 def event_item(role: str, event: Event) -> str:
-    """Return the name of an event as an item of a role's work."""
+    """Return the item name of an event that a role handles."""
     return f"{role}.{type(event).__name__}.{event.key()}"
 
 
 def task_of(event: Event) -> str:
-    """Return the task that an event is about; empty if about none."""
+    """Return the id of the task that an event concerns; empty if there is none."""
     if isinstance(event, StartRollout):
         return event.task.task_id
     return event.task_id if isinstance(event, RolloutFinished) else ""
 
 
 def generate_item(request_id: str) -> str:
-    """Return the name of a request to a generator as an item, the same for all its attempts."""
+    """Return the item name of a request to a generator, the same for all its attempts."""
     return f"generator.Generate.{request_id}"
 
 
 def request_item(message: Message) -> str:
-    """Return the name of a request as an item; empty for one that no death is charged to."""
+    """Return the item name of a request; empty for a request that is never charged with a death."""
     if isinstance(message, Generate):
-        item = generate_item(message.request_id.rpartition(".")[0])  # Without the attempt.
+        # The suffix is the attempt's number: a retry on another replica is the same suspect.
+        item = generate_item(message.request_id.rpartition(".")[0])
     elif isinstance(message, ExecCommand | WriteFiles | ReadFile | ListFiles):
         item = f"sandbox.{type(message).__name__}.{message.lease_id}"
     else:
@@ -77,7 +78,7 @@ class InProgress:
     """The items in progress in this process.
 
     Args:
-        path: The mapped file, emptied first; None keeps them in this process's memory alone.
+        path: The mapped file, emptied first; None keeps the items only in memory.
 
     """
 
@@ -87,11 +88,11 @@ class InProgress:
         self._num_unnamed = 0
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.has_charged = False
-        """Whether the failure that ends this process was charged to an item already."""
+        """Whether the failure that ends this process has already been charged to an item."""
 
     @contextlib.contextmanager
     def noted(self, item: str, task_id: str = "") -> Generator[None]:
-        """Note an item during the block."""
+        """Record an item as in progress during the block."""
         data = msgspec.msgpack.encode((item, task_id))
         slot = self._free.pop() if self._free and len(data) <= SLOT_BYTES - _LENGTH_BYTES else 0
         if slot:
@@ -114,13 +115,13 @@ class InProgress:
     def _write(self, slot: int, data: bytes) -> None:
         start, first = slot * SLOT_BYTES, slot * SLOT_BYTES + _LENGTH_BYTES
         self._memory[first : first + len(data)] = data
-        # Last: a slot that says it is used is whole.
+        # The length last: a process killed in between leaves a slot that reads as unused.
         self._memory[start:first] = len(data).to_bytes(_LENGTH_BYTES, "little")
 
     def alone(self, kind: str) -> asyncio.Lock:
-        """Return what the suspects among messages of one type share: one is worked on at a time.
+        """Return the lock under which suspects of one message type are handled, one at a time.
 
-        So two deaths have at most one suspect in common.
+        With it, two deaths have at most one suspect in common, which is then proven guilty.
         """
         return self._alone[kind]
 
@@ -130,7 +131,7 @@ class InProgress:
 
 
 def read_in_progress(path: Path) -> list[NotedItem]:
-    """Return what a process that is gone had in progress; nothing where it noted nothing."""
+    """Return what a dead process had in progress; empty if there is no readable record."""
     try:
         return _items(path.read_bytes())
     except OSError:
@@ -154,6 +155,7 @@ def _items(memory: bytes) -> list[NotedItem]:
         length = int.from_bytes(memory[start:first], "little")
         if length:
             data = memory[first : first + length]
+            # Best effort: one unreadable slot must not hide the others.
             with contextlib.suppress(CodecError):
                 found.append(NotedItem(*parse_msgpack(data, tuple[str, str], "note")))
     return found

@@ -1,4 +1,4 @@
-"""How long an actor works, as against waits: the time of its coroutines' own steps."""
+"""Measures how long an actor computes, as opposed to waits, by timing its coroutines' steps."""
 
 import types
 from collections.abc import Coroutine, Generator
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 class Meter:
-    """Adds up busy seconds."""
+    """Sum of busy seconds of one actor."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -21,11 +21,12 @@ class Meter:
         self.busy_s += duration_s
 
     async def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Await `coroutine`, counting the time between its resumption and its next wait."""
+        """Await `coroutine`, counting the time from each resumption to its next wait."""
         return await self._stepped(coroutine)
 
     @types.coroutine
     def _stepped(self, coroutine: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
+        # Drives the coroutine by hand, as `yield from` would, to see where each step ends.
         step: Any = coroutine.send
         value: Any = None
         while True:

@@ -1,11 +1,12 @@
-"""Whether the kernel has just ended a process for memory, as far as it tells us."""
+"""Detects whether the kernel's OOM killer has just killed a process."""
 
 import time
 from collections import deque
 from pathlib import Path
 
 OOM_S = 5.0
-"""Age of an end by the kernel for memory that may be a given death."""
+"""Maximum age in seconds of an OOM kill that can explain the death of a process."""
+# cgroup v2, cgroup v1, then the whole machine: the narrowest counter that exists is used.
 _COUNTERS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
@@ -14,18 +15,18 @@ _COUNTERS = (
 
 
 class OutOfMemoryWatch:
-    """Samples the kernel's counter."""
+    """Samples the kernel's counter of OOM kills."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=16)
         self.sample()
 
     def sample(self) -> None:
-        """Read the counter; at least every second."""
+        """Read the counter; call at least every second."""
         self._samples.append((time.monotonic(), _num_out_of_memory()))
 
     def has_risen(self) -> bool:
-        """Return whether the counter is above what it was some seconds ago."""
+        """Return whether the counter has risen within the last `OOM_S` seconds."""
         self.sample()
         latest_at, latest = self._samples[-1]
         return any(n < latest for at, n in self._samples if at >= latest_at - OOM_S)

@@ -1,8 +1,8 @@
-"""Products that are worth keeping: in the user's cache, by the digest of what they are made of.
+"""An on-disk cache of expensive products in the user's cache folder, keyed by input digest.
 
-Any number of processes may use one folder at once: entries are written atomically, and who writes
-also trims. An entry is checked against the digest in its name; a damaged one is deleted and made
-again. Nothing depends on an entry but time.
+Any number of processes may use one folder at once: entries are written atomically, and every writer
+trims the folder. Each entry is checked against the digest in its name, and a damaged one is deleted
+and rebuilt. A missing entry only costs time.
 """
 
 import contextlib
@@ -20,19 +20,23 @@ from penstock.envs.microvm.images.assets import vm_cache_dir
 log = logging.getLogger(__name__)
 
 NUM_MAX = 8
+"""Default maximum number of entries per kind of product."""
 BYTES_MAX = 1 << 30
+"""Default maximum size of all entries of one kind together, in bytes."""
 _LEFTOVER_S = 3600.0
+"""Age in seconds after which a temporary file is taken to be left by a killed writer."""
 _SOURCES = {".py", ".c", ".h", ".cu", ".cuh"}
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class ProductCache:
-    """Bytes by key, the least recently used of them trimmed.
+    """A cache of bytes by key that evicts the least recently used entries.
 
     Args:
-        folder: Of one kind of product, below `$PENSTOCK_CACHE`, by default `~/.cache/penstock`.
-        num_max: Entries.
-        bytes_max: Of all entries together; what is larger alone is not kept.
+        folder: Folder of this kind of product, below `$PENSTOCK_CACHE` (default
+            `~/.cache/penstock`).
+        num_max: Maximum number of entries.
+        bytes_max: Maximum size of all entries together; a larger entry is never kept.
 
     """
 
@@ -41,28 +45,29 @@ class ProductCache:
         self._num_max, self._bytes_max = num_max, bytes_max
 
     def get(self, key: str) -> bytes | None:
-        """Return an entry; None where there is none, or only a damaged one."""
+        """Return an entry; None if there is none or it is damaged."""
         for path in self._folder.glob(f"{key}-*"):
             try:
                 data = path.read_bytes()
                 if xxhash.xxh3_128_hexdigest(data) == path.name.rpartition("-")[2]:
+                    # The modification time is the time of last use, by which entries are evicted.
                     path.touch()
                     return data
-                log.warning("%s: is damaged, and made again", path)
+                log.warning("cache entry %s is damaged, deleting it", path)
                 path.unlink(missing_ok=True)
-            except OSError as error:  # Trimmed meanwhile, say.
-                log.warning("%s: %s", path, error)
+            except OSError as error:  # E.g. another process evicted it in the meantime.
+                log.warning("cannot read cache entry %s: %s", path, error)
         return None
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep an entry, if the disk and the bounds allow it."""
+        """Store an entry if the disk and the bounds allow it."""
         if len(data) > self._bytes_max:
             return
         try:
             write_atomic(self._folder / f"{key}-{xxhash.xxh3_128_hexdigest(data)}", data)
             self._trim()
         except OSError as error:
-            log.warning("%s: not kept: %s", self._folder, error)
+            log.warning("cannot store %d bytes in %s: %s", len(data), self._folder, error)
 
     def _trim(self) -> None:
         left = self._bytes_max
@@ -72,9 +77,10 @@ class ProductCache:
                 path.unlink(missing_ok=True)
 
     def _newest_first(self) -> Iterator[tuple[Path, int]]:
-        """Yield entries and their sizes; delete what writers left that were killed."""
+        """Yield entries and their sizes in bytes; delete temporary files of killed writers."""
         found: list[tuple[float, Path, int]] = []
         for path in self._folder.iterdir():
+            # Another process may evict the entry between the listing and the stat.
             with contextlib.suppress(FileNotFoundError):
                 state = path.stat()
                 if not path.name.startswith("."):
@@ -87,7 +93,7 @@ class ProductCache:
 
 @cache
 def source_digest(*folders: str) -> str:
-    """Return the digest of all code in some folders of the package."""
+    """Return the digest of all source files in the given folders of the package."""
     hasher = xxhash.xxh3_128()
     for folder in folders:
         for path in sorted((_PACKAGE / folder).rglob("*.*")):

@@ -1,10 +1,10 @@
-"""Users' content keys: one per tenant and user, kept outside the log, gone when a user is erased.
+"""Content keys, one per tenant and user, stored outside the log and deleted to erase a user.
 
 ```
  master key (a file of the service) ──wraps──▶ content-keys/<tenant>/<user>, an object of the store
                                                    └─seals─▶ turns, comments, corrections in the log
 ```
-Sealing is deterministic (AES-SIV, RFC 5297): the same event sealed twice has the same bytes.
+Sealing is deterministic (AES-SIV, RFC 5297): sealing the same event twice gives the same bytes.
 """
 
 import secrets
@@ -31,16 +31,16 @@ KEYS_PREFIX = "content-keys/"
 KEY_BYTES = 64
 """AES-SIV with 256 bits: two keys of 32 bytes."""
 NUM_KEYS_MAX = 10_000
-"""Kept in memory."""
+"""Maximum number of keys cached in memory."""
 _SERVICE = "service"
-"""Owner and key of what waits for its user's key: sealed under the master key's own."""
+"""Owner and key id of content that waits for its user's key, sealed under the service's own key."""
 
 
 class ContentKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's key as it leaves a vault for another one; who has it can read the user's content."""
+    """A user's key in plain form, for transfer to another vault; it opens all their content."""
 
     owner: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}/[A-Za-z0-9_-]{1,80}\Z")]
-    """`<tenant>/<user>`."""
+    """Owner of the key, as `<tenant>/<user>`."""
     key_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     secret: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -59,14 +59,20 @@ class Vault:
     """Seals and opens users' content, and erases their keys."""
 
     def __init__(self, store: ObjectStore, master_key: bytes) -> None:
-        """Args: the run's store, and the 32 bytes of the service's master key."""
+        """Open the vault in a run's object store.
+
+        Args:
+            store: Object store of the run.
+            master_key: Master key of the service, 32 bytes.
+
+        """
         self._store = store
         self._wrapping = AESSIV(_derived(master_key, "wraps content keys"))
         self._own = AESSIV(_derived(master_key, "seals what waits for its key"))
         self._keys: OrderedDict[str, _Key] = OrderedDict()
 
     async def seal(self, owner: str, what: str, data: bytes) -> Sealed:
-        """Seal bytes for an owner `<tenant>/<user>`; its first key is made here.
+        """Seal bytes for an owner `<tenant>/<user>`, creating its key if it has none.
 
         Raises:
             ConfigError: The owner's key was wrapped by another master key.
@@ -79,7 +85,7 @@ class Vault:
         )
 
     def seal_for_later(self, what: str, data: bytes) -> Sealed:
-        """Seal bytes that lie on this machine's disk until their user's key can be had."""
+        """Seal bytes that wait on this machine's disk until their user's key is available."""
         data = self._own.encrypt(data, [what.encode()])
         return Sealed(owner=_SERVICE, key_id=_SERVICE, data=data)
 
@@ -100,29 +106,30 @@ class Vault:
 
     @staticmethod
     def is_for_later(sealed: Sealed) -> bool:
-        """Whether `seal_for_later` made this."""
+        """Return whether `seal_for_later` made this."""
         return (sealed.owner, sealed.key_id) == (_SERVICE, _SERVICE)
 
     async def key_id(self, owner: str) -> str:
-        """Return which key an owner has; empty where it has none. Raises as `seal` does."""
+        """Return the id of an owner's key; empty if it has none. Raises the errors of `seal`."""
+        # Another process may have erased or replaced the key since it was cached.
         self.forget(owner)
         key = await self._read(owner)
         return key.key_id if key is not None else ""
 
     async def owners(self) -> list[str]:
-        """Return who has a key, sorted."""
+        """Return the owners that have a key, sorted."""
         return sorted(key.removeprefix(KEYS_PREFIX) for key in await self._store.keys(KEYS_PREFIX))
 
     async def take_out(self, owner: str) -> ContentKey | None:
-        """Return an owner's key for another vault; None where there is none. Raises as `seal`."""
+        """Return an owner's key for another vault, or None. Raises the errors of `seal`."""
         found = await self._unwrapped(owner)
         return None if found is None else ContentKey(owner=owner, key_id=found[0], secret=found[1])
 
     async def put_in(self, key: ContentKey) -> None:
-        """Take a key of another vault.
+        """Store a key that came from another vault.
 
         Raises:
-            CorruptDataError: The owner has another key.
+            CorruptDataError: The owner already has a different key.
 
         """
         wrapped = self._wrapping.encrypt(key.secret, [key.owner.encode()])
@@ -130,7 +137,7 @@ class Vault:
         await self._store.put(KEYS_PREFIX + key.owner, data)
 
     async def erase(self, owner: str) -> bool:
-        """Delete an owner's key; return whether there was one."""
+        """Delete an owner's key, making its content unreadable; return whether there was one."""
         self.forget(owner)
         name = KEYS_PREFIX + owner
         was_there = await self._store.exists(name)
@@ -138,11 +145,12 @@ class Vault:
         return was_there
 
     def forget(self, owner: str) -> None:
-        """Drop the copy of a key in memory."""
+        """Remove an owner's key from the in-memory cache."""
         self._keys.pop(owner, None)
 
     async def _key_of(self, sealed: Sealed) -> _Key:
         key = self._keys.get(sealed.owner)
+        # An erased user who came back has a new key, which the cache may not know yet.
         if key is None or key.key_id != sealed.key_id:
             key = await self._read(sealed.owner)
         if key is None or key.key_id != sealed.key_id:
@@ -169,13 +177,14 @@ class Vault:
             raise ConfigError(f"store.master_key_file: {text}") from error
 
     async def _make(self, owner: str) -> _Key:
-        """Make an owner's key; of several processes that do so at once, one's is kept."""
+        """Create an owner's key; of several processes at once, all use the first key stored."""
         key = ContentKey(
             owner=owner, key_id=secrets.token_hex(8), secret=secrets.token_bytes(KEY_BYTES)
         )
         try:
             await self.put_in(key)
         except CorruptDataError:
+            # Another process was first: use its key, or start over if it was erased already.
             return await self._read(owner) or await self._make(owner)
         return self._keep(owner, key.key_id, key.secret)
 
