@@ -151,5 +151,5 @@ def type_filter(run_id: str, event_type: type[Event]) -> str:
 
 
 def service_subject(run_id: str, service: str) -> str:
-    """Return the subject of a request service, e.g. `generate.train` or `sandbox_host.host-0`."""
+    """Return the subject of a request service, e.g. `generate.train` or `sandbox.host-0`."""
     return f"ps.{run_id}.rpc.{check_token(service, 'service')}"

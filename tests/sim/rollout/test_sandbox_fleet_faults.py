@@ -126,7 +126,7 @@ def test_a_release_that_overtakes_its_request_costs_one_lease(simulate) -> None:
         client = world.client()
         wanted = AcquireSandbox(lease_id="raced", holder="test", lease_s=3.0)
         released = client.request(
-            "sandbox_host.host-0", ReleaseSandbox(lease_id="raced"), deadline_s=2.0
+            "sandbox.host-0", ReleaseSandbox(lease_id="raced"), deadline_s=2.0
         )
         await asyncio.gather(client.request("sandbox.acquire", wanted, deadline_s=2.0), released)
         assert [machine.alive for machine in world.backend.machines] == [True]

@@ -25,7 +25,7 @@ def test_the_longest_chain_is_told_to_its_root():
         "worker-0": actor("rollout_worker", wait("generate.train", 4.0)),
         "worker-1": actor("rollout_worker"),
         "generator-west": actor("generator", busy=0.97),
-        "judge-0": actor("judge", wait("sandbox_host.host-0", 30.0)),
+        "judge-0": actor("judge", wait("sandbox.host-0", 30.0)),
     }
     stall = explain(actors, NOW, quiet_s=1.0)
     assert [(edge.actor, edge.target) for edge in stall.chain] == [
