@@ -129,7 +129,7 @@ def check_addresses(addresses: Iterable[str]) -> None:
         EgressDeniedError: An address is private, local, reserved or multicast.
 
     """
-    # Whoever owns an allowed name could point it at this host, its network or a metadata service.
+    # The owner of an allowed name could point it at this host, its network or a metadata service.
     for text in addresses:
         if not _is_public(ip_address(text)):
             raise EgressDeniedError("the name resolves to an address that is not public")

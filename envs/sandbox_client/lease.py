@@ -136,7 +136,7 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
         nonlocal avoid, avoid_until, message
         if isinstance(message, AcquireSandbox) and client.monotonic() >= give_in_at:
             message = msgspec.structs.replace(message, avoid_host="")
-        # Placed anew on each attempt, since room may have appeared on another host.
+        # Placed again on each attempt, since room may have appeared on another host.
         host = await place(avoid if client.monotonic() < avoid_until else "")
         service = host_service(host) if host else ACQUIRE_SERVICE
         try:

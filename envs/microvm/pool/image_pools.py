@@ -18,7 +18,7 @@ NUM_READY = 1
 
 
 class PoolKey(NamedTuple):
-    """Image and size by which pools are told apart."""
+    """Image and size that identify a pool."""
 
     image: str
     """Digest of the image layer; empty: the default image."""

@@ -107,6 +107,6 @@ async def test_a_machine_whose_line_is_cut_ends_by_itself():
     try:
         machine._connection.abort()
         async with asyncio.timeout(20.0):
-            await machine.process._gone()
+            await machine.process._wait_for_exit()
     finally:
         await machine.process.kill()
