@@ -256,7 +256,7 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
         ConfigError: A bucket refuses, or a judge's key is not there.
 
     """
-    if "sandbox" in roles_of(config, names) and not is_being_built():
+    if "sandbox_host" in roles_of(config, names) and not is_being_built():
         open_backend(
             config.sandbox_host.pool.backend, allow_process=config.sandbox_host.pool.allow_process
         )

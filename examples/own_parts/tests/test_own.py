@@ -48,7 +48,7 @@ def test_the_loss_has_a_gradient():
         current=current, advantages=torch.tensor([5.0, -1.0]), weights=torch.ones(2),
         sequence_ids=torch.zeros(2, dtype=torch.int64), **rest,
     )  # fmt: skip
-    found = own.loss(tokens, penstock.LossConfig())
+    found = own.clipped(tokens, penstock.LossConfig())
     found.values.sum().backward()
     assert current.grad is not None and current.grad.tolist() == [-2.0, 1.0]
     assert found.is_clipped.tolist() == [True, False]

@@ -48,7 +48,16 @@ def site(tmp_path):
 
 
 def recorded(bus: dict) -> dict:
-    return {"processes": PROCESSES, "regions": [REGION], "bus": bus, "trainer": {"steps_max": 3}}
+    examples = "penstock.examples.quickstart"
+    source = {"name": "ladder", "kind": "own", "make": f"{examples}:ladder_tasks"}
+    prepare = {"sources": [source], "corpora": {"make": f"{examples}:ladder_corpora"}}
+    return {
+        "processes": PROCESSES,
+        "regions": [REGION],
+        "bus": bus,
+        "prepare": prepare,
+        "trainer": {"steps_max": 3},
+    }
 
 
 async def fill(bus: dict) -> None:

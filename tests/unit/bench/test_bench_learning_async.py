@@ -188,7 +188,14 @@ def test_every_run_has_a_valid_configuration_and_the_same_machines_and_batch():
     }
     for kind in ("slow", "quickstart"):
         one, other = (configs[f"{kind}-{mode}"] for mode in MODES)
-        for section in ("prepare", "rollout_worker", "pool", "judge", "evaluator", "policy"):
+        for section in (
+            "prepare",
+            "rollout_worker",
+            "sandbox_host",
+            "judge",
+            "evaluator",
+            "policy",
+        ):
             assert getattr(one, section) == getattr(other, section), section
         assert one.trainer.groups_per_batch == other.trainer.groups_per_batch
         assert one.pacer.group_size == other.pacer.group_size

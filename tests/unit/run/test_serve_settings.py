@@ -1,6 +1,7 @@
 """What `penstock serve` makes of a run's configuration."""
 
 import contextlib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -145,13 +146,18 @@ def test_where_nobody_evaluates_guards_and_users_are_the_gates(run, missing):
     assert service_config(run, learns=True).gatekeeper == run.gatekeeper
 
 
-SHIPPED = ("../../tests/lab/regions/four-regions.toml", "harness2.toml", "parallel-calls.toml")
+SHIPPED = ("four-regions.toml", "harness2.toml", "parallel-calls.toml")
+
+
+def _shipped(name: str) -> Path:
+    lab = Path(__file__).parents[2] / "lab" / "regions" / name
+    return lab if lab.exists() else CHECKPOINT_CONFIG.with_name(name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_run_of_a_shipped_configuration_can_be_served(name, learns):
-    config = service_config(load_config(CHECKPOINT_CONFIG.with_name(name)), learns=learns)
+    config = service_config(load_config(_shipped(name)), learns=learns)
     assert ("gatekeeper" in roles(config)) == learns
     assert config.gateway.channel == "stable"
 
