@@ -34,7 +34,7 @@ class ContextLengthError(InvalidRequestError):
         self.num_tokens_max = num_tokens_max
 
     def __str__(self) -> str:
-        return f"token_ids: expected 1..{self.num_tokens_max} tokens, got {self.num_tokens}"
+        return f"token_ids: got {self.num_tokens} tokens, expected 1..{self.num_tokens_max}"
 
 
 class RequestFailedError(PenstockError, RuntimeError):

@@ -63,7 +63,7 @@ def test_a_context_that_outgrows_the_engine_is_graded(simulate, purpose) -> None
         refuse(
             world,
             RemoteErrorKind.TOO_LONG,
-            "token_ids: expected 1..{above} tokens, got {length}",
+            "token_ids: got {length} tokens, expected 1..{above}",
             150,
         )
         world.host(world.policy)
@@ -86,7 +86,7 @@ def test_a_prompt_that_outgrows_the_engine_is_no_infrastructure_error(simulate) 
         refuse(
             world,
             RemoteErrorKind.TOO_LONG,
-            "token_ids: expected 1..{above} tokens, got {length}",
+            "token_ids: got {length} tokens, expected 1..{above}",
             3,
         )
         world.host(world.policy)

@@ -108,7 +108,7 @@ def test_a_context_that_outgrows_the_engine_in_a_later_step_keeps_what_came_befo
         refuse(
             world,
             RemoteErrorKind.TOO_LONG,
-            "token_ids: expected 1..{above} tokens, got {length}",
+            "token_ids: got {length} tokens, expected 1..{above}",
             300,
         )
         verdict = await verdict_of(world, task)
