@@ -1,6 +1,7 @@
-"""The generator: one inference engine behind `generate.<purpose>`, with weight updates in flight.
+"""The generator actor: serves an inference engine whose weights are updated while it samples.
 
-`engine.py` is what a generator expects of any engine and `actor.py` serves it. `torch_engine.py` is
-the embedded engine: `core.py` batches, one of `decoders/` steps, `staging.py` swaps weights,
-`worker.py` is its thread. To add an engine, pass `tests/contract/check_engine.py` with it.
+`engine.py` defines the interface of an engine and `actor.py` serves one. `torch_engine.py` is the
+embedded engine, with its worker thread and its double-buffered weights; `core.py` does continuous
+batching, and `decoders/` computes the steps. `vllm/` runs vLLM behind the same interface. A new
+engine must pass `tests/contract/check_engine.py`.
 """

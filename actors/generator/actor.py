@@ -2,13 +2,13 @@
 
     Generate ──▶ engine.generate ──a chunk of tokens under one version──▶ TokensSampled
 
-Weights come by another road: a receiver in the same process stages and commits them in the engine.
-It reports what it serves once a second and whenever that changes; clients and the pacer count on
-nothing else, so that a replica may join, leave or be lost at any time.
+Weights arrive separately: a receiver in the same process stages and commits them in the engine.
+The generator reports what it serves once a second and whenever that changes. Clients and the pacer
+rely only on these reports, so a replica may join, leave or get lost at any time.
 """
 
 import asyncio
-import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
@@ -47,23 +47,25 @@ from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.task import Purpose
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
+log = logging.getLogger(__name__)
+
 TELL_S = 2.0
-"""Longest time that a report may take."""
+"""Longest time in seconds to publish one report; the next report follows within a second."""
 QUEUE_TICKS = 60
-"""Ticks over which the queue time is a mean."""
+"""Number of ticks over which the queue time is averaged."""
 
 
 class Generator(Actor):
     """One replica: an engine and the purposes that it serves.
 
     Args:
-        engine: Started; a receiver gives it weights.
-        purposes: What it serves once it has weights.
-        region: Where it is.
-        replica: Its name, unique in the run.
-        channel: What its receiver follows.
-        lag: How far its weights may be behind before it no longer serves training, which then goes
-            on without it.
+        engine: Started engine; a receiver gives it weights.
+        purposes: Purposes to serve once the engine has weights.
+        region: Region of the replica.
+        replica: Name of the replica, unique in the run.
+        channel: Channel of weight versions that the receiver follows.
+        lag: Limit on how far the weights may fall behind; beyond it the replica stops serving
+            training, which continues without it.
 
     """
 
@@ -89,12 +91,13 @@ class Generator(Actor):
         self._channel = channel
         self._lag = lag or Lag()
         self._started_at = 0.0
-        self._told: ReplicaReported | None = None
+        self._last_report: ReplicaReported | None = None
+        self._is_lagging = False
         self._queues_ms: deque[list[float]] = deque([[]], maxlen=QUEUE_TICKS)
-        """Queue times of requests, by tick."""
+        """Queue times of the requests of each recent tick, in milliseconds."""
 
     def services(self) -> Mapping[str, Serve]:
-        """Serve each purpose, and aborts, under this replica's own name."""
+        """Return one service per purpose and one for aborts, each named after this replica."""
         serves: dict[str, Serve] = {
             f"generate.{purpose}.{self._replica}": self._generate for purpose in self._purposes
         }
@@ -102,59 +105,65 @@ class Generator(Actor):
         return serves
 
     def not_ready(self) -> str:
-        """Return that the engine has no weights yet, or has died."""
+        """Return why the engine cannot serve (it has no weights yet or died); empty if it can."""
         health = self._engine.health()
         return "" if health.ready else health.error or "no weights yet"
 
     async def start(self, ctx: Context) -> Effects:
-        """Be the newest process under this name."""
+        """Note the start time, by which clients know the newest process of this name."""
         self._started_at = ctx.now()
         return ()
 
     def processor_s(self) -> Mapping[str, float]:
-        """Return what an engine with processes of its own used in them."""
+        """Return CPU seconds used by the engine's own processes, if it has any."""
         used_s = self._engine.metrics().processes_s
         return {"engine": used_s} if used_s else {}
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
-        """Know how far behind it is."""
+        """Note the newest version, to know how far behind this replica is."""
         self._lag.published(event.policy_version)
         return ()
 
     async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
-        """Report another version at once: requests wait for it."""
+        """Report a new version immediately: requests may be waiting for it."""
         if event.replica == self._replica and self._has_changed():
-            await self._tell(self._report(ctx), ctx)
+            log.info("serving version %d", self._engine.health().policy_version)
+            await self._publish_report(self._report(ctx), ctx)
         return ()
 
     async def stop(self, ctx: Context) -> Effects:
-        """Say that it leaves: its sessions move at once, and not only when it has been silent."""
+        """Report that this replica is leaving, so that its sessions move immediately."""
         leaving = msgspec.structs.replace(self._report(ctx), serves=[], is_leaving=True)
-        await self._tell(leaving, ctx)
+        await self._publish_report(leaving, ctx)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Report, and show the engine's state."""
+        """Report what this replica serves and update the engine's gauges."""
         self._show_gauges(ctx)
-        await self._tell(self._report(ctx), ctx)
+        await self._publish_report(self._report(ctx), ctx)
         self._queues_ms.append([])
         return ()
 
     def _has_changed(self) -> bool:
-        told = self._told
-        return told is None or told.policy_version != self._engine.health().policy_version
+        last = self._last_report
+        return last is None or last.policy_version != self._engine.health().policy_version
 
-    async def _tell(self, report: ReplicaReported, ctx: Context) -> None:
-        """Publish a report; one that does not get through is followed by another."""
-        with contextlib.suppress(BusError, TimeoutError):
+    async def _publish_report(self, report: ReplicaReported, ctx: Context) -> None:
+        """Publish a report; a failure is only logged, because the next tick reports again."""
+        try:
             async with asyncio.timeout(TELL_S):
                 await ctx.publish(report)
-        self._told = report
+        except (BusError, TimeoutError) as error:
+            log.warning("report not published, next one in %g s: %r", self.tick_s, error)
+        self._last_report = report
 
     def _report(self, ctx: Context) -> ReplicaReported:
         health = self._engine.health()
         serves = list(self._purposes) if health.ready else []
-        if self._lag.is_lost(health.policy_version, ctx.monotonic()):
+        is_lagging = self._lag.is_lost(health.policy_version, ctx.monotonic())
+        self._note_lagging(is_lagging, health.policy_version)
+        # The pacer waits for the oldest version in use, so this replica would stall the whole run.
+        if is_lagging:
             serves = [purpose for purpose in serves if purpose is not Purpose.TRAIN]
         return ReplicaReported(
             region=self._region,
@@ -168,7 +177,15 @@ class Generator(Actor):
             queue_s=self._queue_s(),
         )
 
+    def _note_lagging(self, is_lagging: bool, policy_version: int) -> None:
+        if is_lagging and not self._is_lagging:
+            log.warning("version %d is too old, no longer serving training", policy_version)
+        if self._is_lagging and not is_lagging:
+            log.info("caught up at version %d, serving training again", policy_version)
+        self._is_lagging = is_lagging
+
     def _queue_s(self) -> float:
+        """Return the mean queue time of the last `QUEUE_TICKS` ticks, in seconds."""
         queues_ms = [queue_ms for tick in self._queues_ms for queue_ms in tick]
         return sum(queues_ms) / len(queues_ms) / 1e3 if queues_ms else 0.0
 
@@ -199,24 +216,33 @@ class Generator(Actor):
             async with asyncio.timeout(message.deadline_s):
                 async for reply in self._replies(message):
                     yield reply
+        # Subclasses first: ContextLengthError is an InvalidRequestError, EngineDiedError an
+        # EngineNotReadyError. Texts of invalid requests may quote the request, so only the length
+        # error is logged in full.
         except ContextLengthError as error:
+            log.warning("refused request %s: %s", message.request_id, error)
             yield _refusal(RemoteErrorKind.TOO_LONG, str(error))
         except (RequestFailedError, EngineDiedError) as error:
+            log.exception("request %s failed", message.request_id)
             yield _refusal(RemoteErrorKind.CHARGED, str(error))
         except (InvalidRequestError, ValueError) as error:
+            log.warning("refused request %s: %s", message.request_id, type(error).__name__)
             yield _refusal(RemoteErrorKind.INVALID, str(error))
         except (QueueFullError, EngineNotReadyError) as error:
+            log.warning("refused request %s for now: %s", message.request_id, error)
             yield _refusal(RemoteErrorKind.BUSY, str(error))
         except TimeoutError:
-            text = f"request {message.request_id}: not done in {message.deadline_s} s"
+            text = f"request {message.request_id}: not finished within {message.deadline_s:g} s"
+            log.warning("%s", text)
             yield _refusal(RemoteErrorKind.FAILED, text)
 
     async def _replies(self, message: Generate) -> AsyncIterator[TokensSampled]:
         expected, held = pinned_version(message.channel), self._engine.health().policy_version
+        # A request pinned to a version may be served from any channel that happens to hold it.
         if held != expected and (expected is not None or message.channel != self._channel):
             raise EngineNotReadyError(
-                f"{self._replica}: asked for {message.channel}, but it follows {self._channel} and"
-                f" serves version {held}"
+                f"{self._replica}: expected a request for channel {self._channel} or version"
+                f" {held}, which this replica serves, got {message.channel}"
             )
         is_first = True
         async for chunk in self._engine.generate(
@@ -248,12 +274,13 @@ class Generator(Actor):
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
         if isinstance(message, AbortGeneration):
+            log.debug("aborting request %s", message.request_id)
             await self._engine.abort(message.request_id)
         yield Ack()
 
 
 def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
-    """Seal a chunk's routes, if it has any, for their way: one segment per policy version."""
+    """Serialize a chunk's routes, if it has any, into one segment per policy version."""
     if chunk.routed_experts is None or num_experts == 0:
         return []
     routes, position, segments = torch.from_numpy(chunk.routed_experts), chunk.routes_from, []
@@ -272,7 +299,7 @@ def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
 
 
 def _spans(is_forced: np.ndarray) -> list[tuple[int, int]]:
-    """Return where bool [N] is true, as spans [start, end)."""
+    """Return the runs of true values in bool [N], as spans [start, end)."""
     if not is_forced.any():
         return []
     edges = np.flatnonzero(np.diff(is_forced, prepend=False, append=False)).tolist()

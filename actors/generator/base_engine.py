@@ -1,4 +1,4 @@
-"""What every engine does alike: admission of requests, and weight updates up to the commit."""
+"""The part shared by all engines: request validation, and weight updates up to the commit."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -25,14 +25,14 @@ from penstock.messages.task import Sampling
 
 
 class DoubleBuffer(Protocol):
-    """The weights in use, and a copy that is being written."""
+    """Live weights and a standby copy that is being written."""
 
     def begin(self) -> None:
         """Open an update that starts from the live weights."""
         ...
 
     def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """Write into the standby."""
+        """Write tensors or patches into the standby copy."""
         ...
 
     def digest(self) -> str:
@@ -44,10 +44,10 @@ B = TypeVar("B", bound=DoubleBuffer)
 
 
 class BaseEngine(ABC, Generic[B]):
-    """The part of an `Engine` that does not depend on what computes; a commit is the engine's."""
+    """The part of an `Engine` that does not depend on its backend; subclasses add the commit."""
 
     _streams: dict[str, Any]
-    """By request id."""
+    """Requests in flight, by request id."""
 
     def __init__(
         self, config: PolicyConfig, options: EngineOptions | VllmOptions, weights: B
@@ -68,33 +68,35 @@ class BaseEngine(ABC, Generic[B]):
         routes_from: int,
         num_resumed: int,
     ) -> None:
-        """Refuse what cannot be computed, or not now; see `Engine.generate`.
+        """Check that a request can be computed now; see `Engine.generate`.
 
         Raises:
-            EngineNotReadyError: No weights, or not running.
-            QueueFullError: As many requests are in flight as may be.
+            EngineNotReadyError: The engine has no weights or is not running.
+            QueueFullError: The maximum number of requests is in flight.
             ContextLengthError: The prompt leaves no room for a token.
-            InvalidRequestError: It is in flight already, or no retry helps for another reason.
+            InvalidRequestError: The request is already in flight or invalid; a retry does not help.
 
         """
         health, options, in_flight = self.health(), self._options, self._streams
         if not health.ready:
-            raise EngineNotReadyError(f"no weights, or not running {health.error}".rstrip())
+            raise EngineNotReadyError(
+                f"engine has no weights or is not running {health.error}".rstrip()
+            )
         if request_id in in_flight:
-            raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
+            raise InvalidRequestError(f"request_id {request_id!r} is already in flight")
         if len(in_flight) >= options.num_running_max + options.num_waiting_max:
-            raise QueueFullError(f"{len(in_flight)} requests are in flight, the most allowed")
+            raise QueueFullError(f"the maximum of {len(in_flight)} requests is already in flight")
         length, vocab_size = len(token_ids), self._config.vocab_size
         if not 1 <= length < options.num_tokens_max:
             raise ContextLengthError(length, options.num_tokens_max - 1)
         if not 0 <= int(np.min(token_ids)) <= int(np.max(token_ids)) < vocab_size:
-            raise InvalidRequestError(f"token_ids must lie in 0..{vocab_size - 1}")
+            raise InvalidRequestError(f"token_ids: expected ids in 0..{vocab_size - 1}")
         if not 0 <= routes_from < length:
-            raise InvalidRequestError(f"routes_from must lie in 0..{length - 1}, not {routes_from}")
+            raise InvalidRequestError(f"routes_from: expected 0..{length - 1}, got {routes_from}")
         if fault := fault_of(sampling, vocab_size):
             raise InvalidRequestError(fault)
         if not 0 <= num_resumed < length:
-            raise InvalidRequestError(f"num_resumed: expected 0..{length - 1}")
+            raise InvalidRequestError(f"num_resumed: expected 0..{length - 1}, got {num_resumed}")
 
     def _capabilities(self, name: str, step: str, cache_block: int = 1) -> EngineCapabilities:
         options = self._options
@@ -129,24 +131,31 @@ class BaseEngine(ABC, Generic[B]):
 
 
 async def open_grammar(sampling: Sampling, grammars: GrammarMasks | None) -> TurnGrammar | None:
-    """Return the grammar of a request at its beginning, or None if it has none.
+    """Return the grammar of a request in its initial state, or None if it has none.
 
     Raises:
-        InvalidRequestError: It does not compile within its limits, or is only a digest.
+        InvalidRequestError: The grammar does not compile within its limits, or has no text.
 
     """
     if sampling.grammar is None:
         return None
     if grammars is None or not sampling.grammar.text:
-        raise InvalidRequestError("sampling.grammar: expected the text of one that is known")
+        raise InvalidRequestError(
+            "sampling.grammar: expected the grammar's text, and an engine that supports grammars"
+        )
     return await grammars.open(sampling.grammar.text)
 
 
 def check_patch(name: str, patch: np.ndarray | Patch, shape: Sequence[int] | None) -> None:
-    """Check what is to be written into a tensor; the shape is None where there is no such tensor.
+    """Check that a tensor or patch can be written into a tensor of the policy.
+
+    Args:
+        name: Name of the tensor.
+        patch: Whole tensor or patch.
+        shape: Shape of the policy's tensor; None if it has no such tensor.
 
     Raises:
-        InvalidRequestError: It does not fit.
+        InvalidRequestError: The patch does not fit the tensor.
 
     """
     if shape is None:
@@ -154,11 +163,15 @@ def check_patch(name: str, patch: np.ndarray | Patch, shape: Sequence[int] | Non
     if isinstance(patch, np.ndarray):
         if patch.dtype != np.uint16 or patch.shape != tuple(shape):
             found = f"{patch.dtype} {patch.shape}"
-            raise InvalidRequestError(f"tensor {name} must be uint16 {tuple(shape)}, not {found}")
+            text = f"tensor {name}: expected uint16 {tuple(shape)}, got {found}"
+            raise InvalidRequestError(text)
         return
     indices, values = patch.flat_indices, patch.values
     if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
-        raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
+        raise InvalidRequestError(
+            f"patch of {name}: expected int64 [N] indices and uint16 [N] values, got"
+            f" {indices.dtype} {indices.shape} and {values.dtype} {values.shape}"
+        )
     last = int(np.prod(shape)) - 1
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) <= last:
-        raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{last}")
+        raise InvalidRequestError(f"patch of {name}: expected indices in 0..{last}")

@@ -1,4 +1,7 @@
-"""Settings of a generator. Imports no torch."""
+"""Settings of a generator.
+
+Must not import torch: the launcher and every command read these settings when they start.
+"""
 
 from typing import Annotated
 
@@ -12,48 +15,48 @@ ENGINES = ("native", "vllm")
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What vLLM alone has to know."""
+    """Settings that only apply to vLLM."""
 
     dtype: Annotated[str, one_of(("float32", "bfloat16"))] = "float32"
-    """What it computes in."""
+    """Number format in which vLLM computes."""
     kv_cache_gib: PositiveFloat = 1.0
-    """Memory of its keys and values."""
+    """Size of vLLM's KV cache in GiB."""
     cache_block: PositiveInt = 32
-    """Tokens of a block of its prefix cache."""
+    """Tokens per block of vLLM's prefix cache."""
 
 
 class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine of every replica, and its capacity."""
+    """Engine of every replica, and its capacity."""
 
     engine: Annotated[str, one_of(ENGINES)] = "native"
-    """The project's own, or vLLM, in an environment of its own (`make vllm-env`)."""
+    """Inference engine: the built-in one, or vLLM in a separate environment (`make vllm-env`)."""
     environment: str = ""
-    """Virtual environment of the generators' processes; empty: for `native` the run's own, for
-    `vllm` the folder `.venv-vllm`."""
+    """Virtual environment of the generator processes. If empty, `native` uses the environment of
+    the run and `vllm` uses the folder `.venv-vllm`."""
     num_running_max: PositiveInt = 48
     """Maximum requests decoded together."""
     num_waiting_max: PositiveInt = 256
-    """Maximum requests in the queue; further ones are refused as busy."""
+    """Maximum requests in the queue; further requests are refused as busy."""
     num_tokens_max: PositiveInt = 1024
-    """Longest context, prompt and sampled tokens together."""
+    """Longest context in tokens, prompt and sampled tokens together."""
     num_threads: NumThreads = 1
-    """Threads of torch; trainer and generators share the machine's cores."""
+    """Number of torch threads; trainer and generators share the machine's cores."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
-    """Where it computes; cuda is the first GPU that the process sees. vLLM computes where it was
-    built for, and is refused at its start if that is elsewhere."""
+    """Device of the engine; cuda is the first GPU that the process sees. vLLM runs on the device it
+    was built for and refuses to start if this setting differs."""
     probe_tolerance: PositiveFloat = 1e-3
-    """Largest difference between what a replica and the trainer compute for the probe's prompts, in
-    nats, at which the replica serves a version."""
+    """Largest difference in nats between replica and trainer on the probe prompts; above it, the
+    replica does not serve the version."""
     vllm: VllmConfig = VllmConfig()
     lag_s_max: PositiveFloat = 60.0
-    """A replica whose weights are older than `trainer.staleness_max` allows for so long no longer
-    serves training, which goes on without it until it has caught up."""
+    """Seconds that a replica's weights may be older than `trainer.staleness_max` allows. After that
+    it stops serving training, which continues without it until it has caught up."""
 
     def check_policy(self, policy: PolicyConfig) -> None:
-        """Check that the engine computes what this policy is.
+        """Check that the engine can compute this policy.
 
         Raises:
-            ConfigError: It does not; the text names the setting.
+            ConfigError: The engine cannot; the text names the setting.
 
         """
         if self.engine != "vllm":

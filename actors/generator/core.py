@@ -1,15 +1,13 @@
-"""Continuous batching: which requests share the next step, and what each gets out of it.
+"""Continuous batching in the torch engine: the requests, the scheduler, and one step at a time.
 
     waiting --acquire a row--> prefilling --last prompt token computed--> decoding --> finished
 
-Every method runs on the engine's one worker thread. A step decodes one token for every decoding
-request and computes up to `prefill_tokens_max` prompt tokens beside them.
-
-A request inside the torch engine: what was asked, and what came of it so far.
-
-One token for each request of a step: shaped, drawn, pushed.
+Every method runs on the engine's single worker thread. A step decodes one token for every decoding
+request and computes up to `prefill_tokens_max` prompt tokens in the same batch. For each request
+that gets a token, `draw` shapes the logits, samples, and appends the token to the request.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,9 +46,14 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
 
+log = logging.getLogger(__name__)
+
 
 class GenerationRequest:
-    """Belongs to the engine's worker thread once it is added."""
+    """A request and the tokens sampled for it so far.
+
+    Once added, it belongs to the engine's worker thread.
+    """
 
     def __init__(  # noqa: PLR0913 - what was asked
         self,
@@ -75,9 +78,9 @@ class GenerationRequest:
         self.num_resumed = num_resumed
         self.num_sampled = 0
         self.is_decoding = False
-        """Whether all of its prompt is computed."""
+        """Whether its whole prompt has been computed."""
         self.is_suspect = False
-        """Whether it shared a step that failed, and has had none for itself since."""
+        """Whether it was part of a failed step and has not completed a step alone since."""
         self.last_token = -1
         self.row: CacheRow | None = None
         self._created = time.perf_counter()
@@ -88,20 +91,20 @@ class GenerationRequest:
         self._shaped: list[Shaped] = []
         self._top: list[tuple[np.ndarray, np.ndarray]] = []
         self._next: Shaped | None = None
-        """Of the token that is about to be drawn."""
+        """Support of the token that is about to be drawn."""
         self._next_top: tuple[np.ndarray, np.ndarray] | None = None
 
     def start(self, row: CacheRow) -> None:
-        """Take a row whose first `length` tokens are cached."""
+        """Assign a cache row, whose first `length` tokens need no prefill."""
         self.row = row
         self._num_cached = row.length
         self._queue_ms = (time.perf_counter() - self._created) * 1e3
 
     def begin(self, vocab_size: int) -> None:
-        """Take in what the turn has already.
+        """Advance grammar and penalties over the tokens that the turn already has.
 
         Raises:
-            InvalidRequestError: Its grammar does not allow that.
+            InvalidRequestError: The grammar does not allow these tokens.
 
         """
         if self.shaper is not None:
@@ -113,10 +116,10 @@ class GenerationRequest:
         return self.shaper is not None or self.sampling.num_top_logprobs > 0
 
     def shape(self, logits: torch.Tensor) -> None:
-        """Shape the next token's logits [V], in place.
+        """Shape the logits [V] of the next token, in place.
 
         Raises:
-            InvalidRequestError: Of its grammar.
+            InvalidRequestError: The grammar became too complex or allows no token.
 
         """
         if self.shaper is not None:
@@ -126,10 +129,10 @@ class GenerationRequest:
             self._next_top = top_tokens(logits, self.sampling.temperature, count)
 
     def push(self, token_id: int, logprob: float) -> None:
-        """Note one sampled token.
+        """Append one sampled token.
 
         Raises:
-            InvalidRequestError: Its grammar has become too complex.
+            InvalidRequestError: The grammar has become too complex.
 
         """
         if self.shaper is not None:
@@ -144,7 +147,7 @@ class GenerationRequest:
         self._logprobs.append(logprob)
 
     def stop_reason(self, num_tokens_max: int) -> StopReason | None:
-        """Say whether the last token ended the request."""
+        """Return why the last token ended the request, or None if it did not."""
         if self.last_token in self.stop_ids:
             return StopReason.STOP
         full = self.num_prompt_tokens + self.num_sampled >= num_tokens_max
@@ -153,13 +156,13 @@ class GenerationRequest:
         return None
 
     def restart(self, context: np.ndarray) -> None:
-        """Go on as a request whose prompt is all that was computed and sampled so far."""
+        """Continue as a request whose prompt is everything computed and sampled so far."""
         self.prompt = context
         self.is_decoding = False
 
     @property
     def num_pending(self) -> int:
-        """Sampled tokens that no chunk has carried yet."""
+        """Number of sampled tokens that have not been sent in a chunk yet."""
         return len(self._token_ids)
 
     def flush(
@@ -171,8 +174,8 @@ class GenerationRequest:
         *,
         fault: Exception | None = None,
     ) -> TokenChunk:
-        """Make a chunk of what is pending."""
-        supports = [one.support for one in self._shaped if one.support is not None]
+        """Return the pending tokens as a chunk and clear them."""
+        supports = [shaped.support for shaped in self._shaped if shaped.support is not None]
         ids, logprobs = zip(*self._top, strict=True) if self._top else ((), ())
         chunk = TokenChunk(
             token_ids=np.array(self._token_ids, dtype=np.int32),
@@ -180,7 +183,7 @@ class GenerationRequest:
             policy_version=policy_version,
             stop_reason=stop_reason,
             support=np.stack(supports) if supports else None,
-            is_forced=np.array([one.is_forced for one in self._shaped], dtype=bool),
+            is_forced=np.array([shaped.is_forced for shaped in self._shaped], dtype=bool),
             top_ids=np.stack(ids) if ids else None,
             top_logprobs=np.stack(logprobs) if logprobs else None,
             routed_experts=routed_experts,
@@ -188,7 +191,7 @@ class GenerationRequest:
             route_spans=tuple(route_spans),
             num_cached_tokens=self._num_cached,
             queue_ms=self._queue_ms,
-            error=_told(fault),
+            error=_error_text(fault),
             is_refused=isinstance(fault, InvalidRequestError),
         )
         self._token_ids, self._logprobs = [], []
@@ -196,13 +199,15 @@ class GenerationRequest:
         return chunk
 
 
-def _told(fault: Exception | None) -> str:
+def _error_text(fault: Exception | None) -> str:
     if fault is None:
         return ""
+    # Our own errors are written for clients; others need their type to make sense.
     return str(fault) if isinstance(fault, PenstockError) else repr(fault)
 
 
-NO_NUMBERS = RequestFailedError("the logits of its context are no finite numbers")
+NO_NUMBERS = RequestFailedError("the logits for the request's context are not finite")
+"""Fault of a request whose logits contain NaN or infinity."""
 Logits = np.ndarray | torch.Tensor
 Sample = Callable[[Logits, SamplingBatch], tuple[list[int], list[float]]]
 
@@ -210,19 +215,21 @@ Sample = Callable[[Logits, SamplingBatch], tuple[list[int], list[float]]]
 def draw(
     requests: Sequence[GenerationRequest], logits: Logits, sample: Sample
 ) -> list[Exception | None]:
-    """Give each request its next token.
+    """Sample the next token of each request.
 
     Args:
-        requests: M of them.
-        logits: float32 [M, V]; overwritten.
-        sample: the decoder's.
+        requests: M requests.
+        logits: Logits of the requests, float32 [M, V]; overwritten.
+        sample: Sampling function of the decoder.
 
     Returns:
-        Why a request got none: `NO_NUMBERS`, or an `InvalidRequestError` of its own grammar.
+        Per request, why it got no token: `NO_NUMBERS`, or an `InvalidRequestError` from its
+        grammar; None if it got one.
 
     """
     faults: list[Exception | None] = [None] * len(requests)
     is_finite = finite_rows(logits)
+    # Zeros in their place keep the batch valid; the tokens drawn from these rows are dropped below.
     if not is_finite.all():
         logits[~is_finite] = 0.0
     for index, request in enumerate(requests):
@@ -262,15 +269,15 @@ def _try_push(
 
 _DEVICE = "generator.device"
 _SHARED_PREFIX_WORTH = 16
-"""Wait for a prompt in prefill if it saves computing at least this many tokens."""
+"""Minimum number of tokens saved for a request to wait for a prompt that is being prefilled."""
 FAILURES_IN_A_ROW_MAX = 8
-"""Requests that failed one after the other, none succeeding in between: the engine is broken."""
+"""Number of consecutive failed requests after which the engine itself is considered broken."""
 
 Output = tuple[GenerationRequest, TokenChunk]
 
 
 class EngineCore:
-    """Scheduler, cache, decoder and sampler behind `TorchEngine`."""
+    """Scheduler, KV cache, decoder and sampler behind `TorchEngine`."""
 
     def __init__(self, config: PolicyConfig, options: EngineOptions) -> None:
         config.check_device(options.device, _DEVICE)
@@ -278,26 +285,26 @@ class EngineCore:
         self.options = options
         self.metrics = EngineMetrics()
         self.model: Policy | DecodeWeights | None = None
-        """What the decoder's `prepare` made of the weights in use."""
+        """Weights in use, in the form that the decoder's `prepare` returned."""
         self.policy_version = -1
         num_rows = options.num_running_max + options.num_parked_max
         self.cache = SlotCache(config, num_rows, options.num_tokens_max, self.device)
         self.waiting: deque[GenerationRequest] = deque()
         self.prefilling: list[GenerationRequest] = []
         self.decoding: list[GenerationRequest] = []
-        """Request i runs in row i."""
+        """Requests that decode; request i uses cache row i."""
         self.fault = ""
-        """Why no request can be computed any more; empty as long as some can."""
+        """Why the engine can no longer compute anything; empty while it works."""
         self._num_failures = 0
-        """In a row."""
+        """Number of consecutive failed requests."""
         self._vocab_size = config.vocab_size
         self._recomputes = config.numerics.is_exact
         self.decoder: Any = _decoder(config, self.cache, options.num_threads)
-        """One of three: `prepare` weights, `step` with them, `sample` from what the step gave."""
+        """One of the three decoders, with the methods `prepare`, `step` and `sample`."""
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a row."""
+        """Number of requests that hold a cache row."""
         return len(self.prefilling) + len(self.decoding)
 
     def add(self, request: GenerationRequest) -> None:
@@ -305,7 +312,8 @@ class EngineCore:
         self.waiting.append(request)
 
     def swap_model(self, model: Policy | DecodeWeights, policy_version: int) -> list[Output]:
-        """Use other weights from the next step on; flush what the old ones sampled."""
+        """Use new weights from the next step on; return what the old weights sampled as chunks."""
+        # A chunk names one version, so tokens of the old weights must leave before the swap.
         flushed = [
             (request, request.flush(self.policy_version))
             for request in self.decoding
@@ -319,7 +327,7 @@ class EngineCore:
         return flushed
 
     def probe(self) -> list[float]:
-        """Compute the probe, one prompt after the other, in a row that no request runs in."""
+        """Compute the probe, one prompt after the other, in a row that no request uses."""
         row, values = self.cache.spare_row(), list[float]()
         for prompt in probe_prompts(self._vocab_size):
             chunk = PrefillChunk(row.index, 0, len(prompt))
@@ -328,26 +336,30 @@ class EngineCore:
         return values
 
     def disown(self) -> list[Output]:
-        """Hold no weights any more, as these are wrong, and nothing that they computed."""
+        """Drop the weights, which proved to be wrong, and everything computed with them."""
+        log.error("dropping weights %d: their probe does not match", self.policy_version)
         self.model, ended = None, self.abort(None)
         self.cache.forget_parked()
         return ended
 
     def _restart(self, policy_version: int) -> None:
-        """Compute every context again: exact mode mixes no weights within one."""
+        """Recompute all contexts: in exact mode, one context never mixes several versions."""
+        # Decoding requests first: they came first, and keep their place in the queue.
         self.prefilling = [*self.decoding, *self.prefilling]
         self.decoding = []
         for request in self.prefilling:
             row = request.row
             assert row is not None
+            # The last sampled token is not in the cache yet: it is the next step's input.
             if request.is_decoding:
                 self.cache.tokens[row.index, row.length] = request.last_token
                 request.restart(self.cache.tokens[row.index, : row.length + 1].copy())
+            # Routes of the whole context change with the weights, so the client needs all of them.
             request.routes_from = 0
         self.cache.forget_all(policy_version)
 
     def abort(self, request_id: str | None) -> list[Output]:
-        """End one request, or all."""
+        """Abort one request, or all if `request_id` is None."""
         requests = [*self.waiting, *self.prefilling, *self.decoding]
         chosen = [r for r in requests if request_id in (None, r.request_id)]
         self.metrics.num_aborted += len(chosen)
@@ -355,14 +367,15 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Run one step; returns the chunks that came due.
+        """Run one step and return the chunks that are due.
 
-        A step that fails is taken again for each of its requests alone, and the one that fails
-        then is ended with the error: it costs the others a step each. Where request after request
-        fails, it is the engine's failure: `fault` has it.
+        If a step fails, it is repeated for each of its requests alone, and a request that fails
+        again is ended with the error. If many requests fail in a row, the engine itself is broken:
+        see `fault`.
         """
         assert self.model is not None
         started = time.perf_counter()
+        # Suspects run alone, so that the next failure names the request that causes it.
         suspect = next((request for request in self.prefilling if request.is_suspect), None)
         if self.waiting and suspect is None:
             self._admit()
@@ -376,15 +389,18 @@ class EngineCore:
             outputs = self._sample(sampled, logits) if sampled else []
         except Exception as error:
             return self._isolate(members, error)
-        raise_deferred_errors()  # Before a client gets what a bad value gave.
+        # Kernels report bad values late: raise before a client receives results based on them.
+        raise_deferred_errors()
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
 
     def _isolate(self, members: list[GenerationRequest], error: Exception) -> list[Output]:
-        """Have each member of a failed step stepped alone; one that failed alone is ended."""
+        """Mark the members of a failed step as suspects; end a request that failed alone."""
         if len(members) == 1:
+            log.error("request %s failed in a step alone: %r", members[0].request_id, error)
             self._count_failures(1, repr(error))
             return [(members[0], self._finish(members[0], StopReason.ABORTED, fault=error))]
+        log.warning("step failed, retrying its %d requests one by one: %r", len(members), error)
         for request in members:
             row = request.row
             assert row is not None
@@ -392,6 +408,7 @@ class EngineCore:
                 length = request.num_prompt_tokens + request.num_sampled
                 self.cache.tokens[row.index, length - 1] = request.last_token
                 request.restart(self.cache.tokens[row.index, :length].copy())
+            # At least one token must be computed again, to get the logits of the next one.
             row.length = min(row.length, len(request.prompt) - 1)
             row.note_version(self.policy_version)
             request.is_suspect = True
@@ -404,13 +421,15 @@ class EngineCore:
             self.fault = f"{self._num_failures} requests failed in a row, the last: {error}"
 
     def _admit(self) -> None:
-        """Give rows to waiting requests, in order, passing over those worth deferring."""
+        """Assign rows to waiting requests in order, skipping those that are better deferred."""
         deferred: list[GenerationRequest] = []
         while self.waiting and self.num_running < self.options.num_running_max:
             request = self.waiting.popleft()
             if self._is_better_later(request):
                 deferred.append(request)
                 continue
+            # Exact mode recomputes the context unless the session's row is fresh; then earlier
+            # routes, which the client has from older weights, are replaced as well.
             if self._recomputes and not self.cache.holds(request.session_id):
                 request.routes_from = 0
             row = self.cache.acquire(request.prompt, request.session_id)
@@ -421,7 +440,7 @@ class EngineCore:
         self.waiting.extendleft(reversed(deferred))
 
     def _is_better_later(self, request: GenerationRequest) -> bool:
-        """Return whether a prompt that is being computed will share more than the cache does."""
+        """Return whether a prompt in prefill will share a longer prefix than the cache does now."""
         if not self.prefilling:
             return False
         _, cached = self.cache.match(request.prompt, request.session_id)
@@ -431,9 +450,11 @@ class EngineCore:
     def _plan(
         self, members: Sequence[GenerationRequest]
     ) -> tuple[StepBatch, list[GenerationRequest]]:
-        """Choose the tokens of the next step, and the requests that get a token sampled from it.
+        """Return the batch of the next step, and the requests for which it samples a token.
 
-        Members are all that decode, if any, then those in prefill.
+        Args:
+            members: Requests to include: the decoding ones first, then those in prefill.
+
         """
         sampled = [request for request in members if request.is_decoding]
         token_ids = [request.last_token for request in sampled]
@@ -456,7 +477,7 @@ class EngineCore:
         return StepBatch(token_ids, positions, chunks, outputs), sampled
 
     def _advance(self, batch: StepBatch) -> None:
-        """Note that the batch's tokens are in the cache now."""
+        """Record that the tokens of the batch are in the cache now."""
         num_decode = len(batch.decode_positions)
         at = (np.arange(num_decode), np.array(batch.decode_positions, dtype=np.int64))
         self.cache.tokens[at] = batch.token_ids[:num_decode]
@@ -469,6 +490,7 @@ class EngineCore:
     def _sample(self, requests: list[GenerationRequest], logits: Any) -> list[Output]:
         faults = draw(requests, logits, self.decoder.sample)
         num_broken = sum(fault is NO_NUMBERS for fault in faults)
+        # Any finite row proves that the engine works; a refusing grammar is no failure of it.
         if num_broken < len(requests):
             self._num_failures = 0
         self._count_failures(num_broken, str(NO_NUMBERS))
@@ -480,17 +502,18 @@ class EngineCore:
         ]
         for request, fault in zip(requests, faults, strict=True):
             if fault is None:
-                outputs += self._pushed(request)
+                outputs += self._after_token(request)
         return outputs
 
-    def _pushed(self, request: GenerationRequest) -> list[Output]:
-        """See a request's new token: it may be the last, or make a chunk come due."""
+    def _after_token(self, request: GenerationRequest) -> list[Output]:
+        """Finish a request after its last token, or return a chunk if one is due."""
         request.is_suspect = False
         reason = request.stop_reason(self.options.num_tokens_max)
         if reason is not None:
             return [(request, self._finish(request, reason))]
         if not request.is_decoding:
             self._promote(request)
+        # The first token is sent at once: clients measure the time to it.
         if request.num_sampled == 1 or request.num_pending >= self.options.chunk_tokens:
             return [(request, request.flush(self.policy_version))]
         return []
@@ -499,6 +522,7 @@ class EngineCore:
         assert request.row is not None
         request.is_decoding = True
         self.prefilling.remove(request)
+        # Decoding rows are kept dense at the front, so that a step reads one contiguous block.
         self.cache.swap(request.row, len(self.decoding))
         self.decoding.append(request)
 
@@ -509,24 +533,27 @@ class EngineCore:
         *,
         fault: Exception | None = None,
     ) -> TokenChunk:
-        """Take a request out, wherever it is; its row stays cached, unless it failed."""
+        """Remove a request from its queue; its row stays cached unless the request failed."""
         row, routes, spans = request.row, None, []
         if row is None:
             self.waiting.remove(request)
         else:
-            # Sampled but not yet fed back: the last token has no routes and no cache entry.
+            # The last token was sampled but not fed back, so it has no routes and no cache entry.
             routes = self.cache.routes[row.index, request.routes_from : row.length].numpy().copy()
             spans = row.version_spans(request.routes_from)
             if not request.is_decoding:
                 self.prefilling.remove(request)
             else:
+                # The last decoding row fills the gap, so that decoding rows stay dense.
                 last = self.decoding.pop()
                 if last is not request:
                     assert last.row is not None
                     self.decoding[row.index] = last
                     self.cache.swap(row, last.row.index)
+            # In exact mode the routes may have been recomputed, and no client has received them.
             if self._recomputes and reason is StopReason.ABORTED:
-                row.session_id = ""  # its routes, perhaps computed again, reached no client
+                row.session_id = ""
+            # Whatever failed may have left wrong keys and values behind.
             if fault is not None:
                 row.length, row.session_id = 0, ""
             self.cache.release(row)
@@ -540,5 +567,8 @@ def _decoder(
         return GraphDecoder(config, cache)
     native = NativeDecoder.load(config, cache, num_threads)
     if config.numerics.is_exact and native is None:
-        raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")
+        raise ExactModeError(
+            "policy.numerics.mode: 'exact' also needs the compiled step in the generator, which"
+            " could not be compiled here or does not fit the policy; use 'fast' or 'off'"
+        )
     return native or Decoder(config, cache)

@@ -1,6 +1,6 @@
-"""What a generator expects of an inference engine.
+"""The interface of an inference engine.
 
-`tests/contract/check_engine.py` is the conformance suite: every engine passes it.
+Every engine must pass the conformance suite `tests/contract/check_engine.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from penstock.messages.task import Sampling
 
 
 class InvalidRequestError(PenstockError, ValueError):
-    """A request that no retry helps: the text names the field and what it must be."""
+    """An invalid request; the text names the field and what was expected. A retry cannot help."""
 
 
 class ContextLengthError(InvalidRequestError):
-    """A context that the engine cannot hold.
+    """A context that is empty or too long for the engine.
 
     Attributes:
-        num_tokens: The context's.
+        num_tokens: Length of the context in tokens.
         num_tokens_max: Longest context that leaves room for one sampled token.
 
     """
@@ -34,108 +34,112 @@ class ContextLengthError(InvalidRequestError):
         self.num_tokens_max = num_tokens_max
 
     def __str__(self) -> str:
-        return f"token_ids: {self.num_tokens} long, expected 1..{self.num_tokens_max}"
+        return f"token_ids: got {self.num_tokens} tokens, expected 1..{self.num_tokens_max}"
 
 
 class RequestFailedError(PenstockError, RuntimeError):
-    """Computing this one request failed, and the engine goes on: another attempt fails alike."""
+    """One request failed while the engine works; another attempt would fail in the same way."""
 
 
 class EngineNotReadyError(PenstockError, RuntimeError):
-    """The engine holds no weights yet, or was stopped."""
+    """The engine has no weights yet or was stopped."""
 
 
 class EngineDiedError(EngineNotReadyError):
-    """The engine ended while it computed this request, which may be the cause."""
+    """The engine died while it computed this request, which may be the cause."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one request as they come; the last chunk has a stop_reason."""
+    """N consecutive tokens of one request, N >= 0; the last chunk has a stop reason."""
 
     token_ids: np.ndarray
-    """int32 [N], N >= 0; the stop token is among them."""
+    """Sampled token ids, int32 [N], including the stop token."""
     behavior_logprobs: np.ndarray
-    """float32 [N]: of the distribution that the sampler drew from (`actors/policy/shaping.py`);
-    of the untempered distribution where the temperature is 0."""
+    """Log-probabilities of the tokens under the distribution that the sampler drew from
+    (`actors/policy/shaping.py`), or the untempered distribution at temperature 0; float32 [N]."""
     policy_version: int
-    """Under which all N were sampled."""
+    """Version of the weights under which all N tokens were sampled."""
     stop_reason: StopReason | None = None
+    """Why the request ended; None unless this is the last chunk."""
     routed_experts: np.ndarray | None = None
-    """uint8 (int16 above 256 experts) [R, L, K], K = 0 in a dense model, on the last chunk: of the
-    input positions routes_from .. total-2. The logits that gave the token at position p come from
-    position p-1."""
+    """Experts of the input positions routes_from .. total-2, only on the last chunk: uint8 (int16
+    above 256 experts) [R, L, K], K = 0 in a dense model. The logits that gave the token at
+    position p come from position p-1."""
     routes_from: int = 0
-    """What was asked for; 0 where earlier positions were computed again with other weights."""
+    """First position of `routed_experts`: the requested one, or 0 if earlier positions were
+    recomputed with other weights."""
     route_spans: tuple[VersionSpan, ...] = ()
-    """The versions that computed the R positions."""
+    """Versions of the weights that computed the R positions."""
     num_cached_tokens: int = 0
-    """Prompt tokens that were not computed again."""
+    """Number of prompt tokens found in the prefix cache."""
     queue_ms: float = 0.0
-    """Wait before the first prefill."""
+    """Time from arrival to the first prefill, in milliseconds."""
     error: str = ""
-    """Why computing the request failed; it is aborted."""
+    """Why the request failed and was aborted; empty if it did not fail."""
     is_refused: bool = False
-    """Whether that is the request's own doing: no attempt helps, and nobody is to blame."""
+    """Whether `error` is the fault of the request itself, so that no other attempt can succeed."""
     support: np.ndarray | None = None
-    """uint8 [N, row_bytes(V)] (`kernels.support`): the tokens that could be drawn, where
-    `Sampling.is_truncated`."""
+    """Tokens that could be drawn at each position, if `Sampling.is_truncated`: uint8
+    [N, row_bytes(V)] (`kernels.support`)."""
     is_forced: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, bool))
-    """bool [N]: where the grammar allowed one token alone; empty without a shaped request."""
+    """Whether the grammar allowed exactly one token at each position: bool [N]; empty if the
+    request is not shaped."""
     top_ids: np.ndarray | None = None
-    """int32 [N, K], likeliest first, where `Sampling.num_top_logprobs` is K."""
+    """Most likely token ids at each position, best first: int32 [N, K] if
+    `Sampling.num_top_logprobs` is K."""
     top_logprobs: np.ndarray | None = None
-    """float32 [N, K]."""
+    """Log-probabilities of `top_ids`: float32 [N, K]."""
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the engine can serve."""
+    """State of an engine."""
 
     ready: bool
+    """Whether the engine can serve requests."""
     paused: bool
     policy_version: int
-    """-1 before the first commit."""
+    """Version of the weights in use; -1 before the first commit."""
     num_running: int
     num_waiting: int
     error: str = ""
-    """Why the engine died, if it did."""
+    """Why the engine died; empty if it did not."""
 
 
 class EngineMetrics(msgspec.Struct, kw_only=True):
-    """Counters since the start."""
+    """Counters since the engine started."""
 
     num_generated_tokens: int = 0
     num_prefill_tokens: int = 0
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     num_aborted: int = 0
     busy_s: float = 0.0
-    """Time spent in steps."""
+    """Time spent in steps, in seconds."""
     last_pause_ms: float = 0.0
-    """How long the last commit kept steps from running."""
+    """Time during which the last commit kept steps from running, in milliseconds."""
     processes_s: float = 0.0
-    """Processor seconds of processes that the engine started and that run."""
+    """CPU seconds of running processes that the engine started."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What this engine can do."""
+    """Limits and arithmetic of an engine."""
 
     name: str
     num_tokens_max: int
-    """Longest context, prompt and sampled tokens together."""
+    """Longest context in tokens, prompt and sampled tokens together."""
     num_running_max: int
     num_waiting_max: int
     arithmetic: str
-    """Step and format of the experts, e.g. `native/mxfp8`."""
+    """Implementation of the step and number format of the experts, e.g. `native/mxfp8`."""
     num_experts: int
-    """Experts of each layer, on which the width of packed routes depends; 0 in a dense model, which
-    has none."""
+    """Number of experts per layer, which decides the width of packed routes; 0 in a dense model."""
     cache_block: int = 1
-    """Tokens of a block of the prefix cache: a prefix is reused up to its last whole block, a
-    prompt up to the last whole block before its last token."""
+    """Tokens per block of the prefix cache. Only whole blocks are reused, and never the block with
+    the last prompt token."""
 
 
 class Engine(Protocol):
-    """An inference engine under a generator. All methods belong to one event loop."""
+    """An inference engine. All methods must be called from one event loop."""
 
     def generate(  # noqa: PLR0913 - what a request is
         self,
@@ -149,29 +153,29 @@ class Engine(Protocol):
     ) -> AsyncIterator[TokenChunk]:
         """Sample a continuation of `token_ids` (int [P], P >= 1).
 
-        The last `num_resumed` tokens are the turn's own: grammar, penalties, seed and forced tokens
-        go on after them. Requests of one non-empty session reuse the cache of the session's earlier
-        turns. Closing the iterator aborts the request.
+        The last `num_resumed` tokens already belong to the turn: grammar, penalties, seed and
+        forced tokens continue after them. Requests with the same non-empty session id reuse the
+        KV cache of the session's earlier turns. Closing the iterator aborts the request.
 
         Raises:
-            InvalidRequestError: an empty prompt, ids outside the vocabulary, a sampling value out
-                of range, a grammar that does not compile within its limits or is too complex, or a
-                request_id that is in flight.
-            ContextLengthError: the prompt leaves no room for a token.
-            RequestFailedError: this request cannot be computed; the others go on.
-            QueueFullError: num_waiting_max requests wait already.
-            EngineNotReadyError: no weights yet, or stopped.
-            EngineDiedError: the engine ended under the request.
+            InvalidRequestError: The prompt is empty, an id lies outside the vocabulary, a sampling
+                setting is out of range, the grammar does not compile within its limits or is too
+                complex, or the request_id is already in flight.
+            ContextLengthError: The prompt leaves no room for a token.
+            RequestFailedError: This request cannot be computed; the others continue.
+            QueueFullError: num_waiting_max requests are already waiting.
+            EngineNotReadyError: The engine has no weights yet or was stopped.
+            EngineDiedError: The engine died while it computed the request.
 
         """
         ...
 
     async def abort(self, request_id: str | None = None) -> None:
-        """End one request, or all, with `StopReason.ABORTED`; unknown ids are passed over."""
+        """End one request, or all, with `StopReason.ABORTED`; unknown ids are ignored."""
         ...
 
     async def pause(self) -> None:
-        """Stop sampling; returns between two steps. Requests in flight wait for `resume`."""
+        """Stop sampling after the current step; requests in flight wait for `resume`."""
         ...
 
     async def resume(self) -> None:
@@ -179,14 +183,14 @@ class Engine(Protocol):
         ...
 
     async def begin_update(self) -> None:
-        """Open an update on a copy of the weights, dropping one that was never committed."""
+        """Open an update on a copy of the weights; an uncommitted earlier update is discarded."""
         ...
 
     async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches; names are HF's.
+        """Stage whole tensors (bfloat16 bits as uint16) or patches, by Hugging Face names.
 
         Raises:
-            InvalidRequestError: no update is open, or a name, shape or index does not fit.
+            InvalidRequestError: No update is open, or a name, shape or index does not fit.
 
         """
         ...
@@ -194,40 +198,40 @@ class Engine(Protocol):
     async def commit(
         self, policy_version: int, root_digest: str | None = None, probe: Sequence[float] = ()
     ) -> float:
-        """Swap the staged weights in between two steps; requests in flight keep their cache.
+        """Swap in the staged weights between two steps; requests in flight keep their KV cache.
 
         Args:
-            policy_version: of the staged weights.
-            root_digest: of the staged weights, as their publisher announced it.
-            probe: what the trainer computes with them (`actors/policy/probe.py`). An engine that
-                computes anything else is not ready, ends what is in flight with
-                EngineNotReadyError, and hands out no token until a commit has matched.
+            policy_version: Version of the staged weights.
+            root_digest: Root digest that the publisher announced; None skips the check.
+            probe: Probe values that the trainer computed (`actors/policy/probe.py`). If the
+                engine's values differ, it becomes not ready, ends all requests with
+                EngineNotReadyError, and returns no tokens until a later commit matches.
 
         Returns:
-            Milliseconds during which no step could run.
+            Time during which no step could run, in milliseconds.
 
         Raises:
-            CorruptDataError: the staged weights' digest is not `root_digest`, and nothing changed;
-                or the engine's probe is not `probe`.
-            InvalidRequestError: no update is open.
+            CorruptDataError: The digest of the staged weights is not `root_digest`, and nothing
+                changed; or the engine's probe values differ from `probe`.
+            InvalidRequestError: No update is open.
 
         """
         ...
 
     def probe(self) -> list[float]:
-        """Return what the engine computed for the probe's prompts at its last commit."""
+        """Return the probe values that the engine computed at its last commit."""
         ...
 
     async def digest(self) -> str:
-        """Return the root digest of the weights in use, as bfloat16 under HF's names."""
+        """Return the root digest of the weights in use, in bfloat16 with Hugging Face names."""
         ...
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes but those of requests in flight."""
+        """Drop all cached prefixes except those of requests in flight."""
         ...
 
     def health(self) -> EngineHealth:
-        """Return whether the engine can serve; never blocks."""
+        """Return the state of the engine; never blocks."""
         ...
 
     def metrics(self) -> EngineMetrics:
@@ -235,5 +239,5 @@ class Engine(Protocol):
         ...
 
     def capabilities(self) -> EngineCapabilities:
-        """Return what this engine can do."""
+        """Return the limits and the arithmetic of this engine."""
         ...

@@ -1,7 +1,7 @@
-"""The slot cache: one row per sequence, holding keys, values, routes and the tokens they belong to.
+"""The KV cache of the torch engine: one row per sequence, with its keys, values, routes and tokens.
 
 Rows 0 .. num_decoding-1 are kept dense by swapping, so that a decoding step reads one contiguous
-block. All other rows are prefilling, parked (a finished turn whose session may come back, or whose
+block. All other rows are prefilling, parked (a finished turn whose session may return, or whose
 prompt another member of the group may share) or empty.
 """
 
@@ -18,31 +18,31 @@ from penstock.messages.rollout import VersionSpan
 
 
 class CacheRow:
-    """One row's bookkeeping; it moves with its contents when rows are swapped."""
+    """Metadata of one row; it moves with the row's contents when rows are swapped."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        """Where its contents lie now."""
+        """Current position of the row's contents in the cache."""
         self.length = 0
-        """Tokens whose keys and values are valid."""
+        """Number of tokens whose keys and values are valid."""
         self.session_id = ""
         self.is_fresh = True
-        """Whether everything in it was computed with the weights in use."""
+        """Whether all of its contents were computed with the weights in use."""
         self.is_pinned = False
-        """Whether a request runs in it."""
+        """Whether a request is using the row."""
         self.last_used = 0
         self.versions: list[tuple[int, int]] = []
-        """(first position, policy version), ascending: which weights computed what."""
+        """Weight versions that computed the row, as (first position, policy version), ascending."""
 
     def note_version(self, policy_version: int) -> None:
-        """Note that what comes from here on is computed by these weights."""
+        """Note that positions from `length` on are computed by these weights."""
         before = [(first, version) for first, version in self.versions if first < self.length]
         if not before or before[-1][1] != policy_version:
             before.append((self.length, policy_version))
         self.versions = before
 
     def version_spans(self, start: int) -> list[VersionSpan]:
-        """Return which versions computed positions start .. length-1."""
+        """Return the versions that computed positions start .. length-1."""
         ends = [first for first, _ in self.versions[1:]] + [self.length]
         counts = (
             (version, min(end, self.length) - max(first, start))
@@ -56,7 +56,7 @@ class CacheRow:
 
 
 class SlotCache:
-    """Preallocated rows with longest-common-prefix reuse and least-recently-used eviction."""
+    """Preallocated KV cache rows with longest-common-prefix reuse and LRU eviction."""
 
     def __init__(
         self,
@@ -73,31 +73,36 @@ class SlotCache:
             self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
         else:
             self.kv = torch.zeros((layers, num_rows + 1, *kv_shape[2:]), device=device)
-        """[L, rows, 2*Hkv, T, D]: keys then values; inside a tile of positions, the decoder's own
-        layout. Routes and tokens are on the host on every device. A GPU has one row more, for what
-        fills up a step."""
+        """Keys, then values: [L, rows, 2*Hkv, T, D]. Within a tile of positions the decoder chooses
+        the layout. Routes and tokens are always on the host. On a GPU there is one extra row for
+        the padding of a step."""
         route_dtype = torch.int16 if has_wide_routes(config) else torch.uint8
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)
         self.tokens = np.zeros((num_rows, num_tokens_max), dtype=np.int32)
         self.rows = [CacheRow(index) for index in range(num_rows)]
-        """Indexed by the row's place."""
+        """Metadata of each row, by the row's position."""
         self.policy_version = -1
-        """Policy version of the weights that fill the rows from now on."""
+        """Version of the weights that currently fill the rows."""
         self._clock = 0
 
     def holds(self, session_id: str) -> bool:
-        """Return whether a session's row is there and was filled with the weights in use."""
+        """Return whether the cache has a row of this session, filled with the weights in use."""
         rows = (row for row in self.rows if session_id and row.session_id == session_id)
         return any(row.is_fresh for row in rows)
 
     def match(self, token_ids: np.ndarray, session_id: str) -> tuple[CacheRow | None, int]:
-        """Find the row that shares the longest prefix, short of the last token.
+        """Find the row with the longest shared prefix, not counting the last token of the prompt.
 
-        A session may continue on its own row even if that is older than the weights in use;
-        rows of others are only good if they are fresh.
+        A session may continue on its own row even if that was filled by older weights; rows of
+        other sessions are only used if they are fresh.
+
+        Returns:
+            The row and the number of shared tokens; (None, 0) if no row shares any.
+
         """
-        lengths = np.array([self._usable(row, session_id) for row in self.rows])
+        lengths = np.array([self._usable_length(row, session_id) for row in self.rows])
+        # The last token must be computed in any case, to get the logits of the next one.
         limit = min(int(lengths.max()), len(token_ids) - 1)
         if limit < 1:
             return None, 0
@@ -108,12 +113,12 @@ class SlotCache:
         return (self.rows[best], int(shared[best])) if shared[best] else (None, 0)
 
     @staticmethod
-    def _usable(row: CacheRow, session_id: str) -> int:
+    def _usable_length(row: CacheRow, session_id: str) -> int:
         own = bool(session_id) and row.session_id == session_id
         return row.length if row.is_fresh or (own and not row.is_pinned) else 0
 
     def acquire(self, token_ids: np.ndarray, session_id: str) -> CacheRow | None:
-        """Pin a row for a request and fill it with the longest prefix at hand.
+        """Pin a row for a request and fill it with the longest cached prefix.
 
         Returns:
             The row, whose `length` tokens need no prefill; None if every row is pinned.
@@ -137,25 +142,26 @@ class SlotCache:
         return target
 
     def _target(self, donor: CacheRow | None, session_id: str) -> CacheRow | None:
-        """Choose the row to run in: the session's own, else an empty one, else the oldest."""
+        """Choose a row for a request: the session's own, else an empty one, else the oldest."""
         parked = [row for row in self.rows if not row.is_pinned]
         if not parked:
             return None
         for row in parked:
             if session_id and row.session_id == session_id:
                 return row
+        # Not the donor if possible: other members of the group may still want its prefix.
         spare = [row for row in parked if row is not donor]
         return min(spare or parked, key=lambda row: (row.length > 0, row.last_used, row.index))
 
     def spare_row(self) -> CacheRow:
-        """Return a row that no request runs in, emptied, for a computation that leaves nothing."""
+        """Empty and return a row that no request uses, for a temporary computation."""
         row = self._target(None, "")
         assert row is not None, "there are more rows than running requests"
         row.length, row.session_id, row.is_fresh = 0, "", True
         return row
 
     def release(self, row: CacheRow) -> None:
-        """Unpin a row; its contents stay until another request needs the place."""
+        """Unpin a row; its contents stay until another request needs the row."""
         self._clock += 1
         row.is_pinned = False
         row.last_used = self._clock
@@ -167,7 +173,7 @@ class SlotCache:
         target.is_fresh = source.is_fresh
 
     def swap(self, row: CacheRow, index: int) -> None:
-        """Exchange the contents of a row with those at another place."""
+        """Exchange the contents of a row with those at position `index`."""
         other = self.rows[index]
         if other is row:
             return
@@ -181,14 +187,14 @@ class SlotCache:
         row.index, other.index = b, a
 
     def mark_stale(self, policy_version: int) -> None:
-        """Note that the weights changed: what is cached serves only requests that continue it."""
+        """Note new weights; rows filled by older ones only serve requests that continue them."""
         self.policy_version = policy_version
         for row in self.rows:
             row.is_fresh = row.length == 0
             row.note_version(policy_version)
 
     def forget_all(self, policy_version: int) -> None:
-        """Note that the weights changed, and that nothing computed by others is to be used."""
+        """Note new weights and drop everything that older weights computed."""
         self.policy_version = policy_version
         self.forget_parked()
         for row in self.rows:
@@ -196,14 +202,17 @@ class SlotCache:
             row.note_version(policy_version)
 
     def forget_parked(self) -> None:
-        """Empty every row that no request runs in."""
+        """Empty every row that no request uses."""
         for row in self.rows:
             if not row.is_pinned:
                 row.length, row.session_id, row.is_fresh = 0, "", True
 
 
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """Return zeros, in huge pages where the system has them: random reads stall less."""
+    """Return an array of zeros, in huge pages if the system has them.
+
+    Huge pages reduce stalls of random reads.
+    """
     dtype = np.dtype(dtype)
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -212,7 +221,7 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Return how many leading tokens two rows of ids have in common."""
+    """Return the length of the longest common prefix of two arrays of token ids."""
     limit = min(len(left), len(right))
     differs = left[:limit] != right[:limit]
     return int(differs.argmax()) if differs.any() else limit

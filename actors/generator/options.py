@@ -6,21 +6,23 @@ from penstock.actors.policy.probe import PROBE_TOLERANCE
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the torch engine."""
+    """Capacity, device and tolerance of the torch engine."""
 
     num_running_max: int = 64
+    """Maximum requests computed together, one cache row each."""
     num_parked_max: int = 64
-    """Further rows that keep the prefixes of sessions between turns."""
+    """Additional cache rows that keep the prefixes of sessions between turns."""
     num_waiting_max: int = 1024
+    """Maximum requests in the queue."""
     num_tokens_max: int = 1024
-    """Longest context."""
+    """Longest context in tokens."""
     prefill_tokens_max: int = 512
-    """Prompt tokens computed in one step."""
+    """Maximum prompt tokens computed in one step."""
     chunk_tokens: int = 16
-    """Sampled tokens a chunk carries, but the first, which has one."""
+    """Sampled tokens per chunk; the first chunk has only one, to keep its latency low."""
     num_threads: int = 1
-    """Threads that torch uses in the worker."""
+    """Number of torch threads in the worker."""
     device: str = "cpu"
-    """One of `DEVICES`: of the weights, the cache and the step."""
+    """Device of the weights, the KV cache and the step; one of `DEVICES`."""
     probe_tolerance: float = PROBE_TOLERANCE
     """Largest difference of a probe value from the trainer's, in nats."""

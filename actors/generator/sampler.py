@@ -1,23 +1,22 @@
-"""Drawing tokens: one uniform number per token, from the request's own stream.
+"""Sampling of tokens: grammar masks, logit shaping, and reproducible draws.
 
-Inverse-CDF sampling uses up exactly one number per token, so a request's draws depend on its seed
-and its logits only, never on who shares the batch. Whatever the values of a request and its logits
-are, a token is one of the vocabulary, and has a probability: `SamplingBatch` keeps values where
-float32 can work with them, and who calls sets rows aside that are no numbers (`finite_rows`). Rows
-come shaped (`shaper.py`): -inf is a token that cannot be drawn.
+Draws: inverse-CDF sampling takes exactly one uniform number per token from the request's own
+stream. So the tokens of a request depend only on its seed and its logits, never on other requests
+in the batch. Every draw yields a token of the vocabulary with a probability: `SamplingBatch` clamps
+settings to a range that float32 can handle, and callers remove rows that are not finite
+(`finite_rows`).
 
-Grammars compiled to token masks, by llguidance; bounded in size and time.
+Grammars: llguidance compiles them to token masks. A mask is computed between two decoding steps;
+compiling runs in a separate thread, neither on the event loop nor on the engine's worker. All work
+is bounded in the library's own units (fuel, items, states), so a hostile grammar ends with an error
+instead of blocking the engine.
 
-A mask is computed where a token is sampled, between two decoding steps. Compiling takes a thread of
-its own, off the event loop and off the engine's worker. Whatever a grammar makes the library do is
-counted in its own units (fuel, items, states), so a hostile one ends with an error, not with time.
+Shaping: only requests that ask for more than a temperature have a `TurnShaper`.
 
-Shapes the logits of requests that ask for more than a temperature.
+    row of logits ──shifted──▶ grammar mask ──cut_support──▶ -inf for tokens that cannot be drawn
+                                                     └──▶ the support, recorded with the token
 
-    row of logits ──shifted──▶ grammar's mask ──cut_support──▶ -inf where no token can be drawn
-                                                       └──▶ the support, recorded with the token
-
-Most requests have no shaper: nothing is done for them, and their arithmetic is as without this.
+Requests without a shaper are computed exactly as if shaping did not exist.
 """
 
 import asyncio
@@ -39,10 +38,11 @@ from penstock.kernels.support import pack_support, row_bytes, unpack_support
 from penstock.messages.task import TEMPERATURE_MIN, Sampling
 
 COMPILE_S_MAX = 5.0
+"""Longest time in seconds that a request waits for its grammar to be compiled."""
 NUM_COMPILING_MAX = 8
-"""Grammars that wait to be compiled; more are refused."""
+"""Maximum grammars that wait to be compiled; further ones are refused."""
 _NUM_KEPT_MAX = 64
-"""Compiled grammars that are kept for the next request with the same text."""
+"""Maximum compiled grammars cached for later requests with the same text."""
 _LIMITS = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
@@ -52,28 +52,29 @@ _LIMITS = {
     "max_grammar_size": 50_000,
     "verbose_errors": False,
 }
-"""20 ms to build, and at most about as long for each mask."""
+"""Limits of llguidance: building a grammar takes about 20 ms, each mask at most about as long."""
 _ERROR_CHARS_MAX = 300
 
 
 class TurnGrammar:
-    """What one turn may say next; belongs to the engine's worker thread once it is in use."""
+    """State of a grammar within one turn; once in use, it belongs to the engine's worker thread."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
     def allowed(self) -> np.ndarray:
-        """Return uint8 [row_bytes(V)]: a bit for each token that may come next.
+        """Return the tokens that may come next, one bit each: uint8 [row_bytes(V)].
 
         Raises:
-            InvalidRequestError: The grammar is too complex, or nothing may come next.
+            InvalidRequestError: The grammar is too complex or allows no token.
 
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         width = row_bytes(self._vocab_size)
         row = np.zeros(width, np.uint8)
         row[: min(width, len(bits))] = bits[:width]
+        # The library may have more ids than the policy: clear the padding bits of the last byte.
         if self._vocab_size % 8:
             row[-1] &= (1 << self._vocab_size % 8) - 1
         if self._matcher.is_error() or not row.any():
@@ -81,10 +82,10 @@ class TurnGrammar:
         return row
 
     def accept(self, token_id: int) -> None:
-        """Go on after a token that was allowed.
+        """Advance the grammar by one token.
 
         Raises:
-            InvalidRequestError: It was not, or the grammar is too complex.
+            InvalidRequestError: The token is not allowed, or the grammar is too complex.
 
         """
         if not self._matcher.consume_token(token_id):
@@ -92,18 +93,18 @@ class TurnGrammar:
 
 
 class GrammarMasks:
-    """Compiles grammars over one tokenizer."""
+    """Compiles grammars for one tokenizer and caches them."""
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int], vocab_size: int) -> None:
-        """Take the tokenizer; it is read when the first grammar comes.
+        """Keep the tokenizer; it is converted when the first grammar is compiled.
 
         Args:
-            tokenizer: the policy's.
-            stop_ids: tokens that end a turn: allowed wherever a grammar may end.
-            vocab_size: of the policy, which may have more ids than the tokenizer.
+            tokenizer: Tokenizer of the policy.
+            stop_ids: Tokens that end a turn; allowed wherever a grammar may end.
+            vocab_size: Vocabulary size of the policy, which may exceed the tokenizer's.
 
         """
-        self._words = _Words(tokenizer, stop_ids[0])
+        self._words = _TokenTable(tokenizer, stop_ids[0])
         self._stop_ids = list(stop_ids)
         self._vocab_size = vocab_size
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -112,50 +113,56 @@ class GrammarMasks:
         self._num_compiling = 0
 
     async def open(self, text: str) -> TurnGrammar:
-        """Return a grammar at its beginning.
+        """Return a grammar in its initial state, compiling it first if it is not cached.
 
         Raises:
-            InvalidRequestError: It does not compile, or not within its limits; or too many do.
+            InvalidRequestError: It does not compile within its limits, or too many are waiting.
 
         """
         if text not in self._compiled:
             if self._num_compiling >= NUM_COMPILING_MAX:
-                raise _refusal(f"{self._num_compiling} others are being compiled")
+                raise _refusal(
+                    f"{self._num_compiling} others are already being compiled, try later"
+                )
             self._num_compiling += 1
             job = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, text)
             job.add_done_callback(self._done)
             try:
+                # Shielded: a thread cannot be cancelled, and `_done` must count it until it ends.
                 async with asyncio.timeout(COMPILE_S_MAX):
                     matcher = await asyncio.shield(job)
             except TimeoutError as error:
-                raise _refusal(f"not compiled in {COMPILE_S_MAX:g} s") from error
-            self._keep(text, matcher)
-        return self._opened(text)
+                raise _refusal(f"not compiled within {COMPILE_S_MAX:g} s") from error
+            self._cache(text, matcher)
+        return self._fresh_copy(text)
 
     def open_now(self, text: str) -> TurnGrammar:
-        """Return a grammar at its beginning, compiled here: of a text that `open` has taken.
+        """Return a grammar in its initial state, compiling it in this thread.
+
+        Only for texts that `open` has accepted before, in this process or another.
 
         Raises:
             InvalidRequestError: It does not compile.
 
         """
         if text not in self._compiled:
-            self._keep(text, self._compile(text))
-        return self._opened(text)
+            self._cache(text, self._compile(text))
+        return self._fresh_copy(text)
 
-    def _keep(self, text: str, matcher: llguidance.LLMatcher) -> None:
+    def _cache(self, text: str, matcher: llguidance.LLMatcher) -> None:
         self._compiled[text] = matcher
         while len(self._compiled) > _NUM_KEPT_MAX:
             self._compiled.popitem(last=False)
 
-    def _opened(self, text: str) -> TurnGrammar:
+    def _fresh_copy(self, text: str) -> TurnGrammar:
         self._compiled.move_to_end(text)
         return TurnGrammar(self._compiled[text].deep_copy(), self._vocab_size)
 
     def _done(self, job: asyncio.Future[llguidance.LLMatcher]) -> None:
         self._num_compiling -= 1
         if not job.cancelled():
-            job.exception()  # Retrieved, even where its request has timed out.
+            # Retrieve the error, or asyncio reports it as unhandled if the request timed out.
+            job.exception()
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         if self._tokenizer is None:
@@ -169,8 +176,8 @@ class GrammarMasks:
         return matcher
 
 
-class _Words:
-    """The tokenizer as the library asks for it."""
+class _TokenTable:
+    """Adapter of a `Tokenizer` to the interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -190,19 +197,25 @@ def _refusal(cause: str) -> InvalidRequestError:
 
 
 class Shaped(NamedTuple):
-    """What could be drawn at one position."""
+    """Support of one position: the tokens that could be drawn there."""
 
     support: np.ndarray | None
-    """uint8 [row_bytes(V)]; None where all tokens could."""
+    """Bit set of the tokens, uint8 [row_bytes(V)]; None if all tokens could be drawn."""
     is_forced: bool
-    """Whether the grammar allowed one token alone."""
+    """Whether the grammar allowed exactly one token."""
 
 
 class TurnShaper:
-    """Follows one request's tokens."""
+    """Shapes the logits of one request, following its tokens."""
 
     def __init__(self, sampling: Sampling, grammar: TurnGrammar | None) -> None:
-        """Start at the turn's first token; `grammar` is of what follows the forced tokens."""
+        """Start at the first token of a turn.
+
+        Args:
+            sampling: Settings of the turn.
+            grammar: Grammar of what follows the forced prefix, if any.
+
+        """
         self._sampling = sampling
         self._grammar = grammar
         self._forced = deque(sampling.grammar.prefix_ids if sampling.grammar else ())
@@ -210,12 +223,12 @@ class TurnShaper:
 
     @classmethod
     def of(cls, sampling: Sampling, grammar: TurnGrammar | None) -> "TurnShaper | None":
-        """Return None where there is nothing to shape."""
+        """Return a shaper, or None if the settings need none."""
         shapes = sampling.is_truncated or sampling.is_penalized or sampling.logit_bias
         return cls(sampling, grammar) if shapes else None
 
     def begin(self, context: np.ndarray, vocab_size: int, num_resumed: int) -> None:
-        """See the context, whose last `num_resumed` tokens are the turn's own."""
+        """Process the context, whose last `num_resumed` tokens already belong to the turn."""
         start = len(context) - num_resumed
         turn = context[start:].tolist()
         if self._sampling.is_penalized:
@@ -225,13 +238,13 @@ class TurnShaper:
             self.accept(token_id)
 
     def shape(self, logits: torch.Tensor) -> Shaped:
-        """Shape one row in place.
+        """Shape one row in place and return its support.
 
         Args:
-            logits: [V] float32.
+            logits: Logits of the next token, float32 [V].
 
         Raises:
-            InvalidRequestError: Of its grammar.
+            InvalidRequestError: The grammar is too complex or allows no token.
 
         """
         sampling = self._sampling
@@ -248,10 +261,10 @@ class TurnShaper:
         return Shaped(pack_support(is_left.numpy()), is_forced)
 
     def accept(self, token_id: int) -> None:
-        """Go on after a token that was drawn.
+        """Advance by a token that was drawn.
 
         Raises:
-            InvalidRequestError: The grammar does not allow it.
+            InvalidRequestError: The grammar does not allow the token.
 
         """
         if self._window is not None:
@@ -263,9 +276,9 @@ class TurnShaper:
 
     def _allowed(self, vocab_size: int) -> np.ndarray | None:
         if self._forced:
-            one = np.zeros(vocab_size, bool)
-            one[self._forced[0]] = True
-            return one
+            allowed = np.zeros(vocab_size, bool)
+            allowed[self._forced[0]] = True
+            return allowed
         if self._grammar is None:
             return None
         return unpack_support(self._grammar.allowed(), vocab_size)
@@ -274,7 +287,8 @@ class TurnShaper:
 def top_tokens(
     logits: torch.Tensor, temperature: float, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids [K] and logprobs [K] of the likeliest tokens of a shaped row [V]."""
+    """Return ids [K] and logprobs [K] of the most likely tokens of a shaped row [V]."""
+    # Greedy requests report the untempered distribution, as `behavior_logprobs` does.
     scaled = logits if temperature in {0.0, 1.0} else logits * (1.0 / temperature)
     values, ids = torch.log_softmax(scaled, -1).topk(min(count, len(logits)))
     return ids.numpy().astype(np.int32), values.numpy()
@@ -282,15 +296,16 @@ def top_tokens(
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """The sampling values of B rows, within the bounds that float32 can work with."""
+    """Sampling settings of B rows, clamped to the range that float32 can handle."""
 
     temperatures: list[float]
-    """0, or from `TEMPERATURE_MIN` to `TEMPERATURE_MAX`."""
+    """Temperature of each row: 0, or from `TEMPERATURE_MIN` to `TEMPERATURE_MAX`."""
     uniforms: list[float]
-    """In [0, 1)."""
+    """Uniform random number of each row, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        """Clamp; what is no number becomes the upper bound."""
+        """Clamp the temperatures; NaN becomes the upper bound."""
+        # `not t <= 0.0` rather than `t > 0.0`: a NaN must not count as greedy.
         temperatures = [
             max(TEMPERATURE_MIN, min(TEMPERATURE_MAX, t)) if not t <= 0.0 else 0.0
             for t in self.temperatures
@@ -299,16 +314,17 @@ class SamplingBatch:
 
 
 def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
-    """Return bool [M]: which rows of float32 [M, V] hold nothing but numbers."""
+    """Return which rows of float32 [M, V] are finite, as bool [M]."""
     values = logits.numpy() if isinstance(logits, torch.Tensor) else logits
+    # A sum is NaN or infinite if any element is, and needs no [M, V] array of booleans.
     with np.errstate(over="ignore", invalid="ignore"):
         return np.isfinite(values.sum(axis=1))
 
 
 def uniforms_for(sampling: Sampling, num_resumed: int = 0) -> list[float]:
-    """Return the request's stream: one number for each token it may draw.
+    """Return the uniform numbers of a request, one for each token that it may draw.
 
-    A turn that was begun elsewhere continues behind the numbers that its first tokens used up.
+    A turn that was started elsewhere continues after the numbers that its first tokens used.
     """
     stream = np.random.Generator(np.random.Philox(key=sampling.seed % 2**128))
     return stream.random(num_resumed + sampling.num_tokens_max)[num_resumed:].tolist()
@@ -318,11 +334,11 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     """Draw one token per row.
 
     Args:
-        logits: [B, V] float32; overwritten.
-        batch: B values each.
+        logits: Shaped logits, float32 [B, V]; overwritten.
+        batch: Sampling settings of the B rows.
 
     Returns:
-        Token ids, and their log-probabilities under the distribution drawn from.
+        Token ids, and their log-probabilities under the distribution they were drawn from.
 
     """
     greedy = min(batch.temperatures) <= 0.0
@@ -331,6 +347,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
         logits.mul_(scale.unsqueeze(1))
     logprobs = torch.log_softmax(logits, dim=-1)
     cdf = logprobs.exp().cumsum_(-1)
+    # Times the last entry, since rounding makes the sum of the probabilities differ from 1.
     targets = torch.tensor(batch.uniforms, dtype=torch.float32).unsqueeze(1) * cdf[:, -1:]
     tokens = torch.searchsorted(cdf, targets, right=True)
     if greedy:
@@ -341,6 +358,6 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
 
 
 def _within_support(tokens: torch.Tensor, cdf: torch.Tensor) -> torch.Tensor:
-    """Move draws that rounding put past the CDF's end to the last token that has mass."""
+    """Move draws that rounding put past the end of the CDF to the last token with any mass."""
     last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
     return torch.minimum(tokens, last).clamp_(max=cdf.shape[1] - 1)

@@ -1,21 +1,22 @@
-"""The embedded engine: the policy in torch, continuous batching, staged weight swaps.
+"""The embedded engine: continuous batching on a worker thread, with double-buffered weights.
 
-In-flight weight updates: two policies, one sampling, one being written.
+Weight updates while requests are in flight use two policies; one samples, the other is written:
 
     begin: standby <- copy of live    apply: write standby    commit: verify, then swap the two
 
-Only the swap keeps a step from running; it exchanges two references.
+Only the swap delays a step; it exchanges two references and computes the probe.
 
-The engine's worker thread: steps of the core, with commands run in between.
+The worker thread runs the steps of the core, and commands between them:
 
     event loop ──commands──▶ inbox ──▶ worker: command, step, step, command, step ...
         ▲                                  │
         └────── call_soon_threadsafe ◀─────┘ chunks
 
-The worker alone touches the core while it runs, so no lock guards the batch.
+While the worker runs, only it touches the core, so the batch needs no lock.
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -53,15 +54,17 @@ from penstock.kernels.ops import delta_apply
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.task import Sampling
 
+log = logging.getLogger(__name__)
+
 
 class StagedWeights:
-    """The double buffer. Not thread-safe: its owner runs one method at a time."""
+    """Double buffer of the weights. Not thread-safe: its owner calls one method at a time."""
 
     def __init__(self, config: PolicyConfig, device: torch.device) -> None:
         self._live = _empty_policy(config, device)
         self._standby = _empty_policy(config, device)
         self._views: dict[str, torch.Tensor] | None = None
-        """Views of the standby, while an update is open."""
+        """Views of the standby's tensors while an update is open, else None."""
 
     def begin(self) -> None:
         """Open an update that starts from the live weights."""
@@ -71,12 +74,12 @@ class StagedWeights:
         self._views = standby
 
     def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """Write into the standby."""
+        """Write tensors or patches into the standby."""
         views = self._open_views()
         for name, patch in patches.items():
             view = views.get(name)
             check_patch(name, patch, None if view is None else view.shape)
-            assert view is not None, "checked"
+            assert view is not None, "check_patch refuses unknown names"
             if isinstance(patch, np.ndarray):
                 view.copy_(_from_bits(patch))
             else:
@@ -86,7 +89,9 @@ class StagedWeights:
         """Check the standby against the digest that its publisher announced."""
         found = _published_digest(self._open_views())
         if found != root_digest:
-            raise CorruptDataError(f"staged weights have root digest {found}, not {root_digest}")
+            raise CorruptDataError(
+                f"staged weights: expected root digest {root_digest}, got {found}"
+            )
 
     @property
     def standby(self) -> Policy:
@@ -95,7 +100,7 @@ class StagedWeights:
         return self._standby
 
     def swap(self) -> None:
-        """Close the update: the standby is live."""
+        """Close the update: the standby becomes the live policy."""
         self._open_views()
         self._live, self._standby, self._views = self._standby, self._live, None
 
@@ -135,16 +140,23 @@ def _from_bits(values: np.ndarray) -> torch.Tensor:
 
 
 _COMMAND_S = 30.0
-"""A command waits for one step at most; this much means that the worker hangs."""
+"""Longest wait for a command in seconds. It waits for at most one step, so after this long the
+worker is stuck."""
 
 T = TypeVar("T")
 
 
 class EngineWorker:
-    """Runs a core until stopped."""
+    """Thread that runs the steps of a core until it is stopped."""
 
     def __init__(self, core: EngineCore, deliver: Callable[[list[Output]], None]) -> None:
-        """Deliver is called on the event loop with the chunks of a step."""
+        """Prepare the thread.
+
+        Args:
+            core: Core whose steps to run.
+            deliver: Callback on the event loop that receives the chunks of a step.
+
+        """
         self.core = core
         self.is_paused = False
         self.error = ""
@@ -160,7 +172,7 @@ class EngineWorker:
         return self._thread.is_alive() and not self._is_stopping
 
     def start(self) -> None:
-        """Start the thread; call on the event loop that gets the chunks."""
+        """Start the thread; call this on the event loop that receives the chunks."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -168,33 +180,35 @@ class EngineWorker:
         """End the thread after the step in progress.
 
         Raises:
-            DeadlineError: the step does not end.
+            DeadlineError: The step did not end in time.
 
         """
         if self._is_stopping or self._loop is None:
             return
         self._is_stopping = True
+        # An empty command wakes a worker that waits for its inbox.
         self.post(lambda: None)
         try:
             async with asyncio.timeout(_COMMAND_S):
                 await asyncio.to_thread(self._thread.join)
         except TimeoutError as error:
-            raise DeadlineError(f"the engine's worker runs {_COMMAND_S} s after a stop") from error
+            text = f"engine worker: still running {_COMMAND_S:g} s after it was told to stop"
+            raise DeadlineError(text) from error
 
     def post(self, command: Callable[[], None]) -> None:
-        """Run a command between two steps, without waiting for it."""
+        """Queue a command to run between two steps, without waiting for it."""
         self._inbox.put(command)
 
     async def call(self, command: Callable[[], T]) -> T:
         """Run a command between two steps and return its result.
 
         Raises:
-            EngineNotReadyError: the worker has ended.
-            DeadlineError: it did not come to the command in time.
+            EngineNotReadyError: The worker has ended.
+            DeadlineError: The worker did not reach the command in time.
 
         """
         if not self.is_alive:
-            raise EngineNotReadyError(f"the engine does not run {self.error}".rstrip())
+            raise EngineNotReadyError(f"the engine is not running {self.error}".rstrip())
         future: Future[T] = Future()
 
         def run() -> None:
@@ -208,10 +222,11 @@ class EngineWorker:
             async with asyncio.timeout(_COMMAND_S):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise DeadlineError(f"no engine step ended within {_COMMAND_S} s") from error
+            raise DeadlineError(f"engine worker: no step ended within {_COMMAND_S:g} s") from error
 
     def emit(self, outputs: list[Output]) -> None:
-        """Hand chunks over to the event loop."""
+        """Pass chunks to the event loop."""
+        # The loop may be closed while the thread still ends its last step.
         if outputs and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
@@ -223,8 +238,11 @@ class EngineWorker:
                 if self._has_work():
                     self.emit(self.core.step())
         except Exception as error:
+            log.exception("engine worker failed")
             self.core.fault = repr(error)
         if self.core.fault:
+            log.error("engine is broken, aborting all requests: %s", self.core.fault)
+            # Before the chunks: `generate` reads it to tell a dead engine from an aborted request.
             self.error = self.core.fault
             self.emit(self.core.abort(None))
 
@@ -234,19 +252,20 @@ class EngineWorker:
         return has_requests and not self.is_paused and core.model is not None
 
     def _run_commands(self) -> None:
-        """Run what is in the inbox; wait for something if there is nothing else to do."""
+        """Run the commands in the inbox; block for the next one if there is no step to run."""
         if not self._has_work():
             self._inbox.get()()
+        # A snapshot of the size: commands that arrive meanwhile must not starve the next step.
         for _ in range(self._inbox.qsize()):
             self._inbox.get()()
 
 
 _REQUEST_S = 600.0
-"""Longest wait for a request's next chunk, pauses included."""
+"""Longest wait for the next chunk of a request in seconds, including pauses."""
 
 
 class TorchEngine(BaseEngine[StagedWeights]):
-    """An `Engine`; construct it, `start()` it on the event loop, then give it weights.
+    """The embedded `Engine`: construct it, `start()` it on the event loop, then give it weights.
 
     Example:
         >>> engine = TorchEngine(config, EngineOptions(num_threads=1))
@@ -263,19 +282,19 @@ class TorchEngine(BaseEngine[StagedWeights]):
         options: EngineOptions | None = None,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """Make an engine; without `grammars` it refuses requests that have one.
+        """Create an engine; it needs `grammars` to accept requests that have a grammar.
 
         Raises:
-            InvalidRequestError: Contexts longer than the policy's.
+            InvalidRequestError: `num_tokens_max` exceeds the longest context of the policy.
             ConfigError: The device cannot compute this policy.
-            DeviceUnavailableError: The device is not there.
+            DeviceUnavailableError: The device is missing.
 
         """
         options = options or EngineOptions()
         if options.num_tokens_max > config.max_position_embeddings:
             raise InvalidRequestError(
-                f"num_tokens_max {options.num_tokens_max} exceeds the policy's "
-                f"max_position_embeddings {config.max_position_embeddings}"
+                "num_tokens_max: expected at most the policy's max_position_embeddings, "
+                f"{config.max_position_embeddings}, got {options.num_tokens_max}"
             )
         self._grammars = grammars
         self._core = EngineCore(config, options)
@@ -308,6 +327,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
         if sampling.num_tokens_max > self._options.num_tokens_max:
             bound = self._options.num_tokens_max
             sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
+        # Room for one chunk per token and a last one, since `_deliver` must never block.
         stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
         self._streams[request_id] = stream
         ended = False
@@ -325,7 +345,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
                 if ended and self._worker.error:
                     raise EngineDiedError(f"the engine died: {self._worker.error}")
                 if ended and self._core.model is None:
-                    raise EngineNotReadyError("the weights in use were found to be wrong")
+                    raise EngineNotReadyError("the weights in use failed their probe")
                 if chunk.is_refused:
                     raise InvalidRequestError(chunk.error)
                 if chunk.error:
@@ -355,6 +375,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
         async with self._weights_lock:
             if root_digest is not None:
                 await asyncio.to_thread(self._weights.verify, root_digest)
+            # Packing takes long, so it runs in a thread while the old weights keep sampling.
             prepare, standby = self._core.decoder.prepare, self._weights.standby
             model = await asyncio.to_thread(prepare, standby)
             return await self._worker.call(lambda: self._swap(model, policy_version, probe))
@@ -401,6 +422,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
     ) -> float:
         started = time.perf_counter()
         self._weights.swap()
+        # Chunks of the old version leave before any token of the new one.
         self._worker.emit(self._core.swap_model(model, policy_version))
         self._probe = self._core.probe()
         try:
@@ -410,6 +432,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
             raise
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.last_pause_ms = pause_ms
+        log.info("version %d in use, steps paused for %.1f ms", policy_version, pause_ms)
         return pause_ms
 
 
@@ -418,4 +441,4 @@ async def _next_chunk(stream: asyncio.Queue[TokenChunk], request_id: str) -> Tok
         async with asyncio.timeout(_REQUEST_S):
             return await stream.get()
     except TimeoutError as error:
-        raise DeadlineError(f"request {request_id}: no chunk within {_REQUEST_S} s") from error
+        raise DeadlineError(f"request {request_id}: no chunk within {_REQUEST_S:g} s") from error

@@ -171,7 +171,7 @@ async def test_no_token_of_a_sabotaged_reload_gets_out(started):
     assert site.context.gauges["digest_mismatches"] == 1
     assert applied.probe_matches and applied.policy_version == 1
     await engine.resume()
-    with pytest.raises(EngineNotReadyError, match="wrong"):
+    with pytest.raises(EngineNotReadyError, match="failed their probe"):
         await task
     assert not versions
     await sample()
@@ -202,7 +202,7 @@ async def test_nothing_is_served_after_a_reload_that_failed_half_way(started):
     with pytest.raises(Exception, match="no room"):
         await load(engine, weights(1, name), 1)
     await engine.resume()
-    with pytest.raises(EngineNotReadyError, match="wrong"):
+    with pytest.raises(EngineNotReadyError, match="failed their probe"):
         await task
     assert not engine.health().ready
     await load(engine, weights(1, name), 1)

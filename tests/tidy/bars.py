@@ -42,9 +42,9 @@ def num_c_lines(repository: Repository) -> int:
 
 
 WORDS = {
-    "concurrent files without reasons": words.unexplained_concurrency,
-    "field docstrings that begin with Of": words.vague_field_docstrings,
-    "types without a noun": words.types_without_a_noun,
+    "concurrent files without reasons": words.unexplained,
+    "field docstrings that begin with Of": words.vague,
+    "types without a noun": words.nounless,
 }
 SHIPPED = (*SOURCE_SUFFIXES, ".js", ".css", ".html", ".sh")
 WALK = re.compile(r"^\*\*(.+?)\*\*.*\n\n\|[^\n]*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)

@@ -1,4 +1,5 @@
-"""What computes the engine's steps: compiled C, torch where nothing compiles, a GPU's graphs.
+"""Implementations of the torch engine's step: compiled C, plain torch, and CUDA graphs.
 
-Each has `name`, `prepare` for the weights of a version, `step` and `sample`; `EngineCore` chooses.
+Each has a `name` and the methods `prepare` (of a version's weights), `step` and `sample`.
+`EngineCore` chooses one; plain torch serves where C cannot be compiled.
 """

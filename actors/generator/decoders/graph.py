@@ -1,12 +1,13 @@
-"""One step of inference on a GPU: recorded once for each size as a CUDA graph, then replayed.
+"""The inference step on a GPU, recorded once per size as a CUDA graph and then replayed.
 
-A step of a small model is hundreds of kernels of some microseconds, and to start one takes longer
-than it runs; a graph is one start. So nothing in it may depend on values that the host would have
-to wait for: every expert computes every token, and what a token's own experts gave is picked out.
+A step of a small model launches hundreds of kernels that each run for a few microseconds, less than
+a launch takes; a graph needs one launch. Nothing in a graph may depend on values that the host
+would have to wait for. So every expert computes every token, and the outputs of a token's own
+experts are selected afterwards.
 
-Tokens are all alike, whether decoded or prefilled: each writes its place of its row of the cache,
-and looks at that row up to itself. They are filled up to a power of two; what fills up has the
-cache's last row, which no request has.
+Decoded and prefilled tokens are treated alike: each writes to its position of its cache row and
+attends to that row up to itself. Batches are padded to a power of two; padding uses the last cache
+row, which belongs to no request.
 """
 
 from typing import NamedTuple
@@ -25,28 +26,29 @@ from penstock.actors.policy.operations import combine, rms_norm
 
 _TOKENS_MIN, _SPAN_MIN = 8, 128
 _PAIRS_MAX = 1 << 18
-"""Tokens of a graph times cached positions that each looks at: what attention copies."""
+"""Maximum product of a graph's tokens and the cached positions that each attends to; attention
+copies that many."""
 
 
 class _Recorded(NamedTuple):
-    """A graph, and where it reads and writes. Shapes: N tokens, V of the vocabulary."""
+    """A graph with its input and output buffers. Shapes: N tokens, vocabulary size V."""
 
     graph: torch.cuda.CUDAGraph
     host: torch.Tensor
-    """[4, N] int64, pinned: token ids, rows, positions, and whose logits are wanted."""
+    """Inputs in pinned memory: token ids, rows, positions, output tokens; int64 [4, N]."""
     inputs: torch.Tensor
-    """The same on the device."""
+    """Copy of `host` on the device."""
     logits: torch.Tensor
-    """[N, V]."""
+    """Logits of the output tokens, [N, V]."""
     routes: torch.Tensor
-    """[N, L, K]."""
+    """Experts of each token, [N, L, K]."""
 
 
 class GraphDecoder:
-    """Runs steps of a policy over a slot cache on a GPU; logits come to the host."""
+    """Runs steps of a policy over a KV cache on a GPU and returns logits on the host."""
 
     name = "cuda"
-    """Of the step in `EngineCapabilities.arithmetic`."""
+    """Name of this step in `EngineCapabilities.arithmetic`."""
     prepare = staticmethod(Decoder.prepare)
     sample = staticmethod(Decoder.sample)
 
@@ -61,10 +63,8 @@ class GraphDecoder:
 
     @torch.inference_mode()
     def step(self, policy: Policy, batch: StepBatch) -> torch.Tensor:
-        """Extend the cache by the batch's tokens; see `Decoder.step`.
-
-        Tokens come in the order of their positions, so a step may be cut anywhere.
-        """
+        """Append the tokens of the batch to the cache; see `Decoder.step`."""
+        # Tokens come in the order of their positions, so the batch may be split anywhere.
         rows, positions = batch.places()
         span = min(_rounded_up(max(positions) + 1, _SPAN_MIN), self._cache.num_tokens_max)
         most, parts = max(_TOKENS_MIN, _PAIRS_MAX // span), []
@@ -100,8 +100,9 @@ class GraphDecoder:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            self._compute(policy, inputs, span)  # Loads what is loaded at its first use.
-            # Other threads write the weights of the next version meanwhile.
+            # Once outside the graph, so that lazily loaded modules are loaded before recording.
+            self._compute(policy, inputs, span)
+            # Only this thread is restricted: others write the next version's weights meanwhile.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 logits, routes = self._compute(policy, inputs, span)
@@ -138,7 +139,7 @@ class GraphDecoder:
 
 
 def _experts(layer: TransformerLayer, x: torch.Tensor, routing: RoutedTokens) -> torch.Tensor:
-    """Return what the chosen experts of [N, d] give together."""
+    """Return the weighted sum of the outputs of each token's experts, for [N, d]."""
     experts = layer.experts
     rounded = round_to(x, experts.expert_format)
     gate, up = (rounded @ experts.gate_up.transpose(1, 2)).chunk(2, dim=-1)
@@ -149,5 +150,5 @@ def _experts(layer: TransformerLayer, x: torch.Tensor, routing: RoutedTokens) ->
 
 
 def _rounded_up(count: int, least: int) -> int:
-    """Return the next power of two, at least `least`."""
+    """Return the next power of two from `count` on, but at least `least`."""
     return max(least, 1 << (count - 1).bit_length())

@@ -1,7 +1,7 @@
-"""The compiled step: the same interface and results as `Decoder`, several times as fast.
+"""The compiled inference step: same interface and results as `Decoder`, several times as fast.
 
-Sums run in an order of their own, so a token comes out as the same bits in any batch. Rows are
-independent of each other: each of several threads takes a share of the rows through all layers.
+Sums run in a fixed order, so a token gets the same bits in any batch. Rows are independent of each
+other, so each thread takes its share of the rows through all layers.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +18,23 @@ from penstock.kernels.decode.kernel import DecodeKernel
 from penstock.kernels.decode.layout import DecodeWeights, StepCache
 
 _SPLIT_TOKENS = 8
-"""Fewer tokens than this are not worth a second thread."""
+"""Minimum tokens in a step for which a second thread is worthwhile."""
 
 
 class NativeDecoder:
-    """Runs steps of a policy over a slot cache, with `penstock.kernels.decode`."""
+    """Runs steps of a policy over a KV cache with `penstock.kernels.decode`."""
 
     name = "native"
 
     def __init__(self, kernels: list[DecodeKernel], config: PolicyConfig, cache: SlotCache) -> None:
-        """Take one kernel per thread: each has its own scratch memory."""
+        """Use one thread per kernel.
+
+        Args:
+            kernels: Compiled kernels, at least one; each has its own scratch memory.
+            config: Shape of the policy.
+            cache: KV cache that the steps extend.
+
+        """
         self._kernels = kernels
         self._vocab_size = config.vocab_size
         self._cache = StepCache(cache.kv.numpy(), cache.routes.numpy())
@@ -37,7 +44,7 @@ class NativeDecoder:
     def load(
         cls, config: PolicyConfig, cache: SlotCache, num_threads: int
     ) -> "NativeDecoder | None":
-        """Return None where the kernel cannot be compiled or does not fit the policy."""
+        """Return a decoder, or None if the kernel cannot be compiled or does not fit the policy."""
         if config.numerics.expert_format == "nvfp4":
             return None
         shape = decode_shape(config, len(cache.rows), cache.num_tokens_max)
@@ -47,14 +54,14 @@ class NativeDecoder:
 
     @staticmethod
     def prepare(policy: Policy) -> DecodeWeights:
-        """Return what `step` computes with: a packed copy of the parameters."""
+        """Return the weights that `step` takes: a packed copy of the parameters."""
         return pack_policy(policy)
 
     def step(self, weights: DecodeWeights, batch: StepBatch) -> np.ndarray:
-        """Extend the cache by the batch's tokens.
+        """Append the tokens of the batch to the cache.
 
         Returns:
-            Logits [len(output_rows), V].
+            Logits of the output tokens, float32 [len(output_rows), V].
 
         """
         rows, positions = (np.array(values, dtype=np.int32) for values in batch.places())
@@ -64,6 +71,7 @@ class NativeDecoder:
         if num_shares == 1:
             return self._run(0, weights, tokens, outputs)
         logits = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
+        # By row: the tokens of one prefill chunk depend on each other and must share a thread.
         owners = rows % num_shares
 
         def run(share: int) -> None:

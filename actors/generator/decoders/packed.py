@@ -1,7 +1,7 @@
-"""One step of inference: decoding rows and prefill chunks in one packed forward pass.
+"""The inference step in plain torch: decoding rows and prefill chunks in one packed forward pass.
 
-Reads the policy's own parameters and expert kernel, so that a swap of the policy object is a
-complete weight update and the arithmetic is the trainer's.
+Reads the parameters and the expert kernel of the policy itself, so replacing the policy object is a
+complete weight update, and the arithmetic equals the trainer's.
 """
 
 import copy
@@ -19,7 +19,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import combine, rms_norm
 
 _SPAN_STEP = 32
-"""Decoding attention reads a multiple of this many positions."""
+"""Granularity of decoding attention: it reads a multiple of this many positions."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What one step computes: first a token for each row 0 .. B-1, then the chunks."""
+    """N tokens of one step: first one token for each row 0 .. B-1, then the prefill chunks."""
 
     token_ids: list[int]
-    """N."""
+    """Ids of the N tokens."""
     decode_positions: list[int]
-    """B: where each decoding row's token goes."""
+    """Position of the token of each of the B decoding rows."""
     chunks: list[PrefillChunk]
     output_rows: list[int]
-    """Tokens, of the N, whose logits the step returns."""
+    """Indices into `token_ids` of the tokens whose logits the step returns."""
 
     def places(self) -> tuple[list[int], list[int]]:
-        """Return each token's cache row and position."""
+        """Return the cache row and the position of each token."""
         rows = list(range(len(self.decode_positions)))
         positions = list(self.decode_positions)
         for chunk in self.chunks:
@@ -55,7 +55,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the batch's tokens lie, as tensors."""
+    """Rows, positions and attention masks of a batch, as tensors."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -63,16 +63,16 @@ class _Places:
     sin: torch.Tensor
     span: int
     decode_mask: torch.Tensor
-    """[B, 1, 1, span], 0 or -inf."""
+    """Additive mask of the decoding rows, 0 or -inf: [B, 1, 1, span]."""
     chunk_masks: list[torch.Tensor]
-    """[n, start + n] each, 0 or -inf."""
+    """Additive mask of each chunk, 0 or -inf: [n, start + n]."""
 
 
 class Decoder:
-    """Runs steps of a policy over a slot cache on a CPU, where nothing can be compiled."""
+    """Runs steps of a policy over a KV cache on a CPU without compiled code."""
 
     name = "torch"
-    """Of the step in `EngineCapabilities.arithmetic`."""
+    """Name of this step in `EngineCapabilities.arithmetic`."""
 
     def __init__(self, config: PolicyConfig, cache: SlotCache) -> None:
         self.config = config
@@ -81,7 +81,7 @@ class Decoder:
 
     @staticmethod
     def prepare(policy: Policy) -> Policy:
-        """Return what `step` computes with: the policy itself, or a copy with rounded experts."""
+        """Return the policy that `step` takes: the given one, or a copy with rounded experts."""
         expert_format = policy.config.numerics.expert_format
         if expert_format == "bf16":
             return policy
@@ -98,10 +98,10 @@ class Decoder:
         return sample(logits, batch)
 
     def step(self, policy: Policy, batch: StepBatch) -> torch.Tensor:
-        """Extend the cache by the batch's tokens.
+        """Append the tokens of the batch to the cache.
 
         Returns:
-            Logits [len(output_rows), V].
+            Logits of the output tokens, float32 [len(output_rows), V].
 
         """
         places = self._places(policy, batch)
@@ -159,6 +159,7 @@ class Decoder:
     ) -> torch.Tensor:
         config, kv = self.config, self.cache.kv[index]
         query, key, value = layer.attention.project(x, places.cos, places.sin)
+        # Written before it is read: a token attends to itself and to its chunk's earlier tokens.
         kv[places.rows, :, places.positions] = torch.cat((key, value), dim=1)
         attended = x.new_empty(x.shape[0], config.query_dim)
         num_decode = len(batch.decode_positions)
@@ -182,7 +183,7 @@ class Decoder:
         return F.linear(attended, layer.attention.output)
 
     def _split(self, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 2*Hkv, T, D] -> keys and values, each [B, Hkv, T, D]."""
+        """Split [B, 2*Hkv, T, D] into keys and values, each [B, Hkv, T, D]."""
         heads = self.config.num_key_value_heads
         return kv[:, :heads], kv[:, heads:]
 

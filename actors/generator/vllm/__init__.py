@@ -1,13 +1,13 @@
-"""vLLM as the engine of a generator, in an environment of its own (`make vllm-env`).
+"""vLLM as the engine of a generator, in a separate environment (`make vllm-env`).
 
 ```
  generator's process                               vLLM's engine process
- engine.py ── prompt, settings ──▶ AsyncLLM ─────▶ scheduler, cache, model
+ engine.py ── prompt, settings ──▶ AsyncLLM ─────▶ scheduler, KV cache, model
      ▲                                                 │ logits      │ experts of every token
-     └── tokens, log-probabilities, versions ◀── sampler.py     routes.py, by cache slot
+     └── tokens, log-probabilities, versions ◀── TurnSampler     RouteRecorder, by cache slot
  mirror.py ── a mapped file ─────────────────────▶ worker.py: loads it whole, computes the probe
 ```
-vLLM schedules, caches and computes; tokens are drawn by the sampler that the native engine uses, so
-settings, seeds, grammars and supports mean the same. `options.py` holds what vLLM is started with.
-Only `engine.py` and `worker.py` import vLLM, when they start.
+vLLM schedules, caches and computes. Tokens are drawn by the same sampler that the native engine
+uses, so settings, seeds, grammars and supports mean the same in both. `options.py` has the
+arguments with which vLLM is started. vLLM is only imported (`library.py`) when an engine starts.
 """

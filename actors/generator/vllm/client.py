@@ -1,4 +1,4 @@
-"""vLLM's processes as one engine starts, calls and ends them."""
+"""Client of vLLM's processes: starts, calls and ends them."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ from penstock.actors.runtime.processor_time import processor_s_of
 from penstock.messages.errors import ConfigError, DeadlineError
 
 _CALL_S = 120.0
-"""Longest wait for what a worker is asked to do."""
+"""Longest wait for a call to a worker in seconds."""
 
 
 class VllmClient:
-    """One `AsyncLLM`; construct it, then `start()`."""
+    """Wrapper of one `AsyncLLM`; construct it, then `start()` it."""
 
     def __init__(self, options: VllmOptions) -> None:
         self._options = options
@@ -31,20 +31,21 @@ class VllmClient:
         self._pid = 0
 
     async def start(self, config: PolicyConfig, folder: Path, arguments: Sequence[Any]) -> None:
-        """Start the processes, whose weights are random; takes some ten seconds.
+        """Start the processes with random weights; takes about ten seconds.
 
         Args:
-            config: Of the policy.
-            folder: Made, for the model as vLLM reads it.
-            arguments: Of the worker's `penstock_start`.
+            config: Shape of the policy.
+            folder: Folder to create for the model's configuration, which vLLM reads.
+            arguments: Arguments of the worker's `penstock_start`.
 
         Raises:
-            ConfigError: vLLM is not installed here, was built for another device, or cannot do
-                what is asked of it.
+            ConfigError: vLLM is not installed here, was built for another device, or does not
+                support the model.
 
         """
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / CONFIG_FILE).write_text, config_json(config))
+        # Before the first import: vLLM reads these variables when it is imported.
         set_environment(self._options, os.environ)
         device = str(of_vllm("platforms.current_platform").device_type)
         if device != self._options.device:
@@ -69,16 +70,16 @@ class VllmClient:
 
     @property
     def error(self) -> str:
-        """Why the processes ended; empty while they run."""
+        """Error with which the processes ended; empty while they run."""
         return repr(self._llm.dead_error) if self._llm is not None and self._llm.errored else ""
 
     @property
     def processor_s(self) -> float:
-        """What vLLM's process has used; it computes in its first rank's."""
+        """CPU seconds of the process of vLLM's first rank, where it computes."""
         return processor_s_of(self._pid)
 
     def generate(self, prompt: list[int], settings: TurnSettings, cache_salt: str) -> Any:
-        """Return vLLM's outputs of a turn, as an async generator."""
+        """Return an async generator of vLLM's outputs for a turn."""
         sampling = settings.sampling
         params = self._params(
             max_tokens=sampling.num_tokens_max,
@@ -90,22 +91,22 @@ class VllmClient:
         return self._llm.generate(request, params, settings.key)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Have the worker do something; returns what its first rank says.
+        """Call a method of the worker and return the result of its first rank.
 
         Raises:
-            DeadlineError: It does not.
+            DeadlineError: The call took too long.
 
         """
         try:
             async with asyncio.timeout(_CALL_S):
                 return (await self._llm.collective_rpc(method, args=arguments))[0]
         except TimeoutError as error:
-            raise DeadlineError(f"vLLM: {method} not done within {_CALL_S} s") from error
+            raise DeadlineError(f"vLLM: {method} not finished within {_CALL_S:g} s") from error
 
     async def pause(self) -> None:
-        """Freeze all requests; returns between two steps."""
+        """Freeze all requests after the current step."""
         await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        """Go on with them."""
+        """Resume all requests."""
         await self._llm.resume_generation()

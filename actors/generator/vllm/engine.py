@@ -1,7 +1,8 @@
-"""vLLM behind `Engine`."""
+"""The `Engine` that runs vLLM."""
 
 import asyncio
 import itertools
+import logging
 import tempfile
 import time
 from collections import OrderedDict
@@ -33,22 +34,25 @@ from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.rollout import StopReason
 from penstock.messages.task import Sampling
 
+log = logging.getLogger(__name__)
+
 _SESSIONS_MAX = 65_536
+"""Maximum number of sessions whose cache epoch is remembered."""
 
 
 class VllmEngine(BaseEngine[WeightMirror]):
-    """An `Engine`; construct it, `await start()`, then give it weights."""
+    """An `Engine` on vLLM: construct it, `await start()`, then give it weights."""
 
     def __init__(
         self, config: PolicyConfig, options: VllmOptions, tokenizer: Tokenizer, stop_ids: list[int]
     ) -> None:
-        """Prepare; nothing of vLLM is imported yet.
+        """Prepare the engine without importing vLLM.
 
         Args:
-            config: Of the policy.
-            options: Bounds.
-            tokenizer: The policy's, for grammars.
-            stop_ids: Tokens that end a turn, for grammars.
+            config: Shape of the policy.
+            options: Options with which vLLM is started.
+            tokenizer: Tokenizer of the policy, needed for grammars.
+            stop_ids: Tokens that end a turn, needed for grammars.
 
         """
         super().__init__(config, options, WeightMirror(tensor_shapes(config)))
@@ -58,7 +62,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-vllm-")
         self._streams: dict[str, TurnStream] = {}
         self._sessions: OrderedDict[str, int] = OrderedDict()
-        """Session -> the cache epoch of its last turn."""
+        """Cache epoch of each session's last turn, by session id."""
+        # Part of vLLM's cache salt: a new epoch makes all older cache entries unreachable.
         self._epoch = 0
         self._keys = itertools.count()
         self._metrics = EngineMetrics()
@@ -67,10 +72,10 @@ class VllmEngine(BaseEngine[WeightMirror]):
         self._client = VllmClient(options)
 
     async def start(self) -> None:
-        """Start vLLM's processes; takes some ten seconds.
+        """Start vLLM's processes; takes about ten seconds.
 
         Raises:
-            ConfigError: vLLM is not installed here, or cannot do what is asked of it.
+            ConfigError: vLLM is not installed here or does not support the model.
 
         """
         config = self._config
@@ -101,8 +106,9 @@ class VllmEngine(BaseEngine[WeightMirror]):
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
         self._check(request_id, token_ids, sampling, routes_from, num_resumed)
+        # The session's cached context is recomputed with other weights, and so are its routes.
         if self._sessions.get(session_id) != self._epoch:
-            routes_from = 0  # What the session had cached is computed again with other weights.
+            routes_from = 0
         room = min(sampling.num_tokens_max, self._options.num_tokens_max - len(token_ids))
         sampling = msgspec.structs.replace(sampling, num_tokens_max=room)
         key = f"{next(self._keys)}"
@@ -118,6 +124,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
             async with aclosing(stream.chunks(prompt, settings, salt, routes_from)) as chunks:
                 async for chunk in chunks:
                     reason = chunk.stop_reason
+                    # A chunk without tokens has no version of its own.
                     version = self._version if chunk.policy_version < 0 else chunk.policy_version
                     yield msgspec.structs.replace(chunk, policy_version=version)
         finally:
@@ -130,7 +137,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
     async def _check_grammar(
         self, token_ids: np.ndarray, sampling: Sampling, num_resumed: int
     ) -> None:
-        """Compile the grammar once here, off vLLM's steps, and see what the turn has already."""
+        """Compile the grammar here, and check that it allows the tokens the turn already has."""
+        # Here first: in the worker, a slow or invalid grammar would hold up everybody's step.
         grammar = await open_grammar(sampling, self._grammars)
         if grammar is not None and (shaper := TurnShaper.of(sampling, grammar)) is not None:
             prompt = np.ascontiguousarray(token_ids, dtype=np.int32)
@@ -148,6 +156,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
         for name, stream in self._streams.items():
             if request_id in (None, name):
                 stream.end()
+        # Lets the streams notice before the caller continues.
         await asyncio.sleep(0)
 
     async def pause(self) -> None:
@@ -161,7 +170,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
         await self._resume()
 
     async def _resume(self) -> None:
-        """Have vLLM go on, unless it was paused from outside or its weights are wrong."""
+        """Let vLLM continue, unless a caller paused it or its weights failed their probe."""
         if self._is_proven and not self._is_paused:
             await self._client.resume()
 
@@ -179,27 +188,31 @@ class VllmEngine(BaseEngine[WeightMirror]):
                 await self._exchange(path, policy_version)
                 check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
                 self._is_proven = True
-            except BaseException:  # Whatever it was: which weights are in use is not known.
-                self._disown()
+            # Also on cancellation: from here on it is unknown which weights vLLM holds.
+            except BaseException:
+                log.exception("commit of version %d failed, engine not ready", policy_version)
+                self._drop_weights()
                 raise
             finally:
                 await self._resume()
             self._metrics.last_pause_ms = (time.perf_counter() - started) * 1e3
-            return self._metrics.last_pause_ms
+            pause_ms = self._metrics.last_pause_ms
+            log.info("version %d in use, steps paused for %.1f ms", policy_version, pause_ms)
+            return pause_ms
 
     async def _exchange(self, path: str, policy_version: int) -> None:
-        """Have the staged weights in use, and what they compute in `_probe`."""
+        """Load the staged weights into vLLM and compute their probe."""
         await self._client.call("penstock_load", self._weights.rows, path, policy_version)
         self._weights.swap()
         self._version, self._epoch = policy_version, self._epoch + 1
         prompts = probe_prompts(self._config.vocab_size).tolist()
         self._probe = await self._client.call("penstock_probe", prompts)
 
-    def _disown(self) -> None:
-        """Serve nothing, and end what is in flight: the weights in use are wrong."""
+    def _drop_weights(self) -> None:
+        """Become not ready and end all requests in flight: the weights in use are wrong."""
         self._is_proven = False
         for stream in self._streams.values():
-            stream.end(EngineNotReadyError("the weights in use were found to be wrong"))
+            stream.end(EngineNotReadyError("the weights in use failed their probe"))
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""

@@ -1,4 +1,4 @@
-"""vLLM, imported when it is needed: an environment without it never gets here."""
+"""Lazy import of vLLM, so that environments without it can import the other modules."""
 
 import importlib
 from typing import Any
@@ -7,10 +7,10 @@ from penstock.messages.errors import ConfigError
 
 
 def of_vllm(name: str) -> Any:
-    """Return something of vLLM's by its full name, e.g. `v1.outputs.SamplerOutput`.
+    """Import an object of vLLM by its full name, e.g. `v1.outputs.SamplerOutput`.
 
     Raises:
-        ConfigError: vLLM is not installed, or is another version than the one that is pinned.
+        ConfigError: vLLM is not installed, or its version is not the pinned one.
 
     """
     module, _, attribute = f"vllm.{name}".rpartition(".")

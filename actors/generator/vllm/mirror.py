@@ -1,8 +1,8 @@
-"""The host's copy of the weights, which vLLM's worker maps and loads.
+"""Copy of the weights on the host, which vLLM's worker maps and loads.
 
-Two files of one layout: the version in use, and the one that is being staged. A commit exchanges
-them, so that a version that turns out damaged changes nothing. They are in memory and have no name:
-they end with the process, however it ends, and need no room in `/dev/shm`.
+There are two files with the same layout: the version in use, and the one being staged. A commit
+exchanges them, so a damaged version changes nothing. Both are anonymous memory files: they vanish
+with the process, however it ends, and take no space in `/dev/shm`.
 """
 
 import os
@@ -17,11 +17,11 @@ from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError
 
 TensorRow = tuple[str, list[int], int, int]
-"""Name, shape, and the first byte and number of bytes in the file."""
+"""Entry of one tensor in the file: name, shape, first byte, number of bytes."""
 
 
 class _MemoryFile:
-    """A file of the kernel's memory; closed with the object."""
+    """An anonymous memory file (memfd), closed with the object."""
 
     def __init__(self, num_bytes: int) -> None:
         self._number = os.memfd_create("penstock-weights")
@@ -33,13 +33,13 @@ class _MemoryFile:
 
 
 class WeightMirror:
-    """The double buffer. Not thread-safe: its owner runs one method at a time."""
+    """Double buffer of the weights. Not thread-safe: its owner calls one method at a time."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Make two files of zeros.
+        """Create two files of zeros.
 
         Args:
-            shapes: Of every tensor, by name; all are bfloat16.
+            shapes: Shape of each bfloat16 tensor, by name.
 
         """
         self.rows: list[TensorRow] = []
@@ -66,12 +66,12 @@ class WeightMirror:
         self._is_open = True
 
     def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """Write into the standby."""
+        """Write tensors or patches into the standby."""
         arrays = self._open_arrays()
         for name, patch in patches.items():
             array = arrays.get(name)
             check_patch(name, patch, None if array is None else array.shape)
-            assert array is not None, "checked"
+            assert array is not None, "check_patch refuses unknown names"
             if isinstance(patch, Patch):
                 array.reshape(-1)[patch.flat_indices] = patch.values
             else:
@@ -81,16 +81,16 @@ class WeightMirror:
         """Check the standby against the digest that its publisher announced."""
         found = root_digest(self._open_arrays())
         if found != expected:
-            raise CorruptDataError(f"staged weights have root digest {found}, not {expected}")
+            raise CorruptDataError(f"staged weights: expected root digest {expected}, got {found}")
 
     @property
     def staged_file(self) -> str:
-        """Path of the file that is being written, for this process and those that it starts."""
+        """Path of the standby's file, valid in this process and its children."""
         self._open_arrays()
         return self._standby[0].path
 
     def swap(self) -> None:
-        """Close the update: the standby is live."""
+        """Close the update: the standby becomes the live copy."""
         self._open_arrays()
         self._live, self._standby, self._is_open = self._standby, self._live, False
 

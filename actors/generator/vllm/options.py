@@ -1,4 +1,4 @@
-"""What vLLM is started with."""
+"""Options, environment variables and arguments with which vLLM is started."""
 
 import sys
 from collections.abc import MutableMapping
@@ -15,27 +15,27 @@ _ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # The worker's extension is of the first one.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # The worker's extension is written for the first one.
 }
 _PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
-"""Without the first, allocation takes a large part of a step on the CPU."""
+"""Libraries to preload; without tcmalloc, allocation takes a large part of a step on the CPU."""
 _FOLDERS = (Path(sys.prefix) / "lib", Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
 _WORKER = ("penstock.actors.generator.vllm.worker", "PenstockWorker")
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""By its whole name: for "uni" vLLM takes two processes on the CPU, which spin while they wait for
-each other and are bound to cores."""
+"""Full name of vLLM's single-process executor. With the short name "uni", vLLM uses two processes
+on the CPU, which are pinned to cores and spin while they wait for each other."""
 _BATCHED_TOKENS_MIN = 4096
 _GIB = 1 << 30
 
 
 class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the engine; the names are those of `GeneratorConfig`."""
+    """Options of the engine; the names are those of `GeneratorConfig`."""
 
     num_running_max: int = 64
     num_waiting_max: int = 1024
     num_tokens_max: int = 1024
     chunk_tokens: int = 16
-    """Sampled tokens a chunk carries, but the first, which has one."""
+    """Sampled tokens per chunk; the first chunk has only one."""
     num_threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
@@ -45,7 +45,8 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def set_environment(options: VllmOptions, environment: MutableMapping[str, str]) -> None:
-    """Set what vLLM reads when it is imported, and what its processes preload."""
+    """Set the variables that vLLM reads when it is imported, and the libraries to preload."""
+    # Defaults only: an operator may override each of them.
     for name, value in _ENVIRONMENT.items():
         environment.setdefault(name, value)
     environment["OMP_NUM_THREADS"] = str(options.num_threads)
@@ -55,7 +56,7 @@ def set_environment(options: VllmOptions, environment: MutableMapping[str, str])
 
 
 def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
-    """Return the arguments of `AsyncEngineArgs`, for a model folder without weights."""
+    """Return the arguments of `AsyncEngineArgs` for a model folder without weights."""
     return {
         "model": str(folder),
         "load_format": "dummy",

@@ -1,6 +1,6 @@
-"""One turn: vLLM's outputs as chunks, with what the worker noted of them.
+"""Streams one turn: converts vLLM's outputs and the worker's records into token chunks.
 
-vLLM's outputs as chunks of one policy version each.
+Each chunk has tokens of one policy version only.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from penstock.messages.rollout import StopReason, VersionSpan
 
 
 class DrawnToken(NamedTuple):
-    """One token, as `TurnSampler` sent it."""
+    """One sampled token, decoded from the output of `TurnSampler`."""
 
     token_id: int
     logprob: float
@@ -39,22 +39,23 @@ class DrawnToken(NamedTuple):
 
     @property
     def is_fault(self) -> bool:
-        """Whether it stands for a token that could not be drawn."""
+        """Whether this is a placeholder for a token that could not be drawn."""
         return math.isnan(self.logprob)
 
 
 def drawn_tokens(output: Any, vocab_size: int) -> list[DrawnToken]:
-    """Read a `CompletionOutput`."""
+    """Return the tokens of a `CompletionOutput`."""
     return [
-        _drawn(token_id, pairs, vocab_size)
+        _drawn_token(token_id, pairs, vocab_size)
         for token_id, pairs in zip(output.token_ids, output.logprobs or (), strict=True)
     ]
 
 
-def _drawn(token_id: int, pairs: dict[int, Any], vocab_size: int) -> DrawnToken:
+def _drawn_token(token_id: int, pairs: dict[int, Any], vocab_size: int) -> DrawnToken:
+    # `TurnSampler` encodes the version as an id beyond the vocabulary.
     versions = [other - vocab_size for other in pairs if other >= vocab_size]
-    # Pairs are in the order of the columns; the sampled one is the first, its rank 0 unless it is
-    # among the likeliest too: those have their column's.
+    # vLLM ranks pairs by column: the sampled token in the first has rank 0, unless it is also
+    # among the most likely tokens, whose columns start at rank 2.
     top = sorted((pair.rank, other) for other, pair in pairs.items() if pair.rank >= 2)
     return DrawnToken(
         token_id=token_id,
@@ -68,12 +69,12 @@ def _drawn(token_id: int, pairs: dict[int, Any], vocab_size: int) -> DrawnToken:
 def chunks_of(
     tokens: Sequence[DrawnToken], record: TurnRecord | None, vocab_size: int
 ) -> Iterator[TokenChunk]:
-    """Make a chunk of each run of tokens under one version.
+    """Yield one chunk for each run of tokens sampled under the same version.
 
     Args:
-        tokens: Consecutive ones.
-        record: What the worker noted of them; None if nothing.
-        vocab_size: Of the policy.
+        tokens: Consecutive tokens.
+        record: Record of the worker about these tokens, if there is one.
+        vocab_size: Vocabulary size of the policy.
 
     """
     start = 0
@@ -107,7 +108,7 @@ def _shaped(
 
 
 def version_spans(versions: np.ndarray) -> tuple[VersionSpan, ...]:
-    """Return int32 [R] as runs."""
+    """Return the versions of R positions, int32 [R], as runs."""
     return tuple(
         VersionSpan(policy_version=int(version), num_tokens=len(list(run)))
         for version, run in groupby(versions.tolist())
@@ -115,29 +116,29 @@ def version_spans(versions: np.ndarray) -> tuple[VersionSpan, ...]:
 
 
 _REQUEST_S = 600.0
-"""Longest wait for a request's next chunk, pauses included."""
+"""Longest wait for the next chunk of a request in seconds, including pauses."""
 _RECORD = msgspec.msgpack.Decoder(TurnRecord)
 _ENDS = {"length": StopReason.LENGTH, "stop": StopReason.STOP, "abort": StopReason.ABORTED}
 
 
 def route_dtype(config: PolicyConfig) -> np.dtype:
-    """Return the type of the policy's routes."""
+    """Return the dtype of the policy's routes."""
     return np.dtype(np.int16 if has_wide_routes(config) else np.uint8)
 
 
 class TurnStream:
-    """A request in flight."""
+    """One request in flight at vLLM."""
 
     def __init__(
         self, client: VllmClient, config: PolicyConfig, metrics: EngineMetrics, key: str
     ) -> None:
-        """Prepare.
+        """Prepare the stream; `chunks` sends the request.
 
         Args:
-            client: Of vLLM.
-            config: Of the policy.
-            metrics: Counted up.
-            key: The turn's, unique in the engine's lifetime.
+            client: Client of vLLM.
+            config: Shape of the policy.
+            metrics: Counters to increment.
+            key: Key of the turn, unique in the engine's lifetime.
 
         """
         self._client, self._config, self._metrics = client, config, metrics
@@ -147,21 +148,19 @@ class TurnStream:
         self._num_tokens = 0
 
     def end(self, fault: Exception | None = None) -> None:
-        """End it: as aborted, or with a fault."""
+        """End the request as aborted, or with an error."""
         self._fault = self._fault or fault
         self._ended.set()
 
     async def chunks(
         self, prompt: list[int], settings: TurnSettings, cache_salt: str, routes_from: int
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the chunks; the last one has a stop reason, and routes.
-
-        However it ends, the worker is asked for the turn's last record, and so forgets the turn.
+        """Yield the chunks of the turn; the last one has a stop reason and the routes.
 
         Raises:
-            InvalidRequestError: Of its grammar.
-            RequestFailedError: It cannot be computed.
-            EngineDiedError: vLLM ended under it.
+            InvalidRequestError: The grammar became too complex or allows no token.
+            RequestFailedError: The request cannot be computed.
+            EngineDiedError: vLLM died while it computed the request.
 
         """
         num_cached, reason = 0, None
@@ -174,6 +173,7 @@ class TurnStream:
                     self._metrics.num_cached_tokens += num_cached
                     self._metrics.num_prefill_tokens += len(prompt) - num_cached
                 reason = _ENDS[output.outputs[0].finish_reason] if output.finished else None
+                # One chunk is held back: the last one gets the stop reason and the routes.
                 for chunk in await self._read(output.outputs[0], settings):
                     if len(last.token_ids):
                         yield last
@@ -183,6 +183,7 @@ class TurnStream:
                     last = self._nothing(last.policy_version)
         finally:
             await outputs.aclose()
+            # However the turn ends: asking for the last record makes the worker forget the turn.
             if not self._client.error:
                 record = await self._take(is_last=True)
         if self._fault is not None:
@@ -193,12 +194,13 @@ class TurnStream:
         yield self._with_routes(last, record, len(prompt), routes_from)
 
     async def _read(self, output: Any, settings: TurnSettings) -> list[TokenChunk]:
-        """Return an output's tokens as chunks of one version each."""
+        """Return the tokens of an output as chunks of one version each."""
         vocab_size = self._config.vocab_size
         tokens = drawn_tokens(output, vocab_size)
         self._num_tokens += len(tokens)
         self._metrics.num_generated_tokens += len(tokens)
         has_fault = any(token.is_fault for token in tokens)
+        # Only where there is something to read: each record is a call into vLLM's process.
         needs_record = has_fault or settings.sampling.is_truncated
         record = await self._take() if needs_record else None
         if has_fault and record is not None:
@@ -207,7 +209,7 @@ class TurnStream:
         return list(chunks_of(tokens, record, vocab_size))
 
     async def _next(self, outputs: Any) -> Any:
-        """Return vLLM's next output, or None if the request was ended from outside."""
+        """Return the next output of vLLM, or None if `end` was called."""
         if self._ended.is_set():
             return None
         coming = asyncio.ensure_future(anext(outputs))
@@ -220,11 +222,12 @@ class TurnStream:
             ended.cancel()
             if not coming.done():
                 coming.cancel()
+            # Wait for the cancellation: an async generator that is running cannot be closed.
             await asyncio.gather(coming, ended, return_exceptions=True)
         if self._ended.is_set():
             return None
         if coming.cancelled():
-            raise DeadlineError(f"request {self.key}: no chunk within {_REQUEST_S} s")
+            raise DeadlineError(f"request {self.key}: no chunk within {_REQUEST_S:g} s")
         if error := coming.exception():
             if self._client.error:
                 raise EngineDiedError(f"vLLM died: {self._client.error}") from error
@@ -238,7 +241,7 @@ class TurnStream:
     def _with_routes(
         self, chunk: TokenChunk, record: TurnRecord, num_prompt: int, routes_from: int
     ) -> TokenChunk:
-        """Add the experts of all positions but the last token's, which was not computed."""
+        """Add the experts of all positions except the last, whose token was never fed back."""
         layers, slots = self._config.num_hidden_layers, self._config.num_experts_per_tok
         dtype, end = route_dtype(self._config), num_prompt + self._num_tokens - 1
         if not self._config.num_experts:

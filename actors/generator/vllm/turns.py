@@ -1,4 +1,4 @@
-"""What engine and worker say of a turn to each other beside vLLM's own messages."""
+"""Messages about a turn between engine and worker, in addition to vLLM's own."""
 
 import msgspec
 
@@ -9,27 +9,28 @@ EXTRA = "penstock"
 
 
 class TurnSettings(msgspec.Struct, frozen=True):
-    """How a turn is drawn."""
+    """Sampling settings of a turn, sent with the request."""
 
     key: str
-    """Unique in the engine's lifetime; vLLM gives requests names of its own."""
+    """Key of the turn, unique in the engine's lifetime; vLLM renames requests."""
     sampling: Sampling
     num_resumed: int = 0
 
 
 class TurnRecord(msgspec.Struct, frozen=True):
-    """What the worker noted of a turn."""
+    """What the worker recorded about a turn since the previous record."""
 
     supports: bytes = b""
-    """uint8 [N, row_bytes(V)], of the tokens since the record before; empty where all could be
-    drawn."""
+    """Tokens that could be drawn at each of the N new positions, uint8 [N, row_bytes(V)]; empty if
+    all could be drawn."""
     forced: bytes = b""
-    """bool [N], with `supports`."""
+    """Whether each new token was the only one allowed, bool [N]."""
     routes: bytes = b""
-    """[R, L, K] from position 0, in the policy's dtype of routes; of the whole turn, at its end."""
+    """Experts of all R positions of the context, [R, L, K] in the policy's dtype of routes; only in
+    the last record."""
     versions: bytes = b""
-    """int32 [R]: which weights computed a position."""
+    """Version of the weights that computed each of the R positions, int32 [R]."""
     fault: str = ""
-    """Why no further token can be drawn."""
+    """Why no further token can be drawn; empty if there is no fault."""
     is_refused: bool = False
-    """Whether that is the request's own doing."""
+    """Whether the fault lies with the request itself."""

@@ -1,18 +1,17 @@
-"""Runs inside vLLM's worker: loads weights, computes the probe, draws tokens, notes routes.
+"""Extension of vLLM's worker: loads weights, computes the probe, samples tokens, records routes.
 
-Notes which experts computed every token, by the slot of vLLM's cache that holds it.
+`RouteRecorder` notes which experts computed each token, by the slot of vLLM's KV cache that holds
+it. A slot has the keys and values of one token, so a request that reuses a cached prefix also
+reuses its routes, and requests need no bookkeeping until they end.
 
-A slot holds the keys and values of one token, so a request that reuses a cached prefix reuses its
-routes, and nothing has to be known of requests until one ends.
-
-Draws tokens inside vLLM's worker, in place of its sampler.
-
-A token is a function of its logits, its settings and its place in the turn alone: a request that
-vLLM preempts, freezes or prefills in parts draws the same numbers as one that it does not. What is
-neither token nor log-probability travels as pairs (id, log-probability) beside the sampled one,
-which vLLM passes on as its own likeliest tokens: first V + policy version, then the top tokens.
+`TurnSampler` replaces vLLM's sampler. A token depends only on its logits, the settings and its
+position in the turn. So a request that vLLM preempts, freezes or prefills in parts draws the same
+tokens as one that runs undisturbed. Further values travel as (id, log-probability) pairs next to
+the sampled token, which vLLM passes on as if they were its most likely tokens: first V + policy
+version, then the top tokens.
 """
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -42,27 +41,31 @@ from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Sampling
 
+log = logging.getLogger(__name__)
+
 
 class RouteRecorder:
-    """Routes and versions of all slots of one worker's cache."""
+    """Routes and weight versions of all slots of a worker's KV cache."""
 
     def __init__(self, runner: Any, route_dtype: np.dtype, num_per_token: int) -> None:
         """Attach to the routers of the runner's model.
 
         Args:
-            runner: vLLM's model runner.
-            route_dtype: Of the policy's routes.
-            num_per_token: Experts of a token in each layer; 0 in a dense model.
+            runner: Model runner of vLLM.
+            route_dtype: Dtype of the policy's routes.
+            num_per_token: Experts per token in each layer; 0 in a dense model.
 
         Raises:
-            ConfigError: A router whose choice cannot be seen.
+            ConfigError: The model has a router whose choice cannot be observed.
 
         """
         self._runner = runner
         self._block = runner.cache_config.block_size
         routers = _routers(runner.get_model())
         if num_per_token and not routers:
-            text = "expected a model whose routers can be followed; router replay needs them"
+            text = (
+                "expected a model whose routers can be observed; router replay needs their choice"
+            )
             raise ConfigError(f"generator.engine vllm: {text}")
         for index, router in enumerate(routers):
             router.set_capture_fn(partial(self._capture, index))
@@ -75,7 +78,13 @@ class RouteRecorder:
         self._step[layer] = experts
 
     def note(self, num_scheduled: dict[str, int], policy_version: int) -> None:
-        """Take in a step that was computed: how many tokens of each request."""
+        """Record the routes of a step that was computed.
+
+        Args:
+            num_scheduled: Number of tokens of each request in the step, by vLLM's request name.
+            policy_version: Version of the weights that computed it.
+
+        """
         spans: list[np.ndarray] = []
         for name in self._runner.input_batch.req_ids:
             state = self._runner.requests[name]
@@ -88,7 +97,7 @@ class RouteRecorder:
             self._routes[slots, layer] = experts[: len(slots)].cpu().numpy()
 
     def read(self, block_ids: Sequence[int], num_tokens: int) -> tuple[bytes, bytes]:
-        """Return routes and versions of a request's first tokens, as bytes."""
+        """Return the routes and versions of a request's first tokens, as bytes."""
         slots = self._slots(block_ids, 0, num_tokens)
         return self._routes[slots].tobytes(), self._versions[slots].tobytes()
 
@@ -99,7 +108,7 @@ class RouteRecorder:
 
 
 def _routers(model: torch.nn.Module) -> list[Any]:
-    """Return the routers of a model, in the order of its layers."""
+    """Return the routers of a model in layer order."""
     layers = "model_executor.layers.fused_moe"
     moe_runner = of_vllm(f"{layers}.layer.MoERunner")
     base_router = of_vllm(f"{layers}.router.base_router.BaseRouter")
@@ -107,33 +116,33 @@ def _routers(model: torch.nn.Module) -> list[Any]:
     for runner in runners:
         if runner.is_monolithic or not isinstance(runner.router, base_router):
             name = type(runner.router).__name__
-            text = f"the experts of {name} choose inside a kernel, where router replay cannot see"
+            text = f"{name} chooses experts inside a kernel, where router replay cannot observe it"
             raise ConfigError(f"generator.engine vllm: {text}")
     return [runner.router for runner in runners]
 
 
-NO_NUMBERS = "the logits of its context are no finite numbers"
+NO_NUMBERS = "the logits for the request's context are not finite"
 _DECODER = msgspec.msgpack.Decoder(TurnSettings)
 _PROBE = Sampling(temperature=0.0, num_tokens_max=1)
 
 
 class SampledTurn:
-    """One request, as the sampler sees it."""
+    """Sampling state of one request."""
 
     def __init__(self, state: Any, masks: GrammarMasks, vocab_size: int) -> None:
-        """Take vLLM's state of the request.
+        """Initialize from vLLM's state of the request.
 
-        Raises:
-            InvalidRequestError: Its grammar does not compile, or not allow what it has already.
-
+        If the grammar does not compile or does not allow the tokens that the turn already has, the
+        turn gets a `fault`.
         """
+        # Requests without settings are those of the probe.
         extra = state.sampling_params.extra_args or {}
         settings = _DECODER.decode(extra[EXTRA]) if EXTRA in extra else TurnSettings("", _PROBE)
         self.key, self.sampling = settings.key, settings.sampling
         self.uniforms = uniforms_for(self.sampling, settings.num_resumed)
         self.fault, self.is_refused = "", False
         self._noted: dict[int, Shaped] = {}
-        """By place in the turn: what could be drawn there."""
+        """Support of each position, by the position's index in the turn."""
         self._num_taken = self._num_seen = 0
         self._shaper: TurnShaper | None = None
         try:
@@ -147,10 +156,11 @@ class SampledTurn:
             self._fail(error)
 
     def shape(self, drawn: list[int], row: torch.Tensor) -> None:
-        """Shape the logits [V] of the token after those that were drawn, in place."""
+        """Shape in place the logits [V] of the token that follows `drawn`."""
         if self._shaper is None or self.fault:
             return
         try:
+            # A position may be shaped again, e.g. after a preemption: accept each token only once.
             for token_id in drawn[self._num_seen :]:
                 self._shaper.accept(token_id)
                 self._num_seen += 1
@@ -159,13 +169,15 @@ class SampledTurn:
             self._fail(error)
 
     def take(self, num_drawn: int) -> TurnRecord:
-        """Return what was noted since the last time."""
+        """Return the record of the tokens since the last call, up to the first `num_drawn`."""
         places = range(self._num_taken, num_drawn)
         noted = [self._noted.pop(place) for place in places if place in self._noted]
         self._num_taken = num_drawn
         return TurnRecord(
-            supports=b"".join(one.support.tobytes() for one in noted if one.support is not None),
-            forced=bytes(one.is_forced for one in noted),
+            supports=b"".join(
+                shaped.support.tobytes() for shaped in noted if shaped.support is not None
+            ),
+            forced=bytes(shaped.is_forced for shaped in noted),
             fault=self.fault,
             is_refused=self.is_refused,
         )
@@ -175,7 +187,7 @@ class SampledTurn:
 
 
 class TurnSampler:
-    """Stands in vLLM's model runner where its `Sampler` does."""
+    """Replacement for the `Sampler` of vLLM's model runner."""
 
     def __init__(self, runner: Any, masks: GrammarMasks, vocab_size: int) -> None:
         self._runner = runner
@@ -183,13 +195,14 @@ class TurnSampler:
         self._vocab_size = vocab_size
         self.policy_version = -1
         self.turns: dict[str, SampledTurn] = {}
-        """By vLLM's name of the request."""
+        """Turns in progress, by vLLM's request name."""
 
     def __call__(self, logits: torch.Tensor, **_: Any) -> Any:
-        """Draw a token for each row [N, V]; returns vLLM's `SamplerOutput`."""
+        """Sample a token for each row of [N, V] and return vLLM's `SamplerOutput`."""
         states = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
         turns = [self._turn(state) for state in states[: len(logits)]]
         rows = logits[:, : self._vocab_size].to("cpu", torch.float32)
+        # Shaping and sampling overwrite the rows; vLLM's own logits must stay as they are.
         rows = rows.clone() if rows.data_ptr() == logits.data_ptr() else rows
         self._shape(turns, states, rows)
         width = max(turn.sampling.num_top_logprobs for turn in turns)
@@ -201,6 +214,7 @@ class TurnSampler:
                 ids[index, 2 : 2 + count] = torch.from_numpy(top_ids)
                 values[index, 2 : 2 + count] = torch.from_numpy(top_values)
         tokens, logprobs = sample(rows, self._batch(turns, states))
+        # NaN marks a token that could not be drawn (`DrawnToken.is_fault`).
         is_whole = torch.tensor([not turn.fault for turn in turns])
         ids[:, 0] = torch.tensor(tokens)
         ids[:, 1] = self._vocab_size + self.policy_version
@@ -221,6 +235,7 @@ class TurnSampler:
     def _shape(turns: list[SampledTurn], states: list[Any], rows: torch.Tensor) -> None:
         is_finite = finite_rows(rows)
         for index, (turn, state) in enumerate(zip(turns, states, strict=False)):
+            # Zeros keep the batch valid; the token drawn from them is dropped.
             if not is_finite[index]:
                 rows[index] = 0.0
                 turn.fault = NO_NUMBERS
@@ -242,13 +257,14 @@ class TurnSampler:
 
 
 _ENDED_MAX = 4096
-"""A guard: the engine asks for every turn's last record, which takes the turn out."""
+"""Maximum ended turns kept. A safety bound: the engine asks for the last record of every turn,
+which removes the turn."""
 _SPARE_BLOCK = 0
-"""vLLM never caches anything in it."""
+"""Block of the KV cache that vLLM never uses for requests."""
 
 
 class PenstockWorker:
-    """An extension of vLLM's `Worker`: its methods are called by `collective_rpc`."""
+    """Extension of vLLM's `Worker`, whose methods are called with `collective_rpc`."""
 
     model_runner: Any
 
@@ -260,17 +276,18 @@ class PenstockWorker:
         tokenizer: str,
         stop_ids: list[int],
     ) -> int:
-        """Take the place of vLLM's sampler, and follow its routers; returns the process id."""
+        """Replace vLLM's sampler and observe its routers; return the process id."""
         runner = self.model_runner
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
         self._routes = RouteRecorder(runner, np.dtype(route_dtype), num_experts_per_tok)
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
-        """Turns whose last record has not been asked for, with their routes and versions."""
+        """Ended turns whose last record was not fetched yet, with their routes and versions."""
         runner.sampler = self._sampler
         execute = runner.execute_model
 
         def execute_and_note(scheduled: Any, *arguments: Any, **named: Any) -> Any:
+            # Before the step: vLLM frees the slots of ended requests and may reuse them in it.
             for name in scheduled.finished_req_ids:
                 self._end(name)
             result = execute(scheduled, *arguments, **named)
@@ -282,11 +299,11 @@ class PenstockWorker:
         return os.getpid()
 
     def penstock_load(self, rows: Sequence[TensorRow], path: str, policy_version: int) -> None:
-        """Load a mapped file of bfloat16 tensors under their Hugging Face names."""
+        """Load the weights from a mapped file of bfloat16 tensors with Hugging Face names."""
         runner = self.model_runner
         model = runner.get_model()
         for module in model.modules():
-            # On the CPU a kernel holds a packed copy of the experts, which vLLM would keep.
+            # On the CPU a kernel holds a packed copy of the experts; vLLM would keep the old one.
             method: Any = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
@@ -300,15 +317,17 @@ class PenstockWorker:
 
         runner.reload_weights(weights_iterator=tensors())
         if runner.device.type == "cpu" and getattr(model, "lm_head", None) is not None:
-            # A head tied to the embedding is packed, too, and not loaded under its own name.
+            # A head tied to the embedding is packed, too, but not loaded under its own name.
             pack = of_vllm("model_executor.layers.utils.dispatch_cpu_unquantized_gemm")
             pack(model.lm_head, remove_weight=False)
         self._sampler.policy_version = policy_version
+        log.info("loaded version %d, %d tensors", policy_version, len(rows))
 
     def penstock_probe(self, prompts: list[list[int]]) -> list[float]:
-        """Return the log-probability of the likeliest token after each prompt.
+        """Return the log-probability of the most likely token after each prompt.
 
-        The scheduler is paused. Prompts run one after the other, in a block that is nobody's.
+        The scheduler must be paused. Prompts run one after the other in a block of the KV cache
+        that belongs to no request.
         """
         params = of_vllm("SamplingParams")(temperature=0.0, max_tokens=1, logprobs=0)
         new_request = of_vllm("v1.core.sched.output.NewRequestData")
@@ -340,14 +359,16 @@ class PenstockWorker:
         return values
 
     def penstock_take(self, key: str, num_drawn: int, is_last: bool) -> bytes:
-        """Return an encoded `TurnRecord`.
+        """Return the next `TurnRecord` of a turn, encoded.
 
         Args:
-            key: Of the turn.
-            num_drawn: Its tokens that have arrived; the record is of those since the one before.
-            is_last: Whether the turn is over and its routes are asked for; it is forgotten.
+            key: Key of the turn.
+            num_drawn: Number of the turn's tokens that have arrived; the record covers those that
+                came since the previous record.
+            is_last: Whether the turn is over; its routes are added and it is forgotten.
 
         """
+        # A turn may end in the worker before the engine has read its last tokens.
         if key in self._ended:
             turn, routes, versions = self._ended[key]
         else:
@@ -366,13 +387,14 @@ class PenstockWorker:
 
     def _read_routes(self, name: str) -> tuple[bytes, bytes]:
         state = self.model_runner.requests[name]
-        if not state.output_token_ids:  # Ended in its prompt.
+        # Aborted during its prefill: there is no last chunk that could carry routes.
+        if not state.output_token_ids:
             return b"", b""
         num_tokens = len(state.prompt_token_ids) + len(state.output_token_ids) - 1
         return self._routes.read(state.block_ids[0], num_tokens)
 
     def _end(self, name: str) -> None:
-        """Keep what was noted of a turn until it is asked for: its slots are another's now."""
+        """Save the record of an ended turn until it is fetched: its cache slots will be reused."""
         if name not in self._sampler.turns:
             return
         turn = self._sampler.turns[name]

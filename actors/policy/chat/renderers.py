@@ -1,11 +1,8 @@
 """Formats of published models, over the package `renderers`: Qwen3, GLM, Kimi K2 and others.
 
 The package renders and parses by hand-written code, and bridges from one turn to the next by ids.
-What users, files and tools say is broken first where it spells the package's markup (`markup.py`).
-
-A tokenizer for code that joins markup with what others say before it tokenizes.
-
-Each added token that such a text spells is broken by a mark, which the tokenizer removes again:
+It joins markup with texts of users, files and tools before it tokenizes. So each special token that
+such a text spells is first broken by a mark, which the tokenizer here removes again:
 
     "</tool_response>" in a file ─▶ "<" mark "/tool_response>" ─▶ plain tokens, never that one id
 """

@@ -1,5 +1,5 @@
-"""The replicas of generators as those who ask them see them.
+"""Replicas of generators, as their clients see them.
 
-`affinity.py` says which replica a session belongs to, `table.py` which are there, how loaded they
-are and which one is asked, and `client.py` asks it.
+`table.py` knows which replicas there are, how loaded they are, and which one a session's requests
+go to; `client.py` sends a request.
 """

@@ -61,7 +61,10 @@ def test_a_context_that_outgrows_the_engine_is_graded(simulate, purpose) -> None
     async def scenario(world: World) -> None:
         world.policy.scripts = lambda _session: [[FIX], *[[LOOK, LOOK]] * 6, [FINISH]]
         refuse(
-            world, RemoteErrorKind.TOO_LONG, "token_ids: {length} long, expected 1..{above}", 150
+            world,
+            RemoteErrorKind.TOO_LONG,
+            "token_ids: got {length} tokens, expected 1..{above}",
+            150,
         )
         world.host(world.policy)
         world.host_machines()
@@ -80,7 +83,12 @@ def test_a_context_that_outgrows_the_engine_is_graded(simulate, purpose) -> None
 
 def test_a_prompt_that_outgrows_the_engine_is_no_infrastructure_error(simulate) -> None:
     async def scenario(world: World) -> None:
-        refuse(world, RemoteErrorKind.TOO_LONG, "token_ids: {length} long, expected 1..{above}", 3)
+        refuse(
+            world,
+            RemoteErrorKind.TOO_LONG,
+            "token_ids: got {length} tokens, expected 1..{above}",
+            3,
+        )
         world.host(world.policy)
         world.host_machines()
         world.host_worker()

@@ -105,7 +105,12 @@ def test_a_context_that_outgrows_the_engine_in_a_later_step_keeps_what_came_befo
     async def scenario(world: World) -> None:
         task = await start(world)
         world.policy.scripts = lambda _session: [[FIX], [FINISH], *[[LOOK, LOOK]] * 9]
-        refuse(world, RemoteErrorKind.TOO_LONG, "{length} long, expected 1..{above}", 300)
+        refuse(
+            world,
+            RemoteErrorKind.TOO_LONG,
+            "token_ids: got {length} tokens, expected 1..{above}",
+            300,
+        )
         verdict = await verdict_of(world, task)
         [rollout] = await world.read(RolloutFinished)
         assert (rollout.end, rollout.step_ends) == (EpisodeEnd.TOKEN_LIMIT, [1])

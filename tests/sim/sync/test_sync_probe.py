@@ -109,7 +109,7 @@ async def test_no_token_of_a_sabotaged_reload_gets_out_and_a_whole_one_mends_it(
     site.stale.num_sabotaged = 1
     (applied,) = await site.publish(1, weights_of(1))
     assert applied.probe_matches and applied.policy_version == 1
-    with pytest.raises(EngineNotReadyError, match="wrong"):
+    with pytest.raises(EngineNotReadyError, match="failed their probe"):
         await task
     assert not versions
     await site.engine.resume()
