@@ -13,7 +13,7 @@ DEFAULT_NEEDS = MachineNeeds()
 _STRENGTH = {str(name): n for n, name in enumerate(reversed(IsolationClass))}
 
 
-class Sizeable(Protocol):
+class BackendLimits(Protocol):
     """Size limits that a backend, or its class, declares."""
 
     name: str
@@ -24,7 +24,7 @@ class Sizeable(Protocol):
 
 
 @runtime_checkable
-class SizedBackend(Sizeable, Protocol):
+class SizedBackend(BackendLimits, Protocol):
     """A backend whose machines may have several sizes."""
 
     needs: MachineNeeds
@@ -40,14 +40,15 @@ class SizedBackend(Sizeable, Protocol):
         ...
 
 
-def fitted(
-    needs: MachineNeeds, own: MachineNeeds, backend: Sizeable, live_max: int
+def fit_machine_size(
+    needs: MachineNeeds, own: MachineNeeds, backend: BackendLimits, live_max: int
 ) -> tuple[MachineNeeds, int]:
     """Return the size of a task's machines, and how many default machines of the pool each equals.
 
     Args:
         needs: Needs of the task.
-        own: Default machine size of the pool, from `sized`; fills in what the task leaves open.
+        own: Default machine size of the pool, from `resolve_machine_size`; it fills in what the task
+            leaves open.
         backend: Backend of the pool, or its class.
         live_max: Maximum machines of the default size on the host.
 
@@ -62,7 +63,7 @@ def fitted(
         processors=max(needs.processors, own.processors),
         isolation_min=needs.isolation_min,
     )
-    size = sized(asked, backend)
+    size = resolve_machine_size(asked, backend)
     # `live_max` exists to bound memory, so a larger machine counts by its memory, rounded up.
     num_slots = -(-size.memory_mib // own.memory_mib)
     if num_slots > live_max:
@@ -74,7 +75,7 @@ def fitted(
     return size, num_slots
 
 
-def sized(needs: MachineNeeds, backend: Sizeable) -> MachineNeeds:
+def resolve_machine_size(needs: MachineNeeds, backend: BackendLimits) -> MachineNeeds:
     """Return the size of a backend's machines, with defaults filled in.
 
     `disk_mib` stays 0 unless requested: files may then take 70% of the memory.

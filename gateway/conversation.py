@@ -1,6 +1,6 @@
 """Requests and replies in one form for all protocols; every route translates to and from it.
 
-A route parses its body into an `Asked`. The exchange samples, and the route's `ReplyWriter`
+A route parses its body into an `ParsedRequest`. The exchange samples, and the route's `ReplyWriter`
 serializes the reply in the route's wire format.
 """
 
@@ -72,7 +72,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return ToolCall(name=self.name, arguments=texts)
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class RequestMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the conversation."""
 
     role: Role
@@ -109,7 +109,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Schema that the JSON must follow; None for any JSON."""
 
 
-class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters that the client sets; None or empty selects the service's default."""
 
     temperature: float | None = None
@@ -133,7 +133,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a user, independent of its route."""
 
     model: str
-    messages: tuple[Said, ...] = ()
+    messages: tuple[RequestMessage, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     """Text or token ids to continue; None where the request has messages instead."""
     prompt_place: str = "prompt"
@@ -142,7 +142,7 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     allows_parallel_calls: bool = True
     response_format: ResponseFormat = ResponseFormat()
-    sampling: SamplingWishes = SamplingWishes()
+    sampling: SamplingOptions = SamplingOptions()
     num_choices: int = 1
     num_top_logprobs: int = 0
     """Number of alternatives to report for each sampled token."""
@@ -189,7 +189,7 @@ class Finish(StrEnum):
     CALLS = "calls"
 
 
-class Replied(Protocol):
+class LiveReply(Protocol):
     """One reply, complete or still in progress."""
 
     index: int
@@ -247,7 +247,7 @@ class Opening(NamedTuple):
 class ReplyWriter(Protocol):
     """Serializes replies in the route's wire format; each yielded item is one server-sent event."""
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the body of a response that is not streamed."""
         ...
 
@@ -255,11 +255,11 @@ class ReplyWriter(Protocol):
         """Yield the first events of a stream."""
         ...
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterable[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterable[bytes]:
         """Yield the events for new text and calls of one reply."""
         ...
 
-    def end(self, replies: Sequence[Replied]) -> Iterable[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterable[bytes]:
         """Yield the last events of a stream that is complete."""
         ...
 
@@ -268,7 +268,7 @@ class ReplyWriter(Protocol):
         ...
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A parsed request body."""
 
     conversation: LiveRequest

@@ -17,10 +17,10 @@ from aiohttp import web
 from penstock.gateway.arms import Route
 from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError, invalid
-from penstock.gateway.exchange.serve import Admitted, admit, hold_places
+from penstock.gateway.exchange.serve import AdmittedRequest, admit, hold_places
 from penstock.gateway.exchange.session_tokens import SessionTokens, check_session
 from penstock.gateway.feedback import FeedbackBody, check_feedback, give
-from penstock.gateway.record import Answered, Requester, consent_of
+from penstock.gateway.record import AnsweredRequest, Requester, consent_of
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import check_depth, decode_body
 from penstock.gateway.routes.chat import ChatBodyMessage, ChatTool, read_messages, read_tools
@@ -89,7 +89,7 @@ async def post_session(services: Services, request: web.Request) -> web.Response
     return web.json_response(fields | {"session_id": body.session_id, "outcome": stored})
 
 
-def _client(services: Services, admitted: Admitted, body: SessionBody) -> Requester:
+def _client(services: Services, admitted: AdmittedRequest, body: SessionBody) -> Requester:
     consent = consent_of(admitted.key, body.store, body.metadata)
     if not consent.storage:
         text = "importing a session stores it: expected a key and a request with storage consent"
@@ -142,7 +142,7 @@ async def _record(
     owner = Owner(tenant=client.key.tenant, user=client.user)
     num_reply = len(tokens.reply_ids)
     await services.recorder.record(
-        Answered(
+        AnsweredRequest(
             request_id=request_id,
             session_id=session_id,
             chain=request_id,

@@ -196,7 +196,7 @@ class KeyLimits(Protocol):
         ...
 
 
-class OwnLimits:
+class LocalLimits:
     """Limits of a single gateway, in memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

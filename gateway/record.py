@@ -59,7 +59,7 @@ class Requester(msgspec.Struct, frozen=True, kw_only=True):
     consent: Consent
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An answered request, before it goes to the log."""
 
     request_id: str
@@ -80,7 +80,9 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another service sampled the turn."""
 
 
-async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
+async def record_of(
+    answered: AnsweredRequest, vault: Vault
+) -> InferenceRecorded | InferenceCounted:
     """Return the event for an answered request.
 
     Raises:
@@ -94,7 +96,7 @@ async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | Inf
     return _recorded(answered, await vault.seal(owner, answered.request_id, data))
 
 
-def record_offline(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
+def record_offline(answered: AnsweredRequest, vault: Vault) -> InferenceRecorded | InferenceCounted:
     """Return the event while users' encryption keys are unavailable; `resealed` completes it."""
     if not answered.client.consent.storage:
         return _counted(answered)
@@ -103,7 +105,7 @@ def record_offline(answered: Answered, vault: Vault) -> InferenceRecorded | Infe
     return _recorded(answered, vault.seal_for_later(answered.request_id, data))
 
 
-def _recorded(answered: Answered, sealed: Sealed) -> InferenceRecorded:
+def _recorded(answered: AnsweredRequest, sealed: Sealed) -> InferenceRecorded:
     client, route = answered.client, answered.route
     return InferenceRecorded(
         request_id=answered.request_id,
@@ -164,7 +166,7 @@ async def sealed_content(
     return await vault.seal(owner, event.key(), msgspec.msgpack.encode(content))
 
 
-def _counted(answered: Answered) -> InferenceCounted:
+def _counted(answered: AnsweredRequest) -> InferenceCounted:
     client, route = answered.client, answered.route
     return InferenceCounted(
         request_id=answered.request_id,

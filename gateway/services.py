@@ -26,7 +26,7 @@ from penstock.gateway.exchange.summaries import Summaries
 from penstock.gateway.fates import FeedbackFates
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
-from penstock.gateway.limits import KeyLimits, OwnLimits, SharedLimits
+from penstock.gateway.limits import KeyLimits, LocalLimits, SharedLimits
 from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose
@@ -214,7 +214,7 @@ class Services:
         self.limits: KeyLimits = (
             SharedLimits(ctx, config.request_s_max)
             if config.is_one_of_several
-            else OwnLimits(ctx.monotonic)
+            else LocalLimits(ctx.monotonic)
         )
         self.metrics = GatewayMetrics()
         self.planner = Planner(config, chat_format)

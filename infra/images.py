@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from penstock.envs.microvm.images.assets import is_being_built, load_assets, vm_cache_dir
+from penstock.envs.microvm.images.assets import is_build_running, load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import layer_folder, list_layers, remove_unnamed
 from penstock.envs.microvm.recipe.assets import build_assets
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
@@ -83,7 +83,7 @@ def images_beside() -> Generator[None]:
     ) as build:
         try:
             begun_by = time.monotonic() + BEGIN_S_MAX
-            while build.poll() is None and not is_being_built():
+            while build.poll() is None and not is_build_running():
                 if time.monotonic() > begun_by:
                     raise DeadlineError(f"penstock images base: not begun in {BEGIN_S_MAX:g} s")
                 time.sleep(_POLL_S)

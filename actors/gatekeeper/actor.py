@@ -43,7 +43,7 @@ from penstock.messages.weights import WeightsPublished
 
 log = logging.getLogger(__name__)
 
-SHOWN_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 """Shortest time between two reports of a candidate's state, in seconds."""
 CATCH_UP_S_MAX = 600.0
 """Longest wait, in seconds, for the events that the log held at the start."""
@@ -89,7 +89,7 @@ class Gatekeeper(Actor):
         """Newest version at the start, which becomes `stable` if no channel was ever moved."""
         self._give_up_at = 0.0
         self._shown: ExperimentView | None = None
-        self._shown_at = -SHOWN_EVERY_S
+        self._shown_at = -REPORT_EVERY_S
 
     async def start(self, ctx: Context) -> Effects:
         """Count the held-out tasks and note the newest event of each type on the log."""
@@ -281,7 +281,7 @@ class Gatekeeper(Actor):
     def _changed_view(self, ctx: Context) -> Effects:
         """Return the candidate's current state if it changed since the last report."""
         # The view changes with every reply of a user.
-        if ctx.monotonic() - self._shown_at < SHOWN_EVERY_S:
+        if ctx.monotonic() - self._shown_at < REPORT_EVERY_S:
             return ()
         view = self._fold.view(self._num_tasks)
         if view is None or view == self._shown:

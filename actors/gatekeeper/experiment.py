@@ -7,7 +7,8 @@ of m + 1{A=a} (Y - m) / p, where m is the arm's mean before this user.
 Source: Dudik, Langford and Li, "Doubly robust policy evaluation and learning", ICML 2011;
 Swaminathan and Joachims, "The self-normalized estimator for counterfactual learning", NIPS 2015.
 
-`users_needed` and `fixed_sessions` compute the sample sizes that a test needs to detect an effect.
+`users_needed` and `fixed_horizon_sessions` compute the sample sizes that a test needs to detect an
+effect.
 """
 
 import math
@@ -19,20 +20,20 @@ from penstock.actors.gatekeeper.config import GUARDS, GatekeeperConfig
 from penstock.actors.gatekeeper.guards import (
     NUM_STAKES,
     BettingTest,
-    Differences,
+    DifferenceBounds,
     Guard,
-    Mean,
+    RunningMean,
     ToolMix,
     stakes,
     weighted,
 )
 from penstock.actors.gatekeeper.users import (
     Observation,
-    RepliesObserved,
-    RepliesSeen,
-    RewardObserved,
+    ReplyObservation,
+    RewardObservation,
+    RunningReplyMeasures,
     Users,
-    WindowEnded,
+    WindowEnd,
 )
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.gates import Arm, ArmView, Gate, GateState, Variant, parse_variant
@@ -48,7 +49,7 @@ class ArmEstimates:
         self._weighted = 0.0
         self._weights = 0.0
         self._robust = 0.0
-        self.rewards = Mean()
+        self.rewards = RunningMean()
         """Mean reward of the users in the arm."""
         self.num_sessions = 0
 
@@ -123,7 +124,7 @@ def users_needed(effect: float, variance: float, share: float, alpha: float) -> 
     return needed
 
 
-def fixed_sessions(rate: float, effect: float, alpha: float = 0.05) -> float:
+def fixed_horizon_sessions(rate: float, effect: float, alpha: float = 0.05) -> float:
     """Return the sessions per arm that a two-sided, fixed-horizon test of two proportions needs.
 
     Example:
@@ -163,12 +164,12 @@ class Experiment:
         self._guards = {name: Guard(name, config, test.share) for name in _USER_GUARDS}
         self._tools = ToolMix(config)
         self.estimates = {arm: ArmEstimates(arm) for arm in Arm}
-        self._all = Mean()
+        self._all = RunningMean()
         self._better = BettingTest(test.share, -test.margin)
         self._worse = BettingTest(test.share, 0.0)
-        self._differences = Differences(test.share)
+        self._differences = DifferenceBounds(test.share)
         self._arm_of: OrderedDict[str, Arm] = OrderedDict()
-        self._discards = {arm: Mean() for arm in Arm}
+        self._discards = {arm: RunningMean() for arm in Arm}
         self._times: tuple[float, float] | None = None
 
     def add_record(self, event: InferenceRecorded) -> None:
@@ -309,20 +310,20 @@ class Experiment:
     def _observe(self, observations: Iterable[Observation]) -> None:
         for observation in observations:
             match observation:
-                case RepliesSeen(arm, before, after):
+                case RunningReplyMeasures(arm, before, after):
                     for name, value in after.items():
                         self._guards[name].see(arm, before.get(name), value)
-                case RepliesObserved(arm, share, replies):
+                case ReplyObservation(arm, share, replies):
                     for name, value in replies.measures().items():
                         self._guards[name].observe(arm, share, value)
                     self._tools.observe(arm, replies)
-                case WindowEnded(arm, share, unrated):
+                case WindowEnd(arm, share, unrated):
                     self._guards["unrated"].see(arm, None, unrated)
                     self._guards["unrated"].observe(arm, share, unrated)
-                case RewardObserved():
+                case RewardObservation():
                     self._add_user_reward(observation)
 
-    def _add_user_reward(self, observed: RewardObserved) -> None:
+    def _add_user_reward(self, observed: RewardObservation) -> None:
         # Centered on the mean before this user: any value known in advance keeps the test valid.
         z = weighted(observed.arm, observed.share, observed.reward - self._all.value(0.5))
         self._better.add(z)

@@ -78,7 +78,7 @@ class BettingTest:
         return top + math.log(sum(math.exp(wealth - top) for wealth in self._logs) / NUM_STAKES)
 
 
-class Differences:
+class DifferenceBounds:
     """Confidence bounds of the difference between the arms, from the Z of each user."""
 
     def __init__(self, share: float) -> None:
@@ -127,7 +127,7 @@ _DIRECTIONS = {"reply_length": (1.0, -1.0), "edit_rate": _DOWN}
 """Directions in which a change of a measure is bad; by default only an increase."""
 
 
-class Mean(msgspec.Struct):
+class RunningMean(msgspec.Struct):
     """Running mean and variance."""
 
     num: int = 0
@@ -174,8 +174,8 @@ class Guard:
         self._settings = config.guard(name)
         self._scale = LENGTH_SCALE if name == "reply_length" else 1.0
         self._limit = math.log(1.0 / config.guard_alpha)
-        self._arms = {arm: Mean() for arm in Arm}
-        self._all = Mean()
+        self._arms = {arm: RunningMean() for arm in Arm}
+        self._all = RunningMean()
         """Mean over the users in the test."""
         margin = self._settings.bound / self._scale
         self._tests = {sign: BettingTest(share, margin) for sign in _DIRECTIONS.get(name, _UP)}

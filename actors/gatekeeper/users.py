@@ -74,7 +74,7 @@ class Replies(msgspec.Struct, kw_only=True):
         }
 
 
-class RepliesSeen(msgspec.Struct, frozen=True):
+class RunningReplyMeasures(msgspec.Struct, frozen=True):
     """Measures of a user's replies so far, with those before the newest reply."""
 
     arm: Arm
@@ -82,7 +82,7 @@ class RepliesSeen(msgspec.Struct, frozen=True):
     after: Measures
 
 
-class RepliesObserved(msgspec.Struct, frozen=True):
+class ReplyObservation(msgspec.Struct, frozen=True):
     """A user's first replies, complete and observed once."""
 
     arm: Arm
@@ -91,7 +91,7 @@ class RepliesObserved(msgspec.Struct, frozen=True):
     replies: Replies
 
 
-class RewardObserved(msgspec.Struct, frozen=True):
+class RewardObservation(msgspec.Struct, frozen=True):
     """A user's mean reward over the first rated sessions."""
 
     arm: Arm
@@ -101,7 +101,7 @@ class RewardObserved(msgspec.Struct, frozen=True):
     num_rated: int
 
 
-class WindowEnded(msgspec.Struct, frozen=True):
+class WindowEnd(msgspec.Struct, frozen=True):
     """The end of a user's window, with the share of sessions that nobody rated."""
 
     arm: Arm
@@ -110,7 +110,7 @@ class WindowEnded(msgspec.Struct, frozen=True):
     """Share of the sessions without a rating."""
 
 
-Observation = RepliesSeen | RepliesObserved | RewardObserved | WindowEnded
+Observation = RunningReplyMeasures | ReplyObservation | RewardObservation | WindowEnd
 
 
 class _OpenWindow(msgspec.Struct, kw_only=True):
@@ -161,7 +161,7 @@ class Users:
             found.sessions.add(session)
         before = found.replies.measures()
         found.replies.add(facts, self._edit_tools)
-        yield RepliesSeen(found.arm, before, found.replies.measures())
+        yield RunningReplyMeasures(found.arm, before, found.replies.measures())
         if found.replies.num >= self._config.replies_per_user:
             yield from _observe_replies(found)
 
@@ -233,13 +233,13 @@ class Users:
             yield from _observe_reward(oldest)
             num_rated, num = len(oldest.rewards), len(oldest.sessions)
             unrated = 1.0 - min(1.0, num_rated / num) if num else 0.0
-            yield WindowEnded(oldest.arm, oldest.share, unrated)
+            yield WindowEnd(oldest.arm, oldest.share, unrated)
 
 
 def _observe_replies(entry: _OpenWindow) -> Iterator[Observation]:
     if not entry.has_replies and entry.replies.num:
         entry.has_replies = True
-        yield RepliesObserved(entry.arm, entry.share, entry.replies)
+        yield ReplyObservation(entry.arm, entry.share, entry.replies)
 
 
 def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
@@ -247,4 +247,4 @@ def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
     if not entry.has_reward and entry.rewards:
         entry.has_reward = True
         rewards = entry.rewards.values()
-        yield RewardObserved(entry.arm, entry.share, sum(rewards) / len(rewards), len(rewards))
+        yield RewardObservation(entry.arm, entry.share, sum(rewards) / len(rewards), len(rewards))

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.actors.monitor.behavior_views import behavior_figures
+from penstock.actors.monitor.behavior_views import behavior_metrics
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.monitor.episodes.service import EpisodeService
 from penstock.actors.monitor.fold import RunFold
@@ -63,7 +63,7 @@ class _StateCollector(Collector):
 
     def _behavior(self) -> Samples:
         recent = self._state.behavior.recent
-        metrics = behavior_figures(recent) if recent is not None else {}
+        metrics = behavior_metrics(recent) if recent is not None else {}
         return [([name], value) for name, value in metrics.items() if value is not None]
 
     def _weights(self) -> Iterator[Metric]:

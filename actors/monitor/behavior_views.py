@@ -245,13 +245,13 @@ def gain_between(before: BehaviorRow, after: BehaviorRow, about: EvalAnnounced) 
     )
 
 
-def behavior_figures(row: BehaviorRow) -> dict[str, float | None]:
+def behavior_metrics(row: BehaviorRow) -> dict[str, float | None]:
     """Return the shares and means of a row, by their names in the summary and in Prometheus."""
     names = ("parallel_share", "looked_share", "pass_rate", "pass_rate_looked")
     return {name: getattr(row, name) for name in (*names, "calls_per_solved", "turns_per_solved")}
 
 
-def has_looked(tool_names: Sequence[Sequence[str]]) -> bool:
+def reads_before_writing(tool_names: Sequence[Sequence[str]]) -> bool:
     """Return whether a file was read in a turn before the first turn that changes one."""
     for names in tool_names:
         # Writing is checked first: calls of one turn are sent together, so a file that is read and
@@ -265,7 +265,7 @@ def has_looked(tool_names: Sequence[Sequence[str]]) -> bool:
 
 def _row_of(event: RolloutFinished) -> BehaviorRow:
     """Return the counts that a rollout adds if it solved its task."""
-    looked = int(has_looked(event.tool_names))
+    looked = int(reads_before_writing(event.tool_names))
     return BehaviorRow(
         policy_version=event.max_policy_version,
         num_rollouts=1,

@@ -22,7 +22,7 @@ from penstock.actors.monitor.curves import (
 )
 from penstock.actors.monitor.gate_views import GateViews
 from penstock.actors.monitor.judge_views import add_verdict
-from penstock.actors.monitor.log_lines import LOGGED, describe
+from penstock.actors.monitor.log_lines import DESCRIBED_EVENTS, describe
 from penstock.actors.monitor.regions import RegionViews
 from penstock.actors.monitor.stall_views import StallView
 from penstock.actors.monitor.state import (
@@ -304,7 +304,7 @@ class RunFold:
     @property
     def types(self) -> tuple[type[Event], ...]:
         """Event types that the fold reads."""
-        return tuple({**self._handlers, **dict.fromkeys(LOGGED)})
+        return tuple({**self._handlers, **dict.fromkeys(DESCRIBED_EVENTS)})
 
     def apply(self, event: Event, at: float) -> None:
         """Apply one event that was stored at `at` (Unix seconds)."""

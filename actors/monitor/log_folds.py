@@ -25,12 +25,12 @@ class Fold(Protocol):
 async def fold_log(bus: Bus, *others: Fold) -> MonitorState:
     """Return a run's state as of the last event of its log, and fill the other folds."""
     fold = RunFold()
-    async for _ in fold_along(bus, (fold, *others), ()):
+    async for _ in fold_and_yield(bus, (fold, *others), ()):
         pass
     return fold.state(fold.last_at)
 
 
-async def fold_along(
+async def fold_and_yield(
     bus: Bus, folds: Sequence[Fold], types: tuple[type[Event], ...]
 ) -> AsyncIterator[Delivery]:
     """Yield the log's events of `types`, and apply the folds in the same pass."""

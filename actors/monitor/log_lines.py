@@ -143,5 +143,5 @@ _DESCRIPTIONS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     LiveSampleJoined: ("info", lambda e: f"{e.sample_id} joined with reward {e.reward:.2f}"),
 }
 
-LOGGED = tuple(_DESCRIPTIONS)
+DESCRIBED_EVENTS = tuple(_DESCRIPTIONS)
 """Types of the events that always have a line."""

@@ -23,7 +23,7 @@ from penstock.messages.weights import (
 
 NUM_VERSIONS_KNOWN_MAX = 1024
 """Largest number of versions whose manifest and publication time are kept."""
-SILENT_S = 10.0
+REPLICA_SILENT_S = 10.0
 """Time without a report, in seconds, after which a replica counts as lost."""
 
 
@@ -68,7 +68,7 @@ class RegionViews:
     def _lost(self, region: RegionView, now: float) -> list[str]:
         """Return the replicas that have reported before and no longer do."""
         seen = {name: self._seen_at[name] for name in region.replicas if name in self._seen_at}
-        return sorted(name for name, at in seen.items() if now - at > SILENT_S)
+        return sorted(name for name, at in seen.items() if now - at > REPLICA_SILENT_S)
 
     def measure_medians(self) -> None:
         """Update the medians over versions and replicas."""

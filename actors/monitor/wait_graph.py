@@ -22,7 +22,7 @@ from penstock.messages.telemetry import Wait
 
 QUIET_S = 15.0
 """Time without progress, in seconds, after which the run counts as stalled."""
-SILENT_S = 6.0
+ACTOR_SILENT_S = 6.0
 """Time without a report, in seconds, after which an actor counts as gone."""
 SHORT_S = 0.5
 """Duration of a wait, in seconds, below which it is not reported."""
@@ -169,8 +169,8 @@ def _sentence(chain: list[WaitEdge]) -> str:
 
 
 def is_reporting(view: ActorView, now: float) -> bool:
-    """Return whether an actor has reported within the last `SILENT_S`."""
-    return now - view.at <= SILENT_S
+    """Return whether an actor has reported within the last `ACTOR_SILENT_S`."""
+    return now - view.at <= ACTOR_SILENT_S
 
 
 def _oldest(view: ActorView, now: float) -> Wait | None:

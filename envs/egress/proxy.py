@@ -246,7 +246,7 @@ class EgressProxy:
     ) -> None:
         self.account = EgressAccount(limits)
         self._rules, self._limits = rules, limits
-        self._resolve = resolve or resolve_here
+        self._resolve = resolve or resolve_on_host
 
     async def serve(self, client: GuestStream) -> None:
         """Serve one connection of a program.
@@ -401,7 +401,7 @@ class EgressProxy:
             await asyncio.gather(upstream, downstream, return_exceptions=True)
 
 
-async def resolve_here(name: str, port: int) -> list[str]:
+async def resolve_on_host(name: str, port: int) -> list[str]:
     """Resolve a name with the host's resolver; raise OSError if it does not exist."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]

@@ -39,7 +39,7 @@ class GuestLine(Protocol):
         ...
 
 
-class StreamLie(SandboxError, ValueError):
+class StreamProtocolError(SandboxError, ValueError):
     """The guest violated the stream protocol, so it no longer runs our agent."""
 
 
@@ -59,7 +59,7 @@ class GuestStream:
 
         """
         if len(piece) > PIECE_BYTES_MAX or self._is_ended or self._pieces.full():
-            raise StreamLie(f"the guest sent {len(piece)} unrequested bytes on a stream")
+            raise StreamProtocolError(f"the guest sent {len(piece)} unrequested bytes on a stream")
         self._is_ended = not piece
         self._pieces.put_nowait(piece)
 
@@ -129,11 +129,11 @@ class GuestStreams:
         self._num_late += 1
         # Bounded in total: otherwise a hostile guest could keep the host busy with late pieces.
         if self._num_late > LATE_PIECES_MAX * (STREAMS_MAX + self._num_ended):
-            raise StreamLie("the guest keeps writing to streams that have ended")
+            raise StreamProtocolError("the guest keeps writing to streams that have ended")
 
     def _begin(self, stream_id: int) -> GuestStream:
         if len(self._streams) >= STREAMS_MAX:
-            raise StreamLie(f"the guest opened more than {STREAMS_MAX} streams")
+            raise StreamProtocolError(f"the guest opened more than {STREAMS_MAX} streams")
         stream = self._streams[stream_id] = GuestStream(self._line, stream_id)
         task = asyncio.get_running_loop().create_task(self._run(stream_id, stream))
         self._tasks.add(task)

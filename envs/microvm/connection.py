@@ -7,7 +7,8 @@ guest consumes them as they arrive.
 Everything that comes from the guest is hostile input. A frame is either the reply to an open
 request, no longer than that request allows, or an unsolicited one (`id` 0), which is short: the
 hello, a credit for bytes not confirmed yet, or a piece of a stream. Any other frame raises
-`GuestLie` and ends that machine only. Decoding a frame takes at most about five times its bytes.
+`GuestProtocolError` and ends that machine only. Decoding a frame takes at most about five times its
+bytes.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ _LENGTH = struct.Struct("<I")
 _DECODER = msgspec.msgpack.Decoder(GuestReply)
 
 
-class GuestLie(SandboxDied):
+class GuestProtocolError(SandboxDied):
     """The guest violated the protocol, so it no longer runs our agent; its machine is ended."""
 
 
@@ -89,7 +90,9 @@ class ReplyBounds:
     def expect(self, request: GuestRequest) -> None:
         """Allow the reply to a request; raise GuestLie if too many requests lack a reply."""
         if len(self._bounds) >= LATE_REPLIES_MAX:
-            raise GuestLie(f"the guest left {len(self._bounds)} requests without an answer")
+            raise GuestProtocolError(
+                f"the guest left {len(self._bounds)} requests without an answer"
+            )
         self._bounds[request.id] = reply_bytes_max(request)
 
     @property
@@ -106,9 +109,11 @@ class ReplyBounds:
             self._answered.add(reply_id)
             bound = REPLY_BYTES_MAX if len(self._answered) <= self._num_originals_max else None
         if bound is None:
-            raise GuestLie(f"the guest answered request {reply_id}, which nobody sent")
+            raise GuestProtocolError(f"the guest answered request {reply_id}, which nobody sent")
         if num_bytes > bound:
-            raise GuestLie(f"the guest answered with {num_bytes} bytes, expected at most {bound}")
+            raise GuestProtocolError(
+                f"the guest answered with {num_bytes} bytes, expected at most {bound}"
+            )
 
 
 class FrameReader:
@@ -138,7 +143,9 @@ class FrameReader:
             # Checked before the frame arrives: the host must not buffer what it would refuse.
             if length > self._bounds.longest:
                 longest = self._bounds.longest
-                raise GuestLie(f"the guest announced a frame of {length} bytes, over {longest}")
+                raise GuestProtocolError(
+                    f"the guest announced a frame of {length} bytes, over {longest}"
+                )
             end = start + _LENGTH.size + length
             if len(self._inbox) < end:
                 break
@@ -154,9 +161,9 @@ class FrameReader:
         if reply.id != 0:
             return self._bounds.take(reply.id, num_bytes)
         if num_bytes > PIECE_BYTES_MAX + HEAD_BYTES:
-            raise GuestLie(f"the guest sent an unsolicited frame of {num_bytes} bytes")
+            raise GuestProtocolError(f"the guest sent an unsolicited frame of {num_bytes} bytes")
         if reply.hello and self._is_greeted:
-            raise GuestLie("the guest said hello twice")
+            raise GuestProtocolError("the guest said hello twice")
         self._is_greeted = self._is_greeted or bool(reply.hello)
         return None
 
@@ -166,7 +173,9 @@ def _decoded(frame: memoryview) -> GuestReply:
         return _DECODER.decode(frame)
     # ValueError covers DecodeError and UnicodeDecodeError.
     except (ValueError, RecursionError) as error:
-        raise GuestLie(f"the guest sent an invalid reply: {error or 'nested too deeply'}") from None
+        raise GuestProtocolError(
+            f"the guest sent an invalid reply: {error or 'nested too deeply'}"
+        ) from None
 
 
 _FILE_ERRORS = {"not_found", "disk_full", "file_error"}
@@ -261,7 +270,7 @@ class GuestConnection(asyncio.Protocol):
     def _expect(self, request: GuestRequest) -> None:
         try:
             self._bounds.expect(request)
-        except GuestLie as lie:
+        except GuestProtocolError as lie:
             self._fail(lie)
             raise
 
@@ -316,7 +325,7 @@ class GuestConnection(asyncio.Protocol):
         )
         reply = await self.call(request, timeout_s=timeout_s)
         if reply.epoch != identity.epoch:
-            lie = GuestLie(f"the guest is copy {reply.epoch}, expected {identity.epoch}")
+            lie = GuestProtocolError(f"the guest is copy {reply.epoch}, expected {identity.epoch}")
             self._fail(lie)
             raise lie
         backlog, self._backlog = self._backlog, None
@@ -335,31 +344,31 @@ class GuestConnection(asyncio.Protocol):
         try:
             for reply in self._frames.feed(data):
                 self._take(reply)
-        except GuestLie as lie:
+        except GuestProtocolError as lie:
             self._fail(lie)
         except SandboxError as error:
-            self._fail(GuestLie(str(error)))
+            self._fail(GuestProtocolError(str(error)))
 
     def _take(self, reply: GuestReply) -> None:
         if not self._confirmed <= reply.credit <= self._sent:
-            raise GuestLie(f"the guest confirmed {reply.credit} of {self._sent} bytes")
+            raise GuestProtocolError(f"the guest confirmed {reply.credit} of {self._sent} bytes")
         has_content = reply.id or reply.hello or reply.stream
         # Frames without effect are refused, since a guest could send them without end.
         if not has_content and reply.credit == self._confirmed:
-            raise GuestLie("the guest sent an empty frame")
+            raise GuestProtocolError("the guest sent an empty frame")
         self._confirmed = reply.credit
         if reply.hello and not self.ready.done():
             self.ready.set_result(None)
         if reply.stream:
             if self.on_piece is None:
-                raise GuestLie("the guest sent a piece of a stream that was not opened")
+                raise GuestProtocolError("the guest sent a piece of a stream that was not opened")
             self.on_piece(reply.stream, reply.data)
         waiting = self._waiting.get(reply.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
         self._pump()
 
-    def _fail(self, lie: GuestLie) -> None:
+    def _fail(self, lie: GuestProtocolError) -> None:
         log.warning("guest violated the protocol, its machine ends: %s", lie)
         self._die(lie)
         if self._transport is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from penstock.envs.microvm.confinement.groups import MachineGroup
+from penstock.envs.microvm.confinement.groups import MachineCgroups
 from penstock.envs.sandbox import SandboxTimeout
 
 HANG_GRACE_S = 10.0
@@ -59,7 +59,7 @@ class HostProcess:
         argv: Sequence[str],
         cpu: int | None,
         pass_fds: Sequence[int],
-        group: MachineGroup | None = None,
+        group: MachineCgroups | None = None,
     ) -> None:
         self.group = group
         self._words = _bounded_output()

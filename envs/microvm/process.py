@@ -12,7 +12,7 @@ from penstock.envs.microvm.confinement.confinement import Confinement
 from penstock.envs.microvm.confinement.filters import REFUSED_CALLS, refuse_only
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
-from penstock.envs.needs import DEFAULT_NEEDS, sized
+from penstock.envs.needs import DEFAULT_NEEDS, resolve_machine_size
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds
@@ -50,7 +50,7 @@ class ProcessBackend:
         *,
         mounts: Sequence[str] = (),
     ) -> None:
-        self.needs = sized(needs, self)
+        self.needs = resolve_machine_size(needs, self)
         self._cache, self._mounts = cache, mounts
         folder, assets = load_assets(cache)
         size = str(WRITABLE_MIB << 20)

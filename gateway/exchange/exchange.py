@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 
 from aiohttp import web
 
-from penstock.gateway.conversation import Asked, Opening
+from penstock.gateway.conversation import Opening, ParsedRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.exchange.reply import Choice
@@ -30,7 +30,7 @@ class Exchange:
         services: Services,
         request: web.Request,
         key: KeySpec,
-        asked: Asked,
+        asked: ParsedRequest,
         plan: Plan,
         *,
         keeps: bool = False,

@@ -30,7 +30,7 @@ from penstock.actors.policy.chat.grammars import grammar_for_calls, grammar_for_
 from penstock.actors.policy.chat.schemas import GrammarError
 from penstock.envs.harness.tools import prompt_for
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.conversation import Call, ChoiceMode, LiveRequest, Said, Tool
+from penstock.gateway.conversation import Call, ChoiceMode, LiveRequest, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.session_tokens import SessionTokens, session_tokens
 from penstock.messages.rollout import ToolCall
@@ -186,7 +186,7 @@ def remembered(
     return found
 
 
-def told_tools(conversation: LiveRequest) -> OfferedTools:
+def prompt_tools(conversation: LiveRequest) -> OfferedTools:
     """Return the tools as the prompt presents them.
 
     A client that offers all tools of one harness version gets the prompt that training used.
@@ -202,10 +202,10 @@ def told_tools(conversation: LiveRequest) -> OfferedTools:
     return OfferedTools(words=text, schemas=[tool.schema for tool in offered.values()])
 
 
-def _results(caller: Said, results: Sequence[Said]) -> list[ChatMessage]:
+def _results(caller: RequestMessage, results: Sequence[RequestMessage]) -> list[ChatMessage]:
     """Return the results of a turn in the order of its calls; results without id keep theirs."""
     places = {call.call_id: index for index, call in enumerate(caller.calls) if call.call_id}
-    found: dict[int, Said] = {}
+    found: dict[int, RequestMessage] = {}
     for index, result in enumerate(results):
         place = index
         if places and result.call_id:
@@ -321,7 +321,7 @@ class Planner:
             ApiError: 400, the conversation does not fit the context window or the chat format.
 
         """
-        tools = told_tools(conversation)
+        tools = prompt_tools(conversation)
         context = await self._context(conversation, key_id, session_id, tools)
         charge.num_tokens = len(context)
         room = self._config.context_tokens_max - len(context)
@@ -346,7 +346,7 @@ class Planner:
             ApiError: 400, the session does not fit the context window or the chat format.
 
         """
-        tools = told_tools(conversation)
+        tools = prompt_tools(conversation)
         messages = messages_of(conversation)
         num_max = self._config.context_tokens_max
         found = await self._rendered(

@@ -12,7 +12,7 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.spool import Spool
-from penstock.gateway.record import Answered, record_of, record_offline, resealed
+from penstock.gateway.record import AnsweredRequest, record_of, record_offline, resealed
 from penstock.messages.base import Event, Message
 from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.feedback import InferenceRecorded
@@ -45,7 +45,7 @@ class Recorder:
         """Whether the disk spool is full, so that requests must be refused."""
         return self._spool.is_full
 
-    async def record(self, answered: Answered) -> None:
+    async def record(self, answered: AnsweredRequest) -> None:
         """Store the record of one reply.
 
         Raises:

@@ -21,7 +21,7 @@ from penstock.actors.policy.sampling import make_turn
 from penstock.gateway.conversation import Call, CallDelta, Delta, Finish, LiveRequest, TextDelta
 from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan, ReplyMemory, sent_call
-from penstock.gateway.record import Answered, Requester
+from penstock.gateway.record import AnsweredRequest, Requester
 from penstock.gateway.reply_facts import reply_facts
 from penstock.messages.rollout import StopReason, ToolCall
 
@@ -284,7 +284,7 @@ class Choice:
         """The calls in the form that the client gets."""
         return [sent_call(call, self._tools) for call in self.calls]
 
-    def answered(self, client: Requester, chain: str, *, at: float) -> Answered:
+    def answered(self, client: Requester, chain: str, *, at: float) -> AnsweredRequest:
         """Return the reply as it goes on record; at least one token must be sampled.
 
         Args:
@@ -298,7 +298,7 @@ class Choice:
             self._format, plan.context_ids, sampled, plan.tools, self.generation.sampling
         )
         turn = msgspec.structs.replace(turn, starts_segment=self.starts_segment)
-        return Answered(
+        return AnsweredRequest(
             request_id=self.request_id,
             session_id=plan.session_id,
             chain=chain,

@@ -47,7 +47,7 @@ class _ClaimHeldError(Exception):
         self.kept = kept
 
 
-class Retried:
+class IdempotentRequest:
     """One request with an `Idempotency-Key`."""
 
     def __init__(self, services: Services, key: KeySpec, request: web.Request, body: bytes) -> None:

@@ -10,13 +10,13 @@ from functools import partial
 from aiohttp import web
 
 from penstock.actors.policy.sampling import with_exploration
-from penstock.gateway.conversation import Asked, LiveRequest
+from penstock.gateway.conversation import LiveRequest, ParsedRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange
 from penstock.gateway.exchange.plan import Plan, TokenCharge
-from penstock.gateway.exchange.retried import HEADER, Retried
+from penstock.gateway.exchange.retried import HEADER, IdempotentRequest
 from penstock.gateway.exchange.sessions import Thread
-from penstock.gateway.exchange.summarizer import Summarizer, is_wanted
+from penstock.gateway.exchange.summarizer import Summarizer, allows_summaries
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
@@ -39,12 +39,12 @@ _NUM_IGNORED_MAX = 32
 _PLAIN_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 
 
-Read = Callable[[bytes], Asked]
+Read = Callable[[bytes], ParsedRequest]
 """Parses a body of one route."""
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedRequest:
     """A request within its limits, with its key and the tokens to charge."""
 
     request: web.Request
@@ -69,7 +69,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
         if HEADER not in request.headers:
             return (await _answer(services, _read(services, read, request, body), admitted))[0]
         key = admitted.key
-        retried = Retried(services, key, request, body)
+        retried = IdempotentRequest(services, key, request, body)
         if (kept := await retried.claim()) is not None:
             return kept
         is_kept = False
@@ -88,7 +88,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
 
 
 async def _answer(
-    services: Services, parsed: Asked, admitted: Admitted, *, may_keep: bool = False
+    services: Services, parsed: ParsedRequest, admitted: AdmittedRequest, *, may_keep: bool = False
 ) -> tuple[web.StreamResponse, bytes | None]:
     """Return the response, and its body if it may be kept for retries."""
     request, key, charge = admitted.request, admitted.key, admitted.charge
@@ -127,7 +127,7 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
 
 
 @contextlib.asynccontextmanager
-async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admitted, None]:
+async def admit(services: Services, request: web.Request) -> AsyncGenerator[AdmittedRequest, None]:
     """Admit a request by its key and limits; charge the key at the end.
 
     Raises:
@@ -138,13 +138,13 @@ async def admit(services: Services, request: web.Request) -> AsyncGenerator[Admi
     request[EXTRA_HEADERS] = dict(await services.limits.enter(key))
     charge = TokenCharge()
     try:
-        yield Admitted(request, key, charge)
+        yield AdmittedRequest(request, key, charge)
     finally:
         # Shielded: a client that disconnects must not keep its place or escape the charge.
         await asyncio.shield(services.limits.leave(key, charge.num_tokens))
 
 
-def _read(services: Services, read: Read, request: web.Request, body: bytes) -> Asked:
+def _read(services: Services, read: Read, request: web.Request, body: bytes) -> ParsedRequest:
     parsed = read(body)
     request[EXTRA_HEADERS].update(_ignored_header(parsed.ignored))
     model = parsed.conversation.model
@@ -154,11 +154,11 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
     return parsed
 
 
-async def _plan(services: Services, conversation: LiveRequest, admitted: Admitted) -> Plan:
+async def _plan(services: Services, conversation: LiveRequest, admitted: AdmittedRequest) -> Plan:
     request, key = admitted.request, admitted.key
     plan_of = partial(_plan_unsummarized, services, admitted)
     can_summarize = conversation.prompt is None and services.summary.is_asked
-    may_summarize = can_summarize and is_wanted(request, key)
+    may_summarize = can_summarize and allows_summaries(request, key)
     # Before `_thread` hashes the messages: an oversized prompt must cost as little as possible. One
     # that may be summarized is checked later, as it may fit then.
     if not may_summarize:
@@ -170,7 +170,7 @@ async def _plan(services: Services, conversation: LiveRequest, admitted: Admitte
 
 
 async def _plan_unsummarized(
-    services: Services, admitted: Admitted, conversation: LiveRequest
+    services: Services, admitted: AdmittedRequest, conversation: LiveRequest
 ) -> Plan:
     request, key = admitted.request, admitted.key
     services.planner.check_size(conversation, admitted.charge)

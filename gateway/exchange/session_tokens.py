@@ -15,7 +15,7 @@ from penstock.actors.policy.chat.format import (
     Role,
     UnrenderableError,
 )
-from penstock.gateway.conversation import Said
+from penstock.gateway.conversation import RequestMessage
 from penstock.gateway.errors import invalid
 
 NUM_TURNS_MAX = 256
@@ -38,7 +38,7 @@ class SessionTokens(NamedTuple):
         return len(self.context_ids) + len(self.reply_ids)
 
 
-def check_session(messages: Sequence[Said]) -> int:
+def check_session(messages: Sequence[RequestMessage]) -> int:
     """Check the order of the messages; return the number of assistant turns.
 
     Raises:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from penstock.actors.policy.chat.format import Role
-from penstock.gateway.conversation import Call, Said
+from penstock.gateway.conversation import Call, RequestMessage
 
 SESSION_S_MAX = 24 * 3600.0
 """Seconds without a request after which a session is forgotten."""
@@ -57,7 +57,7 @@ class PrefixKind(StrEnum):
 class Thread:
     """The conversation of one request, and the session that it belongs to."""
 
-    def __init__(self, owner: UserKey, messages: Sequence[Said]) -> None:
+    def __init__(self, owner: UserKey, messages: Sequence[RequestMessage]) -> None:
         """Hash the messages.
 
         Args:
@@ -115,7 +115,13 @@ class Sessions:
         return len(self._sessions)
 
     def open(
-        self, owner: UserKey, messages: Sequence[Said], *, named: str, new: str, now: float
+        self,
+        owner: UserKey,
+        messages: Sequence[RequestMessage],
+        *,
+        named: str,
+        new: str,
+        now: float,
     ) -> Thread:
         """Return the thread of a request, assigned to its session.
 

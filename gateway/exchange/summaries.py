@@ -19,8 +19,8 @@ from penstock.actors.policy.summaries import restarted
 from penstock.gateway.conversation import (
     ChoiceMode,
     LiveRequest,
+    RequestMessage,
     ResponseFormat,
-    Said,
     ToolChoice,
 )
 from penstock.gateway.exchange.sessions import NUM_SESSIONS_MAX, Thread, UserKey
@@ -28,7 +28,7 @@ from penstock.gateway.exchange.sessions import NUM_SESSIONS_MAX, Thread, UserKey
 SessionKey = tuple[UserKey, str]
 
 
-class Covered(msgspec.Struct, frozen=True, kw_only=True):
+class SummaryCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """A summary, and the messages of the session that it replaces."""
 
     num_messages: int = 0
@@ -46,28 +46,28 @@ class Summaries:
     """The newest summary of each recent session."""
 
     def __init__(self) -> None:
-        self._covered: OrderedDict[SessionKey, Covered] = OrderedDict()
+        self._covered: OrderedDict[SessionKey, SummaryCoverage] = OrderedDict()
 
-    def put(self, key: SessionKey, covered: Covered) -> None:
+    def put(self, key: SessionKey, covered: SummaryCoverage) -> None:
         """Remember a summary; beyond the bound, the least recently used one is forgotten."""
         self._covered[key] = covered
         self._covered.move_to_end(key)
         if len(self._covered) > NUM_SESSIONS_MAX:
             self._covered.popitem(last=False)
 
-    def get(self, key: SessionKey, messages: Sequence[Said]) -> Covered:
+    def get(self, key: SessionKey, messages: Sequence[RequestMessage]) -> SummaryCoverage:
         """Return the summary of a session if it applies to its messages; otherwise an empty one."""
-        covered = self._covered.get(key, Covered())
+        covered = self._covered.get(key, SummaryCoverage())
         if key in self._covered:
             self._covered.move_to_end(key)
         # A client may edit its history: a summary of other messages must not replace these.
         first = messages[: covered.num_messages]
         if len(first) < covered.num_messages or Thread(key[0], first).digest != covered.digest:
-            return Covered()
+            return SummaryCoverage()
         return covered
 
 
-def shortened(conversation: LiveRequest, covered: Covered) -> LiveRequest:
+def shortened(conversation: LiveRequest, covered: SummaryCoverage) -> LiveRequest:
     """Return a conversation with the summary in place of the messages that it covers."""
     if not covered.count:
         return conversation
@@ -75,12 +75,12 @@ def shortened(conversation: LiveRequest, covered: Covered) -> LiveRequest:
     # The task stays word for word: summaries of summaries would lose it.
     task = next(message.text for message in sent if message.role is Role.USER)
     text = restarted(task, covered.summary, covered.count)
-    opening = Said(role=Role.USER, text=text)
+    opening = RequestMessage(role=Role.USER, text=text)
     messages = (*_system(sent, covered), opening, *sent[covered.num_messages :])
     return msgspec.structs.replace(conversation, messages=messages)
 
 
-def ends(conversation: LiveRequest, covered: Covered) -> list[int]:
+def ends(conversation: LiveRequest, covered: SummaryCoverage) -> list[int]:
     """Return the numbers of messages after which a summary may be requested, in order.
 
     A summary ends with a complete turn: a reply without calls, or the last result of its calls.
@@ -101,7 +101,11 @@ def ends(conversation: LiveRequest, covered: Covered) -> list[int]:
 
 
 def asking(
-    conversation: LiveRequest, covered: Covered, end: int, instruction: str, num_tokens_max: int
+    conversation: LiveRequest,
+    covered: SummaryCoverage,
+    end: int,
+    instruction: str,
+    num_tokens_max: int,
 ) -> LiveRequest:
     """Return the request for a summary of the first `end` messages.
 
@@ -127,7 +131,7 @@ def asking(
     # The same tools in the prompt, so that the KV cache of the session applies.
     return msgspec.structs.replace(
         short,
-        messages=(*short.messages, Said(role=Role.USER, text=instruction)),
+        messages=(*short.messages, RequestMessage(role=Role.USER, text=instruction)),
         tools=tuple(msgspec.structs.replace(t, is_strict=False) for t in conversation.tools),
         tool_choice=ToolChoice() if is_required else conversation.tool_choice,
         allows_parallel_calls=True,
@@ -138,6 +142,6 @@ def asking(
     )
 
 
-def _system(messages: Sequence[Said], covered: Covered) -> list[Said]:
+def _system(messages: Sequence[RequestMessage], covered: SummaryCoverage) -> list[RequestMessage]:
     first = messages[: covered.num_messages]
     return [message for message in first if message.role is Role.SYSTEM]

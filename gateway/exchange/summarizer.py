@@ -15,7 +15,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Plan, TokenCharge
 from penstock.gateway.exchange.reply import Choice
 from penstock.gateway.exchange.sessions import Thread
-from penstock.gateway.exchange.summaries import Covered, asking, ends, shortened
+from penstock.gateway.exchange.summaries import SummaryCoverage, asking, ends, shortened
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
@@ -31,7 +31,7 @@ PlanOf = Callable[[LiveRequest], Awaitable[Plan]]
 """Plans a conversation without summarizing it."""
 
 
-def is_wanted(request: web.Request, key: KeySpec) -> bool:
+def allows_summaries(request: web.Request, key: KeySpec) -> bool:
     """Return whether the client allows summaries of a request's session.
 
     Raises:
@@ -113,7 +113,7 @@ class Summarizer:
                 raise
             return None
 
-    async def _summarize(self, conversation: LiveRequest, covered: Covered) -> bool:
+    async def _summarize(self, conversation: LiveRequest, covered: SummaryCoverage) -> bool:
         """Summarize as many messages as fit the context window; return whether it succeeded."""
         found = await self._longest(conversation, covered)
         if found is None:
@@ -138,7 +138,7 @@ class Summarizer:
         first = conversation.messages[:end]
         services.summaries.put(
             self._session_key,
-            Covered(
+            SummaryCoverage(
                 num_messages=end,
                 digest=Thread(self._thread.owner, first).digest,
                 summary=text,
@@ -149,7 +149,7 @@ class Summarizer:
         return True
 
     async def _longest(
-        self, conversation: LiveRequest, covered: Covered
+        self, conversation: LiveRequest, covered: SummaryCoverage
     ) -> tuple[int, LiveRequest, Plan] | None:
         """Return the longest summary request that fits: its message count, itself and its plan.
 
@@ -189,7 +189,7 @@ class Summarizer:
             await choice.generation.abort(services.ctx)
 
     async def _record(
-        self, choice: Choice, plan: Plan, client: Requester, covered: Covered
+        self, choice: Choice, plan: Plan, client: Requester, covered: SummaryCoverage
     ) -> tuple[str, str]:
         """Store the sampled summary; return its chain and its text, which is empty if malformed.
 

@@ -13,7 +13,7 @@ from penstock.gateway.conversation import (
     STOP_CHARS_MAX,
     Call,
     ChoiceMode,
-    SamplingWishes,
+    SamplingOptions,
     Tool,
     ToolChoice,
 )
@@ -48,10 +48,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
 
-    def wishes(self, num_tokens_max: int | None, *, ignores_end: bool = False) -> SamplingWishes:
+    def wishes(self, num_tokens_max: int | None, *, ignores_end: bool = False) -> SamplingOptions:
         """Return the fields as the options of a `LiveRequest`."""
         stop = self.stop or ()
-        return SamplingWishes(
+        return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -170,7 +170,7 @@ def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     return choice
 
 
-def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> SamplingWishes:
+def check_sampling(wishes: SamplingOptions, names: Mapping[str, str] = {}) -> SamplingOptions:
     """Return the sampling options after checking their ranges.
 
     Args:

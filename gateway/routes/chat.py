@@ -14,16 +14,16 @@ from penstock.gateway.conversation import (
     NUM_CHOICES_MAX,
     NUM_MESSAGES_MAX,
     NUM_TOOLS_MAX,
-    Asked,
     ChoiceMode,
     Delta,
     Finish,
+    LiveReply,
     LiveRequest,
     Opening,
-    Replied,
+    ParsedRequest,
+    RequestMessage,
     ResponseFormat,
-    Said,
-    SamplingWishes,
+    SamplingOptions,
     TextDelta,
     Tool,
     ToolChoice,
@@ -64,7 +64,7 @@ class ChatReplyWriter:
         self._has_usage = has_usage
         self._num_written: dict[int, int] = {}
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the complete response."""
         body = self._object("chat.completion", [self._choice_of(reply) for reply in replies])
         body |= self._prompt_fields() | {"usage": usage(self._opening, replies)}
@@ -76,7 +76,7 @@ class ChatReplyWriter:
             choice = self._delta_choice(index, {"role": "assistant", "content": ""})
             yield self._event([choice], self._prompt_fields() if index == 0 else {})
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Yield one chunk per delta; the first one carries the logprobs and ids of new tokens."""
         # Tokens that end no text yet (half a character, part of a call) get a chunk of their own.
         fields = self._token_fields(reply)
@@ -86,7 +86,7 @@ class ChatReplyWriter:
         if fields:
             yield self._event([self._delta_choice(reply.index, {}) | fields])
 
-    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterator[bytes]:
         """Yield the finish reason of each choice, the usage if requested, and the end marker."""
         for reply in replies:
             reason = {"finish_reason": FINISH_REASONS[reply.finish]}
@@ -99,7 +99,7 @@ class ChatReplyWriter:
         """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
-    def _choice_of(self, reply: Replied) -> dict[str, Any]:
+    def _choice_of(self, reply: LiveReply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
         if reply.calls:
             message["tool_calls"] = [
@@ -109,18 +109,18 @@ class ChatReplyWriter:
         choice = {"index": reply.index, "message": message, "finish_reason": reason}
         return choice | stop_field(reply) | self._token_fields(reply) | self._reply_id(reply)
 
-    def _reply_id(self, reply: Replied) -> dict[str, str]:
+    def _reply_id(self, reply: LiveReply) -> dict[str, str]:
         """Return the id by which feedback refers to one of several choices."""
         is_single = self._opening.conversation.num_choices == 1
         return {} if is_single else {"request_id": reply.request_id}
 
-    def _delta(self, reply: Replied, delta: Delta) -> dict[str, Any]:
+    def _delta(self, reply: LiveReply, delta: Delta) -> dict[str, Any]:
         if isinstance(delta, TextDelta):
             return {"content": delta.text}
         call = self._call(reply, delta.index, delta.call)
         return {"tool_calls": [{"index": delta.index} | call]}
 
-    def _call(self, reply: Replied, index: int, call: ToolCall) -> dict[str, Any]:
+    def _call(self, reply: LiveReply, index: int, call: ToolCall) -> dict[str, Any]:
         tool = self._opening.conversation.offered[call.name]
         return {
             "id": call_id(reply.request_id, index),
@@ -128,7 +128,7 @@ class ChatReplyWriter:
             "function": {"name": call.name, "arguments": tool.arguments_json(call)},
         }
 
-    def _token_fields(self, reply: Replied) -> dict[str, Any]:
+    def _token_fields(self, reply: LiveReply) -> dict[str, Any]:
         """Return the logprobs and ids of tokens not written yet, as far as requested."""
         start = self._num_written.get(reply.index, 0)
         self._num_written[reply.index] = len(reply.token_ids)
@@ -174,7 +174,7 @@ class ChatReplyWriter:
 
 
 def logprob_entries(
-    reply: Replied, start: int, entry: Callable[[int, float], dict[str, Any]]
+    reply: LiveReply, start: int, entry: Callable[[int, float], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return one entry per token from `start` on, each with its most likely alternatives."""
     top = reply.top_logprobs
@@ -188,7 +188,7 @@ def logprob_entries(
     ]
 
 
-def usage(opening: Opening, replies: Sequence[Replied]) -> dict[str, int]:
+def usage(opening: Opening, replies: Sequence[LiveReply]) -> dict[str, int]:
     """Return OpenAI's usage object; the prompt counts once, whatever the number of replies."""
     num_context = len(opening.context_ids)
     num_sampled = sum(len(reply.token_ids) for reply in replies)
@@ -199,7 +199,7 @@ def usage(opening: Opening, replies: Sequence[Replied]) -> dict[str, int]:
     }
 
 
-def stop_field(reply: Replied) -> dict[str, str]:
+def stop_field(reply: LiveReply) -> dict[str, str]:
     """Return vLLM's field `stop_reason`, the text that ended a reply; empty if none did."""
     return {"stop_reason": reply.stop_text} if reply.finish is Finish.STOP_TEXT else {}
 
@@ -312,7 +312,7 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
     store: bool = True
 
 
-def read_chat(body: bytes) -> Asked:
+def read_chat(body: bytes) -> ParsedRequest:
     """Parse a chat body.
 
     Raises:
@@ -345,10 +345,10 @@ def read_chat(body: bytes) -> Asked:
         store=chat.store,
         metadata=chat.metadata,
     )
-    return Asked(conversation, partial(_writer, chat), ignored)
+    return ParsedRequest(conversation, partial(_writer, chat), ignored)
 
 
-def read_messages(messages: Sequence[ChatBodyMessage]) -> tuple[Said, ...]:
+def read_messages(messages: Sequence[ChatBodyMessage]) -> tuple[RequestMessage, ...]:
     """Return the messages of a body.
 
     Raises:
@@ -392,14 +392,14 @@ def _writer(chat: ChatBody, opening: Opening) -> ChatReplyWriter:
     )
 
 
-def _message(message: ChatBodyMessage, index: int) -> Said:
+def _message(message: ChatBodyMessage, index: int) -> RequestMessage:
     place = f"messages[{index}]"
     # OpenAI renamed the system role for its newer models; clients send either.
     role = Role.SYSTEM if message.role == "developer" else Role(message.role)
     calls = message.tool_calls or []
     if calls and role is not Role.ASSISTANT:
         raise invalid("expected calls only in assistant messages", f"{place}.tool_calls")
-    return Said(
+    return RequestMessage(
         role=role,
         text=_text(message.content, f"{place}.content"),
         calls=tuple(
@@ -445,7 +445,7 @@ def _format(wanted: ChatResponseFormat | None) -> ResponseFormat:
     return ResponseFormat(is_json=True, json_schema=wanted.json_schema.schema)
 
 
-def _sampling(chat: ChatBody) -> SamplingWishes:
+def _sampling(chat: ChatBody) -> SamplingOptions:
     # `max_tokens` is the older name; errors use the one that the client sent.
     limit = chat.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"

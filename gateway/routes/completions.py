@@ -8,11 +8,11 @@ import msgspec
 
 from penstock.gateway.conversation import (
     NUM_CHOICES_MAX,
-    Asked,
     Delta,
+    LiveReply,
     LiveRequest,
     Opening,
-    Replied,
+    ParsedRequest,
     TextDelta,
     sse,
 )
@@ -51,7 +51,7 @@ class CompletionsBody(SamplingFields, frozen=True, kw_only=True):
     store: bool = True
 
 
-def read_completions(body: bytes) -> Asked:
+def read_completions(body: bytes) -> ParsedRequest:
     """Parse a completions body.
 
     Raises:
@@ -85,7 +85,7 @@ def read_completions(body: bytes) -> Asked:
     writer = partial(
         CompletionsReplyWriter, has_logprobs=read.logprobs is not None, has_usage=has_usage
     )
-    return Asked(conversation, writer, ignored)
+    return ParsedRequest(conversation, writer, ignored)
 
 
 def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
@@ -110,7 +110,7 @@ class CompletionsReplyWriter:
         self._has_usage = has_usage
         self._num_written: dict[int, int] = {}
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the complete response."""
         choices = [self._choice(reply, reply.text, is_last=True) for reply in replies]
         body = self._object(choices) | {"usage": usage(self._opening, replies)}
@@ -120,14 +120,14 @@ class CompletionsReplyWriter:
         """Yield nothing: the stream begins with the first text."""
         return iter(())
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Yield an event for new text."""
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         if text:
             choice = self._choice(reply, text, is_last=False)
             yield sse(msgspec.json.encode(self._object([choice])))
 
-    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterator[bytes]:
         """Yield the finish reason of each choice, the usage if requested, and the end marker."""
         for reply in replies:
             choice = self._choice(reply, "", is_last=True)
@@ -141,13 +141,13 @@ class CompletionsReplyWriter:
         """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
-    def _choice(self, reply: Replied, text: str, *, is_last: bool) -> dict[str, Any]:
+    def _choice(self, reply: LiveReply, text: str, *, is_last: bool) -> dict[str, Any]:
         reason = FINISH_REASONS[reply.finish] if is_last else None
         choice: dict[str, Any] = {"index": reply.index, "text": text, "finish_reason": reason}
         choice["logprobs"] = self._logprobs(reply) if self._has_logprobs else None
         return choice | (stop_field(reply) if is_last else {})
 
-    def _logprobs(self, reply: Replied) -> dict[str, Any]:
+    def _logprobs(self, reply: LiveReply) -> dict[str, Any]:
         """Return the logprobs of tokens not written yet."""
         start = self._num_written.get(reply.index, 0)
         self._num_written[reply.index] = len(reply.token_ids)

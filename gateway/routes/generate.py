@@ -8,12 +8,12 @@ import msgspec
 
 from penstock.gateway.conversation import (
     NUM_CHOICES_MAX,
-    Asked,
     Delta,
+    LiveReply,
     LiveRequest,
     Opening,
-    Replied,
-    SamplingWishes,
+    ParsedRequest,
+    SamplingOptions,
     sse,
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
@@ -50,7 +50,7 @@ class GenerateBody(msgspec.Struct, frozen=True):
     store: bool = True
 
 
-def read_generate(body: bytes) -> Asked:
+def read_generate(body: bytes) -> ParsedRequest:
     """Parse a generate body.
 
     Raises:
@@ -71,7 +71,7 @@ def read_generate(body: bytes) -> Asked:
     num_tokens_max = NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens
     wishes = params.wishes(num_tokens_max, ignores_end=params.ignore_eos)
     # Errors must name the field where the body has it, inside `sampling_params`.
-    names = {name: f"{_PLACE}.{name}" for name in SamplingWishes.__struct_fields__}
+    names = {name: f"{_PLACE}.{name}" for name in SamplingOptions.__struct_fields__}
     names |= {"num_tokens_max": f"{_PLACE}.max_tokens", "stops": f"{_PLACE}.stop"}
     conversation = LiveRequest(
         model=read.model,
@@ -86,7 +86,7 @@ def read_generate(body: bytes) -> Asked:
         metadata=read.metadata,
     )
     writer = partial(GenerateReplyWriter, has_logprobs=params.logprobs is not None)
-    return Asked(conversation, writer, ignored)
+    return ParsedRequest(conversation, writer, ignored)
 
 
 class GenerateReplyWriter:
@@ -97,7 +97,7 @@ class GenerateReplyWriter:
         self._has_logprobs = has_logprobs
         self._num_written: dict[int, int] = {}
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the complete response."""
         return self._body([self._choice(reply, is_last=True) for reply in replies])
 
@@ -105,12 +105,12 @@ class GenerateReplyWriter:
         """Yield nothing: the stream begins with the first ids."""
         return iter(())
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Yield an event with the ids that are not written yet."""
         if len(reply.token_ids) > self._num_written.get(reply.index, 0):
             yield sse(self._body([self._choice(reply, is_last=False)]))
 
-    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterator[bytes]:
         """Yield the finish reason of each choice, and the end marker."""
         for reply in replies:
             yield sse(self._body([self._choice(reply, is_last=True)]))
@@ -120,7 +120,7 @@ class GenerateReplyWriter:
         """Yield the error; a failed stream has no end marker."""
         yield sse(error_body(error))
 
-    def _choice(self, reply: Replied, *, is_last: bool) -> dict[str, Any]:
+    def _choice(self, reply: LiveReply, *, is_last: bool) -> dict[str, Any]:
         start = self._num_written.get(reply.index, 0)
         self._num_written[reply.index] = len(reply.token_ids)
         ids = list(reply.token_ids[start:])

@@ -12,17 +12,17 @@ from penstock.actors.policy.chat.format import Role
 from penstock.gateway.conversation import (
     NUM_MESSAGES_MAX,
     NUM_TOOLS_MAX,
-    Asked,
     Call,
     ChoiceMode,
     Delta,
     Finish,
+    LiveReply,
     LiveRequest,
     Opening,
-    Replied,
+    ParsedRequest,
+    RequestMessage,
     ResponseFormat,
-    Said,
-    SamplingWishes,
+    SamplingOptions,
     TextDelta,
     Tool,
     ToolChoice,
@@ -49,7 +49,7 @@ class MessagesReplyWriter:
         self._num_blocks = 0
         self._is_text_open = False
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the complete message."""
         (reply,) = replies
         content: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ class MessagesReplyWriter:
         """Yield `message_start`."""
         yield _event("message_start", message=self._message())
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Yield the events for new text and calls."""
         for delta in deltas:
             if isinstance(delta, TextDelta):
@@ -81,7 +81,7 @@ class MessagesReplyWriter:
                 yield self._delta({"type": "input_json_delta", "partial_json": arguments})
                 yield self._stop()
 
-    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterator[bytes]:
         """Yield `message_delta` and `message_stop`."""
         (reply,) = replies
         yield from self._close_text()
@@ -108,7 +108,7 @@ class MessagesReplyWriter:
             self._is_text_open = False
             yield self._stop()
 
-    def _call(self, reply: Replied, index: int, call: ToolCall) -> dict[str, Any]:
+    def _call(self, reply: LiveReply, index: int, call: ToolCall) -> dict[str, Any]:
         return {"type": "tool_use", "id": call_id(reply.request_id, index), "name": call.name}
 
     def _arguments(self, call: ToolCall) -> str:
@@ -132,7 +132,7 @@ class MessagesReplyWriter:
         }
 
     @staticmethod
-    def _stopped(reply: Replied) -> dict[str, Any]:
+    def _stopped(reply: LiveReply) -> dict[str, Any]:
         sequence = reply.stop_text or None
         return {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": sequence}
 
@@ -231,7 +231,7 @@ class MessagesBody(msgspec.Struct, frozen=True):
     output_config: MessagesOutputConfig = MessagesOutputConfig()
 
 
-def read_messages(body: bytes) -> Asked:
+def read_messages(body: bytes) -> ParsedRequest:
     """Parse a Messages body.
 
     Raises:
@@ -244,7 +244,7 @@ def read_messages(body: bytes) -> Asked:
     return parsed
 
 
-def read_count(body: bytes) -> Asked:
+def read_count(body: bytes) -> ParsedRequest:
     """Parse a body whose tokens are to be counted; unlike others, it needs no `max_tokens`.
 
     Raises:
@@ -266,7 +266,7 @@ def read_count(body: bytes) -> Asked:
         allows_parallel_calls=not read.tool_choice.disable_parallel_tool_use,
         response_format=_format(read),
         sampling=check_sampling(
-            SamplingWishes(
+            SamplingOptions(
                 temperature=read.temperature,
                 top_p=read.top_p,
                 top_k=read.top_k,
@@ -280,20 +280,20 @@ def read_count(body: bytes) -> Asked:
         store=read.store,
         metadata=read.metadata.consents,
     )
-    return Asked(conversation, MessagesReplyWriter, [*ignored, *left_out])
+    return ParsedRequest(conversation, MessagesReplyWriter, [*ignored, *left_out])
 
 
-def _system(system: str | list[MessagesBlock]) -> list[Said]:
+def _system(system: str | list[MessagesBlock]) -> list[RequestMessage]:
     text = system if isinstance(system, str) else _text(system, "system")
-    return [Said(role=Role.SYSTEM, text=text, place="system")] if text else []
+    return [RequestMessage(role=Role.SYSTEM, text=text, place="system")] if text else []
 
 
-def _messages(turns: Sequence[MessagesTurn]) -> list[Said]:
-    messages: list[Said] = []
+def _messages(turns: Sequence[MessagesTurn]) -> list[RequestMessage]:
+    messages: list[RequestMessage] = []
     for index, turn in enumerate(turns):
         place = f"messages[{index}]"
         if isinstance(turn.content, str):
-            messages.append(Said(role=Role(turn.role), text=turn.content, place=place))
+            messages.append(RequestMessage(role=Role(turn.role), text=turn.content, place=place))
         elif turn.role == "assistant":
             messages.append(_assistant(turn.content, place))
         else:
@@ -301,7 +301,7 @@ def _messages(turns: Sequence[MessagesTurn]) -> list[Said]:
     return messages
 
 
-def _assistant(blocks: Sequence[MessagesBlock], place: str) -> Said:
+def _assistant(blocks: Sequence[MessagesBlock], place: str) -> RequestMessage:
     texts: list[str] = []
     calls: list[Call] = []
     for index, block in enumerate(blocks):
@@ -314,12 +314,12 @@ def _assistant(blocks: Sequence[MessagesBlock], place: str) -> Said:
             calls.append(Call(call_id=block.id, name=block.name, arguments=block.input or {}))
         elif block.type not in _SKIPPED:
             raise _unreadable(block, where)
-    return Said(role=Role.ASSISTANT, text="".join(texts), calls=tuple(calls), place=place)
+    return RequestMessage(role=Role.ASSISTANT, text="".join(texts), calls=tuple(calls), place=place)
 
 
-def _user(blocks: Sequence[MessagesBlock], role: Role, place: str) -> list[Said]:
+def _user(blocks: Sequence[MessagesBlock], role: Role, place: str) -> list[RequestMessage]:
     """Return one message per tool result, then one with the text of the turn."""
-    messages: list[Said] = []
+    messages: list[RequestMessage] = []
     texts: list[str] = []
     for index, block in enumerate(blocks):
         where = f"{place}.content[{index}]"
@@ -330,13 +330,13 @@ def _user(blocks: Sequence[MessagesBlock], role: Role, place: str) -> list[Said]
             content = block.content
             text = content if isinstance(content, str) else _text(content or [], where)
             call_id = block.tool_use_id or ""
-            messages.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=where))
+            messages.append(RequestMessage(role=Role.TOOL, text=text, call_id=call_id, place=where))
         elif block.type == "text":
             texts.append(block.text or "")
         else:
             raise _unreadable(block, where)
     if texts or not messages:
-        messages.append(Said(role=role, text="\n".join(texts), place=place))
+        messages.append(RequestMessage(role=role, text="\n".join(texts), place=place))
     return messages
 
 

@@ -15,17 +15,17 @@ from penstock.actors.policy.chat.format import Role
 from penstock.gateway.conversation import (
     NUM_MESSAGES_MAX,
     NUM_TOOLS_MAX,
-    Asked,
     Call,
     ChoiceMode,
     Delta,
     Finish,
+    LiveReply,
     LiveRequest,
     Opening,
-    Replied,
+    ParsedRequest,
+    RequestMessage,
     ResponseFormat,
-    Said,
-    SamplingWishes,
+    SamplingOptions,
     TextDelta,
     Tool,
     ToolChoice,
@@ -63,7 +63,7 @@ class ResponsesReplyWriter:
         """Text of the message item that is open; None if no item is open."""
         self._num_events = 0
 
-    def whole(self, replies: Sequence[Replied]) -> bytes:
+    def whole(self, replies: Sequence[LiveReply]) -> bytes:
         """Return the complete response."""
         (reply,) = replies
         if reply.text or not reply.calls:
@@ -76,7 +76,7 @@ class ResponsesReplyWriter:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
 
-    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+    def deltas(self, reply: LiveReply, deltas: Sequence[Delta]) -> Iterator[bytes]:
         """Yield the events for new text and calls."""
         for delta in deltas:
             if isinstance(delta, TextDelta):
@@ -85,7 +85,7 @@ class ResponsesReplyWriter:
                 yield from self._close_text()
                 yield from self._whole_call(self._call(reply, delta.index, delta.call))
 
-    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+    def end(self, replies: Sequence[LiveReply]) -> Iterator[bytes]:
         """Yield `response.completed` or `response.incomplete`."""
         (reply,) = replies
         # As in `whole`: an empty reply still has one message item.
@@ -164,7 +164,7 @@ class ResponsesReplyWriter:
             "content": [_text_part(text)],
         }
 
-    def _call(self, reply: Replied, index: int, call: ToolCall) -> dict[str, Any]:
+    def _call(self, reply: LiveReply, index: int, call: ToolCall) -> dict[str, Any]:
         names = {"call_id": call_id(reply.request_id, index), "name": call.name}
         if call.name in self._custom:
             text = call.arguments.get("input", "")
@@ -174,7 +174,7 @@ class ResponsesReplyWriter:
             item = {"type": "function_call", "id": self._item_id("fc"), "arguments": arguments}
         return item | names | {"status": "completed"}
 
-    def _ended(self, reply: Replied) -> dict[str, Any]:
+    def _ended(self, reply: LiveReply) -> dict[str, Any]:
         num_context, num_sampled = len(self._opening.context_ids), len(reply.token_ids)
         is_cut = reply.finish is Finish.LENGTH
         return self._response("incomplete" if is_cut else "completed") | {
@@ -309,7 +309,7 @@ class ResponsesBody(msgspec.Struct, frozen=True):
     background: bool = False
 
 
-def read_responses(body: bytes) -> Asked:
+def read_responses(body: bytes) -> ParsedRequest:
     """Parse a Responses body.
 
     Raises:
@@ -326,7 +326,7 @@ def read_responses(body: bytes) -> Asked:
     if not 0 < len(items) <= NUM_MESSAGES_MAX:
         raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} items", "input")
     tools, custom, left_out = _tools(read.tools)
-    wishes = SamplingWishes(
+    wishes = SamplingOptions(
         temperature=read.temperature, top_p=read.top_p, num_tokens_max=read.max_output_tokens
     )
     conversation = LiveRequest(
@@ -343,16 +343,16 @@ def read_responses(body: bytes) -> Asked:
         metadata=read.metadata,
     )
     writer = partial(ResponsesReplyWriter, custom=custom, instructions=read.instructions)
-    return Asked(conversation, writer, [*ignored, *left_out])
+    return ParsedRequest(conversation, writer, [*ignored, *left_out])
 
 
-def _instructions(text: str) -> list[Said]:
-    return [Said(role=Role.SYSTEM, text=text, place="instructions")] if text else []
+def _instructions(text: str) -> list[RequestMessage]:
+    return [RequestMessage(role=Role.SYSTEM, text=text, place="instructions")] if text else []
 
 
-def _messages(items: Sequence[ResponsesItem]) -> list[Said]:
+def _messages(items: Sequence[ResponsesItem]) -> list[RequestMessage]:
     """Return the messages of an input; calls join the assistant message before them."""
-    messages: list[Said] = []
+    messages: list[RequestMessage] = []
     for index, item in enumerate(items):
         place = f"input[{index}]"
         if item.type == "message":
@@ -362,26 +362,26 @@ def _messages(items: Sequence[ResponsesItem]) -> list[Said]:
         elif item.type in {"function_call_output", "custom_tool_call_output"}:
             text = _text(item.output, f"{place}.output")
             call_id = item.call_id or ""
-            messages.append(Said(role=Role.TOOL, text=text, call_id=call_id, place=place))
+            messages.append(RequestMessage(role=Role.TOOL, text=text, call_id=call_id, place=place))
         # Reasoning items are another model's: clients echo them, and this policy has none.
         elif item.type != "reasoning":
             raise invalid(f"items of type {item.type!r} are not supported", f"{place}.type")
     return messages
 
 
-def _message(item: ResponsesItem, place: str) -> Said:
+def _message(item: ResponsesItem, place: str) -> RequestMessage:
     if item.role is None:
         raise invalid("expected system, developer, user or assistant", f"{place}.role")
     role = Role.SYSTEM if item.role == "developer" else Role(item.role)
-    return Said(role=role, text=_text(item.content, f"{place}.content"), place=place)
+    return RequestMessage(role=role, text=_text(item.content, f"{place}.content"), place=place)
 
 
-def _append_call(messages: list[Said], call: Call, place: str) -> None:
+def _append_call(messages: list[RequestMessage], call: Call, place: str) -> None:
     if messages and messages[-1].role is Role.ASSISTANT:
         turn = messages.pop()
         messages.append(msgspec.structs.replace(turn, calls=(*turn.calls, call)))
     else:
-        messages.append(Said(role=Role.ASSISTANT, calls=(call,), place=place))
+        messages.append(RequestMessage(role=Role.ASSISTANT, calls=(call,), place=place))
 
 
 def _call(item: ResponsesItem, place: str) -> Call:

@@ -167,7 +167,7 @@ def check_confinement(cache: Path | None = None) -> Finding:
             detail=str(missing),
             how_to_get=VmAssets.how_to_get,
         )
-    return confinement_row(confinement.this_host(folder / assets.launcher))
+    return confinement_row(confinement.find_host_measures(folder / assets.launcher))
 
 
 def confinement_row(host: confinement.HostMeasures) -> Finding:

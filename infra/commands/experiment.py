@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.actors.gatekeeper.experiment import fixed_sessions
+from penstock.actors.gatekeeper.experiment import fixed_horizon_sessions
 from penstock.actors.gatekeeper.fold import GateFold
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.config.file import load_config
@@ -38,7 +38,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The newest; None where there was none."""
     effect: float
     """For which the missing sessions are computed."""
-    fixed_sessions: float
+    fixed_horizon_sessions: float
     """Per arm, of a test that looks once, at the stable arm's reward so far, or 0.5."""
     decided: list[ExperimentDecided]
 
@@ -78,7 +78,7 @@ async def read_experiment(
         channels=fold.candidates.channels,
         candidate=view,
         effect=effect,
-        fixed_sessions=round(fixed_sessions(min(0.99, max(0.01, rate)), effect)),
+        fixed_horizon_sessions=round(fixed_horizon_sessions(min(0.99, max(0.01, rate)), effect)),
         decided=decided,
     )
 

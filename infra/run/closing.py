@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.actors.monitor.episodes.collecting import EpisodeCollector
 from penstock.actors.monitor.fold import RunFold
-from penstock.actors.monitor.log_folds import fold_along, fold_log
+from penstock.actors.monitor.log_folds import fold_and_yield, fold_log
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
 from penstock.gateway.page.live_page import render_page
@@ -47,7 +47,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
         from penstock.actors.trainer.replay import REPLAY_TYPES
 
         say("replaying the run from its log")
-        log = fold_along(bus, (fold, episodes), REPLAY_TYPES)
+        log = fold_and_yield(bus, (fold, episodes), REPLAY_TYPES)
         replay = await replay_run(run, config, bus, log)
         state = fold.state(fold.last_at)
     else:

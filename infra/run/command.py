@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.envs.microvm.images.assets import was_there
+from penstock.envs.microvm.images.assets import were_assets_built_before
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
@@ -242,7 +242,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
             return False
         check_devices(config, names)
     boots_uml = config.sandbox_host.pool.backend == "uml"
-    if "sandbox_host" in roles_of(config, names) and boots_uml and was_there(since):
+    if "sandbox_host" in roles_of(config, names) and boots_uml and were_assets_built_before(since):
         cached.append("kernel and image of machines")
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
     started = await run_started(run_dir, config, cached)

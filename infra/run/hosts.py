@@ -19,7 +19,7 @@ import tomli_w
 from penstock.actors.judge.rubric.endpoint import read_key
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.assets import is_being_built
+from penstock.envs.microvm.images.assets import is_build_running
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.connection import JetStreamError, NatsConnection
@@ -256,7 +256,7 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
         ConfigError: A bucket refuses, or a judge's key is not there.
 
     """
-    if "sandbox_host" in roles_of(config, names) and not is_being_built():
+    if "sandbox_host" in roles_of(config, names) and not is_build_running():
         open_backend(
             config.sandbox_host.pool.backend, allow_process=config.sandbox_host.pool.allow_process
         )

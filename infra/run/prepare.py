@@ -24,7 +24,7 @@ from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
 from penstock.envs.backends import backend_class
 from penstock.envs.harness.tools import tools_prompt
-from penstock.envs.needs import fitted, sized
+from penstock.envs.needs import fit_machine_size, resolve_machine_size
 from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.source import TaskCandidate
@@ -264,7 +264,7 @@ def _check_machine(task: Task, pool: PoolConfig) -> None:
     """Refuse a task whose machine no host of this configuration has room for; as `_checked`."""
     try:
         offer = backend_class(pool.backend)
-        own = sized(pool.needs, offer)
-        fitted(task.machine, own, offer, pool.live_max)
+        own = resolve_machine_size(pool.needs, offer)
+        fit_machine_size(task.machine, own, offer, pool.live_max)
     except NeedsRefused as error:
         raise ConfigError(f"task {task.task_id}: {error}") from error

@@ -169,12 +169,12 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
 async def _sandbox_host(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox_host.actor import SandboxHost
-    from penstock.envs.microvm.images.assets import until_built
+    from penstock.envs.microvm.images.assets import wait_for_build
 
     host = region or assembly.config.sandbox_host.host
     check_host_name(host, "role sandbox")
     config = assembly.config.sandbox_host
-    await until_built()
+    await wait_for_build()
     pool = _pool(assembly.config, host)
     base = Path(config.checkpoints) / assembly.run.run_id if config.checkpoints else None
     folder = (base or assembly.run.machines) / host
@@ -185,16 +185,16 @@ async def _sandbox_host(assembly: Assembly, region: str) -> list[tuple[str, Acto
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a worker once machines can be: what it takes up waits for one only so long."""
     from penstock.actors.rollout_worker.actor import RolloutWorker
-    from penstock.envs.microvm.images.assets import until_built
+    from penstock.envs.microvm.images.assets import wait_for_build
 
-    await until_built()
+    await wait_for_build()
     chat = await assembly.chat_format()
     return [("rollout_worker", RolloutWorker(chat, assembly.config.rollout_worker))]
 
 
 def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.backends import open_backend
-    from penstock.envs.microvm.images.layers import images_of
+    from penstock.envs.microvm.images.layers import make_images
     from penstock.envs.microvm.pool.pool import Pool
 
     settings, sandbox = config.sandbox_host.pool, config.sandbox_host
@@ -202,7 +202,7 @@ def _pool(config: RunConfig, host: str) -> "Pool":
         settings.backend, allow_process=settings.allow_process, needs=settings.needs
     )
     own = Path(sandbox.images) / host if sandbox.images else None
-    images = images_of(backend, own, sandbox.images_max)
+    images = make_images(backend, own, sandbox.images_max)
     return Pool(backend, size=settings.size, live_max=settings.live_max, images=images)
 
 

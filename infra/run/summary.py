@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.monitor.behavior_views import behavior_figures
+from penstock.actors.monitor.behavior_views import behavior_metrics
 from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.actors.monitor.task_views import EvalPoint
 from penstock.infra.config.settings import RunConfig
@@ -199,8 +199,8 @@ def _behavior(state: MonitorState) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if view.evals:
         found = {
-            "before": behavior_figures(view.evals[0]),
-            "after": behavior_figures(view.evals[-1]),
+            "before": behavior_metrics(view.evals[0]),
+            "after": behavior_metrics(view.evals[-1]),
         }
     if view.gains:
         found["gain"] = msgspec.structs.asdict(view.gains[0])

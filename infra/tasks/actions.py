@@ -18,7 +18,7 @@ from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, s
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.plans import TaskPlan, TaskSource
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
-from penstock.envs.microvm.images.layers import images_of
+from penstock.envs.microvm.images.layers import make_images
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor.read import read_harbor_set
@@ -132,7 +132,7 @@ async def _check(arguments: argparse.Namespace) -> int:
     check_no_leak(candidates, splits, SplitBy.FUNCTION)
     problems: dict[str, str] = {}
     backend = open_backend("uml")
-    async with Pool(backend, size=1, live_max=3, images=images_of(backend)) as pool:
+    async with Pool(backend, size=1, live_max=3, images=make_images(backend)) as pool:
         lab = MachineLab(pool)
         for candidate in candidates:
             try:

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.envs.egress.streams import GuestStreams, StreamLie
-from penstock.envs.microvm.connection import FrameReader, GuestConnection, GuestLie, ReplyBounds
+from penstock.envs.egress.streams import GuestStreams, StreamProtocolError
+from penstock.envs.microvm.connection import (
+    FrameReader,
+    GuestConnection,
+    GuestProtocolError,
+    ReplyBounds,
+)
 from penstock.envs.microvm.protocol import GuestIdentity, GuestRequest, LineState
 from penstock.envs.sandbox import SandboxDied
 
@@ -53,7 +58,7 @@ async def line():
 
 
 def check_lie(line, words: str) -> None:
-    assert isinstance(line.connection.died, GuestLie)
+    assert isinstance(line.connection.died, GuestProtocolError)
     assert words in str(line.connection.died)
 
 
@@ -89,7 +94,7 @@ async def test_a_long_reply_to_a_short_request_hides_behind_no_other_request(lin
     line.request(op="list", path="/")
     await asyncio.sleep(0)
     line.say(frame(id=1, data=b"x" * 100_000))
-    with pytest.raises(GuestLie, match="expected at most 8192"):
+    with pytest.raises(GuestProtocolError, match="expected at most 8192"):
         await ping
 
 
@@ -132,14 +137,14 @@ async def test_a_copys_guest_answers_what_the_original_was_asked_once_each():
     reading.data_received(frame(id=2, stdout=b"late"))
     assert reading.died is None
     reading.data_received(frame(id=2))
-    assert isinstance(reading.died, GuestLie)
+    assert isinstance(reading.died, GuestProtocolError)
 
 
 async def test_a_guest_that_thaws_as_another_copy_is_a_lie(line):
     thawing = asyncio.create_task(line.connection.thaw(GuestIdentity.new(7), timeout_s=5.0))
     await asyncio.sleep(0)
     line.say(frame(id=1, epoch=6))
-    with pytest.raises(GuestLie):
+    with pytest.raises(GuestProtocolError):
         await thawing
     check_lie(line, "copy 6, expected 7")
 
@@ -160,7 +165,7 @@ async def test_streams_that_have_ended_are_no_way_to_keep_a_host_busy():
     streams = GuestStreams(Deaf(), hang_up)
     streams.take(1, b"x")
     await asyncio.sleep(0.01)
-    with pytest.raises(StreamLie, match="streams that have ended"):
+    with pytest.raises(StreamProtocolError, match="streams that have ended"):
         for _ in range(10_000):
             streams.take(1, b"x")
     await streams.close()
@@ -176,7 +181,7 @@ fields = st.dictionaries(
 def test_any_bytes_are_frames_or_a_typed_lie(pieces):
     try:
         read_frames(b"".join(pieces))
-    except GuestLie as lie:
+    except GuestProtocolError as lie:
         assert str(lie)
 
 

@@ -18,7 +18,7 @@ from penstock.envs.microvm.confinement.filters import (
     allow_only,
     refuse_only,
 )
-from penstock.envs.microvm.confinement.groups import GroupBound, find_home
+from penstock.envs.microvm.confinement.groups import CgroupLimits, find_cgroup_parent
 from penstock.envs.microvm.host_process import OUTPUT_BYTES_MAX, HostProcess, process_tree
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.messages.task import MachineNeeds
@@ -140,7 +140,7 @@ async def test_no_process_of_a_machine_is_root_on_its_host_or_shares_a_user_with
 async def test_a_machines_process_has_limits_and_groups_which_end_with_it(monkeypatch):
     # A busy kernel takes longer to end processes than closing waits.
     monkeypatch.setattr(groups, "_REMOVE_PAUSES_S", (0.01,) * 2000)
-    if find_home() is None:
+    if find_cgroup_parent() is None:
         pytest.skip("no control groups can be made here")
     machine = await machine_of("uml").start(timeout_s=30.0)
     pid = process_tree(machine.process.pid)[2]
@@ -157,7 +157,7 @@ async def test_a_machines_process_has_limits_and_groups_which_end_with_it(monkey
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing_behind(tmp_path):
-    home = find_home()
+    home = find_cgroup_parent()
     if home is None:
         pytest.skip("no control groups can be made here")
     folders = set(home.folders.values())
@@ -168,7 +168,7 @@ def test_a_group_that_cannot_be_made_leaves_nothing_behind(tmp_path):
 
     before = own_groups()
     with pytest.raises(OSError):
-        home.make(GroupBound(memory_bytes=-5, num_processes=10))
+        home.make(CgroupLimits(memory_bytes=-5, num_processes=10))
     assert own_groups() <= before
 
 

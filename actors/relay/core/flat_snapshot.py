@@ -77,7 +77,7 @@ def dtype_at(table: Table, place: int) -> str:
     raise ValueError(f"weights: element {place} is outside the snapshot of {end} elements")
 
 
-def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
+def flat_coordinates(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
     """Return flat coordinates, [K] int64, of indices into concatenated extents, [K]."""
     begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
     shifts = np.array([extent.start for extent in extents]) - begins[:-1]
@@ -153,7 +153,7 @@ class FlatSnapshot:
 
     def overwrite(self, extents: Sequence[Extent], patch: Patch) -> np.ndarray:
         """Apply a patch of `part(extents)`; return the flat coordinates it wrote, [K]."""
-        touched = flat_places(extents, patch.flat_indices)
+        touched = flat_coordinates(extents, patch.flat_indices)
         start, arena = next(pair for pair in reversed(self._arenas) if pair[0] <= extents[0].start)
         arena[touched - start] = patch.values
         return touched

@@ -23,7 +23,7 @@ from penstock.actors.relay.core.digests import SUM_MODULUS, DigestTable, add_to_
 from penstock.actors.relay.core.flat_snapshot import (
     FlatSnapshot,
     Table,
-    flat_places,
+    flat_coordinates,
     table_digest,
 )
 from penstock.kernels import delta
@@ -123,7 +123,7 @@ def encode_shard(header: ManifestHeader, shard: ShardInput) -> EncodedObject:
     else:
         payload = delta.encode(old, new, coded_as)
         changed = np.flatnonzero(old != new)
-        places, num_changed = flat_places(extents, changed), changed.size
+        places, num_changed = flat_coordinates(extents, changed), changed.size
         change = element_sum(places, new[changed]) - element_sum(places, old[changed])
     codec_name = delta.read_header(payload).codec.name.lower()
     ref = _shard_ref(header.folder, str(number), number, payload, codec_name, extents)

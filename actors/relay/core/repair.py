@@ -43,7 +43,7 @@ def tiles_service(region: str) -> str:
     return f"tiles.{region}"
 
 
-async def refetch(  # noqa: PLR0913 - target, version, tiles and source
+async def refetch_tiles(  # noqa: PLR0913 - target, version, tiles and source
     flat: FlatSnapshot,
     version: int,
     table: DigestTable,

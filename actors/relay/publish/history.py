@@ -208,7 +208,7 @@ async def read_back_part(io: StoreIO, version: int, needed: Sequence[Extent]) ->
     """
     path = await _update_path(io, version)
     flat: FlatSnapshot | None = None
-    for manifest, shards in zip(path, bearing_shards(path, needed), strict=True):
+    for manifest, shards in zip(path, required_shards(path, needed), strict=True):
         part = msgspec.structs.replace(manifest, shards=shards)
         flat, payloads = await _advance(io, flat, part)
         await io.offload(_check_written, flat, part, payloads)
@@ -216,7 +216,7 @@ async def read_back_part(io: StoreIO, version: int, needed: Sequence[Extent]) ->
     return flat
 
 
-def bearing_shards(
+def required_shards(
     path: Sequence[WeightsPublished], needed: Sequence[Extent]
 ) -> list[list[ShardRef]]:
     """Return the shards of each version that some extents depend on, including tables."""

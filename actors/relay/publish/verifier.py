@@ -40,7 +40,7 @@ from penstock.messages.weights import Extent, ShardRef
 
 log = logging.getLogger(__name__)
 
-Undo = list[tuple[list[Extent], Patch]]
+UndoLog = list[tuple[list[Extent], Patch]]
 """Extents and the former values of their changed elements."""
 
 
@@ -51,7 +51,7 @@ class SpanDecoder:
         self._offload = offload
 
     async def apply(
-        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None
+        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: UndoLog | None
     ) -> None:
         """Apply a shard to its base, and append the former values to `undo`.
 
@@ -90,7 +90,7 @@ class SpanVerifier:
         """Version of the snapshot."""
         self._shards: list[EncodedObject] = []
         """Shards that were applied for this version."""
-        self._undo: Undo = []
+        self._undo: UndoLog = []
         """Former values that restore the version before."""
 
     async def verify(self, version: int, token: int, *, wait_s: float = 600.0) -> None:
@@ -123,7 +123,7 @@ class SpanVerifier:
 
     async def _verify(self, version: int, shards: list[EncodedObject]) -> Verification:
         flat = await self._base(version)
-        undo: Undo = []
+        undo: UndoLog = []
         await for_each_shard(
             # Version 0 needs no undo: its base is zeros.
             lambda ref: self._apply(flat, ref, undo if version else None),
@@ -161,12 +161,12 @@ class SpanVerifier:
         tensors = {spec.name: whole.tensors[spec.name] for spec in self._span.table}
         return await self._io.offload(FlatSnapshot.of, tensors)
 
-    async def _apply(self, flat: FlatSnapshot, shard: ShardRef, undo: Undo | None) -> None:
+    async def _apply(self, flat: FlatSnapshot, shard: ShardRef, undo: UndoLog | None) -> None:
         data = await self._io.get(shard)
         await self._decoder.apply(flat, self._span.within(shard.extents), data, undo)
 
 
-def _apply_shard(flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None) -> None:
+def _apply_shard(flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: UndoLog | None) -> None:
     part = flat.part(runs)
     patch = delta.decode(part, data)
     # Recorded before the write: only the changed elements, and not a second copy of the span.
@@ -175,7 +175,7 @@ def _apply_shard(flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo
     flat.overwrite(runs, patch)
 
 
-def _undo_shards(flat: FlatSnapshot, undo: Undo) -> None:
+def _undo_shards(flat: FlatSnapshot, undo: UndoLog) -> None:
     for runs, patch in undo:
         flat.overwrite(runs, patch)
 

@@ -19,7 +19,7 @@ from penstock.actors.relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.relay.core.digests import decode_table
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.relay.core.objects import apply_version, begin_full_snapshot, manifest_key
-from penstock.actors.relay.core.repair import RepairError, refetch
+from penstock.actors.relay.core.repair import RepairError, refetch_tiles
 from penstock.actors.relay.core.store_io import DamagedStoreError, for_each_shard, get_checked
 from penstock.actors.runtime.context import Context
 from penstock.kernels.delta import Patch
@@ -205,7 +205,7 @@ class WeightReplica:
             return False
         self.num_mismatches += 1
         version = manifest.policy_version
-        await refetch(self.snapshot, version, table, damaged, region=self._region, ctx=ctx)
+        await refetch_tiles(self.snapshot, version, table, damaged, region=self._region, ctx=ctx)
         return True
 
     async def _fetch(self, shard: ShardRef, ctx: Context) -> bytes:

@@ -17,10 +17,10 @@ import msgspec
 
 from penstock.envs.microvm.confinement.groups import (
     CONTROLLERS,
-    GroupBound,
-    GroupHome,
-    MachineGroup,
-    find_home,
+    CgroupLimits,
+    CgroupParent,
+    MachineCgroups,
+    find_cgroup_parent,
 )
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import find_bubblewrap
@@ -74,7 +74,7 @@ class HostMeasures(msgspec.Struct, frozen=True):
     """Measures that this host supports."""
 
     measures: tuple[Measure, ...]
-    groups: GroupHome | None
+    groups: CgroupParent | None
 
 
 Program = Callable[[int, Mapping[str, str]], list[str]]
@@ -83,7 +83,7 @@ command that runs inside."""
 
 
 @functools.cache
-def this_host(launcher: Path) -> HostMeasures:
+def find_host_measures(launcher: Path) -> HostMeasures:
     """Find the measures that this host supports by trying each one."""
     # Tried instead of looked up: containers and security modules may forbid what the kernel has.
     found = [Measure.LIMITS]
@@ -93,7 +93,7 @@ def this_host(launcher: Path) -> HostMeasures:
         found.append(Measure.NO_USER_NAMESPACES)
     if os.geteuid() == 0 and _runs([str(launcher), "-u", str(_next_user())], []):
         found.append(Measure.OWN_USER)
-    groups = find_home()
+    groups = find_cgroup_parent()
     if groups is not None:
         groups.sweep()
         found += [Measure(f"{name}_group") for name in CONTROLLERS if name in groups.folders]
@@ -153,12 +153,14 @@ class Confinement:
     ) -> None:
         self.files, self._copies = dict(files), dict(copies)
         self._launcher, self._calls = str(launcher), calls
-        self._host = this_host(launcher)
+        self._host = find_host_measures(launcher)
         self._measures = set(self._host.measures)
         if not own_user:
             self._measures.discard(Measure.OWN_USER)
         self._bytes_max = memory_mib << 20
-        self._bound = GroupBound(memory_bytes=self._bytes_max, num_processes=NUM_PROCESSES_MAX + 16)
+        self._bound = CgroupLimits(
+            memory_bytes=self._bytes_max, num_processes=NUM_PROCESSES_MAX + 16
+        )
         self._keeps_addresses = keeps_addresses
         self.options = [
             *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
@@ -240,7 +242,7 @@ class Confinement:
             pipe.write(self._calls)
         return [reads]
 
-    def _group(self, until: contextlib.ExitStack) -> MachineGroup | None:
+    def _group(self, until: contextlib.ExitStack) -> MachineCgroups | None:
         if self._host.groups is None:
             return None
         group = self._host.groups.make(self._bound)

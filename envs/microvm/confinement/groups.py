@@ -35,7 +35,7 @@ processes cannot be removed."""
 _numbers = itertools.count()
 
 
-class GroupBound(msgspec.Struct, frozen=True, kw_only=True):
+class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on what one machine may use of the host."""
 
     memory_bytes: int
@@ -43,7 +43,7 @@ class GroupBound(msgspec.Struct, frozen=True, kw_only=True):
     num_processes: int
 
 
-class MachineGroup:
+class MachineCgroups:
     """Control groups of one machine.
 
     Args:
@@ -73,7 +73,7 @@ class MachineGroup:
         return bool(self.folders)
 
 
-class GroupHome:
+class CgroupParent:
     """Place where control groups of machines can be created.
 
     Args:
@@ -85,7 +85,7 @@ class GroupHome:
     def __init__(self, folders: Mapping[str, Path], *, is_v2: bool) -> None:
         self.folders, self.is_v2 = folders, is_v2
 
-    def make(self, bound: GroupBound) -> MachineGroup:
+    def make(self, bound: CgroupLimits) -> MachineCgroups:
         """Create the groups of one machine.
 
         Raises:
@@ -94,7 +94,7 @@ class GroupHome:
         """
         name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         made = {controller: home / name for controller, home in self.folders.items()}
-        group = MachineGroup(made, "cgroup.procs" if self.is_v2 else "tasks")
+        group = MachineCgroups(made, "cgroup.procs" if self.is_v2 else "tasks")
         try:
             for folder in dict.fromkeys(made.values()):
                 folder.mkdir()
@@ -108,7 +108,7 @@ class GroupHome:
             raise
         return group
 
-    def _settings(self, bound: GroupBound) -> list[tuple[str, str, str]]:
+    def _settings(self, bound: CgroupLimits) -> list[tuple[str, str, str]]:
         memory = "memory.max" if self.is_v2 else "memory.limit_in_bytes"
         return [
             ("memory", memory, str(bound.memory_bytes)),
@@ -129,9 +129,9 @@ class GroupHome:
                         folder.rmdir()
 
 
-def find_home(
+def find_cgroup_parent(
     groups: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
-) -> GroupHome | None:
+) -> CgroupParent | None:
     """Return where this process may create groups, or None.
 
     Args:
@@ -151,11 +151,11 @@ def find_home(
                 found[controller] = folder
     v1 = {name: found[name] for name in CONTROLLERS if name in found and _can_make(found[name])}
     if v1:
-        return GroupHome(v1, is_v2=False)
+        return CgroupParent(v1, is_v2=False)
     candidates = [found["cgroup2"], found["cgroup2"].parent] if "cgroup2" in found else []
     for folder in candidates:
         if enabled := _enabled(folder):
-            return GroupHome({name: folder for name in enabled}, is_v2=True)
+            return CgroupParent({name: folder for name in enabled}, is_v2=True)
     return None
 
 

@@ -38,7 +38,7 @@ from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
 from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
-from penstock.envs.needs import DEFAULT_NEEDS, sized
+from penstock.envs.needs import DEFAULT_NEEDS, resolve_machine_size
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
@@ -126,7 +126,7 @@ class FirecrackerBackend:
 
     Args:
         cache: Folder with kernel, image and agent; defaults to `assets.vm_cache_dir()`.
-        needs: Size of its machines; see `sized`.
+        needs: Size of its machines; see `resolve_machine_size`.
         jails: Folder of the jails, on the file system of the cache because files are hard-linked.
         jailer: Command of the jailer up to Firecracker's path; defaults to the programs in PATH.
 
@@ -164,7 +164,7 @@ class FirecrackerBackend:
             "initramfs": qemu_folder / kernel.initramfs,
             "image": folder / base.image,
         }
-        self.needs = sized(needs, self)
+        self.needs = resolve_machine_size(needs, self)
         self._opened_with = {"cache": cache, "jails": jails, "jailer": jailer}
         self._jails = jails or folder / "jails"
         if len(str(self._jails)) > JAILS_CHARS_MAX:

@@ -135,7 +135,7 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
     return folder, assets
 
 
-def was_there(at: float, cache: Path | None = None) -> bool:
+def were_assets_built_before(at: float, cache: Path | None = None) -> bool:
     """Return whether the set for user-mode machines is older than a Unix time in seconds."""
     try:
         return ((cache or vm_cache_dir()) / MANIFEST).stat().st_mtime < at
@@ -143,7 +143,7 @@ def was_there(at: float, cache: Path | None = None) -> bool:
         return False
 
 
-def is_being_built(cache: Path | None = None) -> bool:
+def is_build_running(cache: Path | None = None) -> bool:
     """Return whether another process is building the set for user-mode machines now."""
     # A shared lock: processes that only look do not block each other or delay a builder for long.
     try:
@@ -156,7 +156,7 @@ def is_being_built(cache: Path | None = None) -> bool:
     return False
 
 
-async def until_built(cache: Path | None = None) -> None:
+async def wait_for_build(cache: Path | None = None) -> None:
     """Wait while another process builds the set.
 
     Raises:
@@ -164,7 +164,7 @@ async def until_built(cache: Path | None = None) -> None:
 
     """
     for _ in range(int(BUILD_S_MAX / _POLL_S)):
-        if not is_being_built(cache):
+        if not is_build_running(cache):
             return
         await asyncio.sleep(_POLL_S)
     lock = (cache or vm_cache_dir()) / BUILD_LOCK

@@ -34,7 +34,7 @@ from penstock.envs.microvm.images.assets import (
     load_assets,
     vm_cache_dir,
 )
-from penstock.envs.needs import DEFAULT_NEEDS, sized
+from penstock.envs.needs import DEFAULT_NEEDS, resolve_machine_size
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
@@ -169,7 +169,7 @@ class LayeredBackend:
     Args:
         cache: Folder with kernel, image and agent; defaults to `assets.vm_cache_dir()`.
         layer: Image layer, by its name or by its file, whose name is its digest.
-        needs: Size of its machines; see `sized`.
+        needs: Size of its machines; see `resolve_machine_size`.
 
     Raises:
         BackendUnavailable: The assets, the layer or bubblewrap is missing.
@@ -188,7 +188,7 @@ class LayeredBackend:
     ) -> None:
         self._opened_with = (cache, layer)
         self._folder, self._base = load_assets(cache)
-        self.needs = sized(needs, self)
+        self.needs = resolve_machine_size(needs, self)
         self._layer: Path | None = None
         self._files = {"image": self._folder / self._base.image}
         if layer:
@@ -311,7 +311,7 @@ def _check(path: Path, source: Path, digest: str) -> None:
         raise ImageAbsent(f"image absent: the content of {source} does not match its digest")
 
 
-def images_of(
+def make_images(
     backend: SandboxBackend, own: Path | None = None, num_max: int = IMAGES_MAX
 ) -> Images | None:
     """Return an `Images` for a backend, or None if its machines cannot have layers.

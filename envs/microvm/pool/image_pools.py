@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.envs.microvm.images.layers import IMAGES_MAX, Images
 from penstock.envs.microvm.pool.image_pool import ImagePool
-from penstock.envs.needs import SizedBackend, fitted
+from penstock.envs.needs import SizedBackend, fit_machine_size
 from penstock.envs.sandbox import ImageAbsent, Machine, NeedsRefused, SandboxBackend
 from penstock.messages.task import MachineNeeds
 
@@ -96,7 +96,7 @@ class ImagePools:
         backend = self._default.backend
         if not isinstance(backend, SizedBackend):
             raise NeedsRefused(f"machine: the task needs {needs}, machines here have one size")
-        size, num_slots = fitted(needs, backend.needs, backend, self._live_max)
+        size, num_slots = fit_machine_size(needs, backend.needs, backend, self._live_max)
         return (None, 1) if size == backend.needs else (size, num_slots)
 
     async def _open(self, key: PoolKey, num_slots: int) -> ImagePool:

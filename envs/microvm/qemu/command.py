@@ -169,7 +169,7 @@ class QemuCommand:
         return options
 
 
-class Launched:
+class QemuProcess:
     """QEMU process with the host's ends of its sockets.
 
     It boots with an empty memory, or maps a saved one and waits for the device state.

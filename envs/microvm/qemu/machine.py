@@ -22,7 +22,7 @@ from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
-from penstock.envs.microvm.qemu.command import Launched, QemuCommand
+from penstock.envs.microvm.qemu.command import QemuCommand, QemuProcess
 from penstock.envs.microvm.qemu.memory import (
     Mapping,
     Memory,
@@ -178,7 +178,7 @@ class QemuMachine(GuestSandbox):
     """
 
     def __init__(
-        self, kind: MachineKind, connection: GuestConnection, launched: Launched, memory: Memory
+        self, kind: MachineKind, connection: GuestConnection, launched: QemuProcess, memory: Memory
     ) -> None:
         super().__init__(connection, launched.process, kind.info)
         self.monitor = Qmp(launched.monitor)
@@ -279,7 +279,11 @@ def _copy_identity(epoch: int) -> GuestIdentity:
 
 @contextlib.asynccontextmanager
 async def _connected(
-    kind: MachineKind, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
+    kind: MachineKind,
+    launched: QemuProcess,
+    memory: Memory,
+    line: LineState | None,
+    timeout_s: float,
 ) -> AsyncGenerator[QemuMachine]:
     """Connect to a QEMU process; an error or a timeout in the block ends the process."""
     _, connection = await asyncio.get_running_loop().create_connection(
@@ -314,7 +318,7 @@ async def resume(
         timeout_s: Maximum seconds until the guest has answered.
 
     """
-    launched = Launched(kind.command, saved.memory, boots=False, cpu=cpu)
+    launched = QemuProcess(kind.command, saved.memory, boots=False, cpu=cpu)
     async with _connected(kind, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.load_devices(saved.devices)
         await machine.become(_copy_identity(saved.line.epoch + 1), timeout_s=timeout_s)
@@ -325,7 +329,7 @@ async def resume(
 async def make_template(kind: MachineKind, *, deadline_s: float) -> SavedMachine:
     """Boot a machine, save it, and end it; return the saved state."""
     memory = Memory(kind.command.mem_bytes)
-    launched = Launched(kind.command, memory, boots=True, cpu=None)
+    launched = QemuProcess(kind.command, memory, boots=True, cpu=None)
     async with _connected(kind, launched, memory, None, deadline_s) as machine:
         await machine.connected()
         await machine.become(GuestIdentity.new(0), timeout_s=deadline_s)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.envs.microvm.recipe.apt import MIRROR
-from penstock.envs.microvm.recipe.steps import Steps, first_of, install, need_programs
+from penstock.envs.microvm.recipe.steps import Steps, find_first, install, require_programs
 
 FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
@@ -40,7 +40,7 @@ def pack_initramfs(steps: Steps, what: str, modules: Path, drivers: Sequence[str
     steps.run(f"{what}: compiling init", compile_command, timeout_s=120)
     entries = [("modules", _DIRECTORY, b""), ("init", _PROGRAM, program.read_bytes())]
     for number, name in enumerate(drivers):
-        module = first_of(modules, f"**/{name}.ko")
+        module = find_first(modules, f"**/{name}.ko")
         small = steps.scratch / f"{name}.small"
         strip = ["strip", "--strip-debug", "-o", str(small), str(module)]
         steps.run(f"{what}: {name}", strip, timeout_s=60)
@@ -105,7 +105,7 @@ def build_launcher(steps: Steps, folder: Path) -> Path:
 
 
 def _compile(steps: Steps, folder: Path, name: str, sources: list[Path]) -> Path:
-    need_programs("gcc")
+    require_programs("gcc")
     flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
     built = steps.scratch / name
     steps.run(f"{name}: compiling", ["gcc", *flags, "-o", str(built), *map(str, sources)],
@@ -194,7 +194,7 @@ def build_image(steps: Steps, folder: Path, agent: Path) -> Path:
         BuildError: A program is missing, or a step failed.
 
     """
-    need_programs("mmdebstrap", "mkfs.erofs", "tar", "bwrap")
+    require_programs("mmdebstrap", "mkfs.erofs", "tar", "bwrap")
     root = _bootstrap(steps)
     _customize(steps, root, agent)
     built = steps.scratch / "image"

@@ -20,11 +20,11 @@ from penstock.envs.microvm.recipe.image import initramfs_inputs, pack_initramfs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Steps,
-    first_of,
+    find_first,
     install,
     install_by_digest,
-    need_programs,
-    output_of,
+    require_programs,
+    run_for_output,
 )
 
 RECIPE = Path(__file__).resolve().parents[1] / "kernel"
@@ -72,7 +72,7 @@ class SourceUnavailable(BuildError):
 
 def kernel_inputs() -> list[bytes]:
     """Return the inputs of the kernel, except for the version of the source package."""
-    compiler = output_of(["gcc", "--version"]).encode() if shutil.which("gcc") else b""
+    compiler = run_for_output(["gcc", "--version"]).encode() if shutil.which("gcc") else b""
     return [*(p.read_bytes() for p in sorted(RECIPE.iterdir())), PREFERRED.encode(), compiler]
 
 
@@ -102,7 +102,7 @@ def _fetch(steps: Steps) -> Path:
     update_lists(steps, options)
     search = ["apt-cache", *options, "search", "--names-only", "^linux-source-"]
     try:
-        name = choose_source(output_of(search))
+        name = choose_source(run_for_output(search))
         download = ["apt-get", *options, "-t", SUITES[0], "download", name]
         steps.run(f"kernel: downloading {name} (160 MB)", download, timeout_s=900)
     except BuildError as error:
@@ -145,7 +145,9 @@ def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
         BuildError: A program is missing, or a step failed.
 
     """
-    need_programs("apt-get", "dpkg-deb", "tar", "xz", "patch", "make", "gcc", "flex", "bison", "bc")
+    require_programs(
+        "apt-get", "dpkg-deb", "tar", "xz", "patch", "make", "gcc", "flex", "bison", "bc"
+    )
     archive = _fetch(steps)
     excludes = [f"--exclude={pattern}" for pattern in UNUSED]
     unpack = ["tar", "xJf", str(archive), *excludes]
@@ -193,23 +195,23 @@ def fetch_kernel(steps: Steps, folder: Path) -> dict[str, Any]:
             step failed.
 
     """
-    need_programs("apt-get", "dpkg-deb", "gcc", "strip")
+    require_programs("apt-get", "dpkg-deb", "gcc", "strip")
     options = apt_options(steps.scratch, "deb", SUITE)
     update_lists(steps, options)
     download = ["apt-get", *options, "download", *PACKAGES]
     steps.run("kernel: downloading Debian's own (40 MB)", download, timeout_s=600)
     for package in PACKAGES:
-        archive = first_of(steps.scratch, f"{package}_*.deb")
+        archive = find_first(steps.scratch, f"{package}_*.deb")
         unpack = ["dpkg-deb", "-x", str(archive), package]
         steps.run(f"kernel: unpacking {package}", unpack, timeout_s=120)
     unpacked = steps.scratch / PACKAGES[0]
     version = module_version(unpacked / "usr/lib/uml/modules")
     initramfs = pack_initramfs(steps, "kernel", unpacked, DRIVERS)
-    kernel = first_of(unpacked / "usr/bin", "linux.uml")
+    kernel = find_first(unpacked / "usr/bin", "linux.uml")
     found = install_by_digest(folder, "kernel", kernel, 0o755)
     found |= install_by_digest(folder, "initramfs", initramfs, 0o644)
     for kind, name in LIBRARIES.items():
-        path = first_of(steps.scratch / PACKAGES[1] / "usr/lib", f"**/{name}")
+        path = find_first(steps.scratch / PACKAGES[1] / "usr/lib", f"**/{name}")
         found |= install_by_digest(folder, kind, path.resolve(), 0o755)
     inputs = digest_bytes(*debian_inputs())
     return {**found, "kernel_version": version, "kernel_inputs": inputs}

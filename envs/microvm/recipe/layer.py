@@ -21,7 +21,7 @@ from penstock.envs.microvm.recipe.steps import (
     Steps,
     build_lock,
     install,
-    need_programs,
+    require_programs,
 )
 from penstock.envs.sandbox import WORK_DIR
 from penstock.messages.errors import CodecError
@@ -132,7 +132,7 @@ def _content(path: Path) -> bytes:
 
 
 def _build(steps: Steps, sources: LayerSources) -> Path:
-    need_programs("mkfs.erofs")
+    require_programs("mkfs.erofs")
     root = steps.scratch / "root"
     root.mkdir()
     if sources.packages:
@@ -171,7 +171,7 @@ def _place(target: str) -> PurePosixPath:
 
 
 def _add_packages(steps: Steps, root: Path, packages: list[str]) -> None:
-    need_programs("mmdebstrap", "tar")
+    require_programs("mmdebstrap", "tar")
     archive = steps.scratch / "packages.tar"
     hook = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
     command = [
@@ -189,7 +189,7 @@ def _add_packages(steps: Steps, root: Path, packages: list[str]) -> None:
 
 
 def _add_requirements(steps: Steps, root: Path, requirements: list[str]) -> None:
-    need_programs("python3")
+    require_programs("python3")
     target = root / PYTHON_PACKAGES
     command = [
         *("python3", "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"),

@@ -25,9 +25,9 @@ from penstock.envs.microvm.recipe.steps import (
     current_set,
     install_by_digest,
     kept_fields,
-    need_programs,
-    output_of,
     publish,
+    require_programs,
+    run_for_output,
 )
 
 SOURCE = Path(__file__).resolve().parents[1] / "qemu_source"
@@ -47,7 +47,7 @@ OPTIONS = (
 def program_inputs() -> list[bytes]:
     """Return the inputs of QEMU, except for the version of the source package."""
     own = (Path(__file__), *sorted(SOURCE.iterdir()))
-    return [*(path.read_bytes() for path in own), output_of(["gcc", "--version"]).encode()]
+    return [*(path.read_bytes() for path in own), run_for_output(["gcc", "--version"]).encode()]
 
 
 def _fetch(steps: Steps) -> Path:
@@ -70,7 +70,7 @@ def build_program(steps: Steps) -> tuple[Path, Path]:
         BuildError: A program or the firmware is missing, or a step failed.
 
     """
-    need_programs(*PROGRAMS)
+    require_programs(*PROGRAMS)
     if not FIRMWARE.is_file():
         raise BuildError(f"{FIRMWARE} is missing: apt-get install qemu-system-data")
     source = _fetch(steps)
@@ -109,7 +109,7 @@ def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
         BuildError: A program is missing, or a step failed; the old set stays in place.
 
     """
-    need_programs("apt-get", "apt-cache", "dpkg-deb", "lz4", "gcc", "strip")
+    require_programs("apt-get", "apt-cache", "dpkg-deb", "lz4", "gcc", "strip")
     folder = cache / QemuAssets.folder
     with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
         old = current_set(QemuAssets, cache)
@@ -154,7 +154,7 @@ def _program_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[s
 
 
 def _package_name() -> str:
-    depends = output_of(["apt-cache", "depends", PACKAGE])
+    depends = run_for_output(["apt-cache", "depends", PACKAGE])
     found = re.search(r"Depends: (linux-image-\S+)", depends)
     if found is None:
         raise BuildError(f"{PACKAGE}: apt does not know this package; `apt-get update` may help")

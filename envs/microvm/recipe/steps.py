@@ -61,7 +61,7 @@ def build_lock(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def need_programs(*programs: str) -> None:
+def require_programs(*programs: str) -> None:
     """Raise `BuildError` with the names of all programs that are not installed, if any."""
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
@@ -71,7 +71,7 @@ def need_programs(*programs: str) -> None:
         )
 
 
-def first_of(folder: Path, pattern: str) -> Path:
+def find_first(folder: Path, pattern: str) -> Path:
     """Return the first file below a folder that matches a pattern.
 
     Raises:
@@ -164,7 +164,7 @@ def _end_with_builder() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def output_of(argv: Sequence[str], *, timeout_s: float = 60.0) -> str:
+def run_for_output(argv: Sequence[str], *, timeout_s: float = 60.0) -> str:
     """Return the output of a program.
 
     Raises:

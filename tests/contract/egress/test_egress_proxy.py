@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.contract.egress.egress_world import PAGE, Program, echo, get, page, proxy_to, serving
 
-from penstock.envs.egress.streams import PIECE_BYTES_MAX, GuestStreams, StreamLie
+from penstock.envs.egress.streams import PIECE_BYTES_MAX, GuestStreams, StreamProtocolError
 from penstock.envs.sandbox import SandboxError
 
 
@@ -190,12 +190,12 @@ async def test_a_lying_agent_s_pieces_are_not_held():
 
     for pieces in ([bytes(PIECE_BYTES_MAX + 1)], [b"x", b"y"], [b"", b"z"]):
         streams = GuestStreams(DeadLine(), never)
-        with pytest.raises(StreamLie):
+        with pytest.raises(StreamProtocolError):
             for piece in pieces:
                 streams.take(1, piece)
         await streams.close()
     streams = GuestStreams(DeadLine(), never)
-    with pytest.raises(StreamLie, match="more than 64"):
+    with pytest.raises(StreamProtocolError, match="more than 64"):
         for number in range(1, 66):
             streams.take(number, b"x")
     await streams.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.gatekeeper.experiment import ArmEstimates, fixed_sessions, users_needed
-from penstock.actors.gatekeeper.guards import BettingTest, Differences, stakes, weighted
+from penstock.actors.gatekeeper.experiment import ArmEstimates, fixed_horizon_sessions, users_needed
+from penstock.actors.gatekeeper.guards import BettingTest, DifferenceBounds, stakes, weighted
 from penstock.actors.gatekeeper.offline import mcnemar
 from penstock.messages.gates import Arm
 
@@ -40,7 +40,7 @@ def test_wealth_is_a_number_whatever_comes(share, users):
 
 def test_the_bounds_hold_the_true_difference_and_shrink():
     drawn, widths = random.Random(3), []
-    differences = Differences(0.5)
+    differences = DifferenceBounds(0.5)
     for i in range(4001):
         if i in {0, 250, 1000, 4000}:
             low, high = differences.bounds(0.05)
@@ -73,7 +73,7 @@ def test_a_drop_of_five_points_shows_within_the_users_that_power_says():
 
 
 def test_the_published_effect_needs_about_thirteen_thousand_sessions_per_arm():
-    assert 12_000 < fixed_sessions(0.7, 0.016) < 14_000
+    assert 12_000 < fixed_horizon_sessions(0.7, 0.016) < 14_000
     assert users_needed(0.016, 0.21, 0.5, 0.025) / 2 == pytest.approx(30_000, rel=0.05)
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from penstock.actors.gatekeeper.config import LiveTestConfig
 from penstock.actors.gatekeeper.users import (
     NUM_USERS_FREE,
-    RepliesObserved,
-    RepliesSeen,
-    RewardObserved,
+    ReplyObservation,
+    RewardObservation,
+    RunningReplyMeasures,
     Users,
-    WindowEnded,
+    WindowEnd,
 )
 from penstock.messages.gates import Arm, ReplyFacts, Variant
 
@@ -41,9 +41,8 @@ _FIELDS = {"sessions_per_user": 2, "replies_per_user": 3, "user_window_s": 100.0
 def test_replies_are_observed_whether_anybody_rates_them_or_not():
     users = made()
     found = [one for n in range(4) for one in reply(users, at=float(n))]
-    assert [type(one) for one in found] == [
-        RepliesSeen, RepliesSeen, RepliesSeen, RepliesObserved, RepliesSeen,
-    ]  # fmt: skip
+    seen = RunningReplyMeasures
+    assert [type(one) for one in found] == [seen, seen, seen, ReplyObservation, seen]
     assert found[3].replies.measures()["edit_rate"] == 1.0
 
 
@@ -51,7 +50,7 @@ def test_a_user_who_left_after_one_broken_reply_is_observed_when_the_window_is_o
     users = made()
     reply(users)
     found = reply(users, "other", at=101.0)
-    assert [type(one) for one in found] == [RepliesObserved, WindowEnded, RepliesSeen]
+    assert [type(one) for one in found] == [ReplyObservation, WindowEnd, RunningReplyMeasures]
     assert found[1].unrated == 1.0
 
 
@@ -62,7 +61,7 @@ def test_a_reward_is_that_of_the_first_sessions_and_follows_revisions_until_then
     assert rate(users, reward=None) == []
     assert rate(users, reward=0.0) == []
     found = rate(users, sample="b", reward=1.0)
-    assert found == [RewardObserved(Arm.STABLE, 0.5, 0.5, 2)]
+    assert found == [RewardObservation(Arm.STABLE, 0.5, 0.5, 2)]
     assert rate(users, sample="c", reward=1.0) == []
 
 
@@ -111,7 +110,7 @@ def test_each_user_is_observed_at_most_once_a_period(steps):
         found += reply(users, user, at=now, arm=arm) if is_reply else rate(
             users, user, sample=sample, arm=arm
         )  # fmt: skip
-    for kind in (RepliesObserved, RewardObserved, WindowEnded):
+    for kind in (ReplyObservation, RewardObservation, WindowEnd):
         assert sum(isinstance(one, kind) for one in found) <= 3
         assert sum(isinstance(one, kind) and one.arm is Arm.CANDIDATE for one in found) <= 1
 

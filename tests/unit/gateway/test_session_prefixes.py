@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.policy.chat.format import Role
-from penstock.gateway.conversation import Call, Said
+from penstock.gateway.conversation import Call, RequestMessage
 from penstock.gateway.exchange.sessions import (
     NUM_OWNER_MARKS_MAX,
     NUM_TIPS_MAX,
@@ -17,7 +17,7 @@ ANN, BOB = ("acme", "u-ann"), ("acme", "u-bob")
 
 
 def said(role, text="", *calls):
-    return Said(role=role, text=text, calls=tuple(calls))
+    return RequestMessage(role=role, text=text, calls=tuple(calls))
 
 
 def user(text):

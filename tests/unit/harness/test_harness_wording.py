@@ -11,7 +11,7 @@ from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.harness import HARNESS_VERSIONS
 from penstock.envs.harness.tools import TOOLS_2, prompt_for, tool_schemas, tools_prompt
-from penstock.gateway.exchange.plan import messages_of, told_tools
+from penstock.gateway.exchange.plan import messages_of, prompt_tools
 from penstock.gateway.routes.chat import read_chat
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split, Task
@@ -62,4 +62,4 @@ def test_a_client_with_the_tools_of_training_gets_the_context_of_training(versio
         "tools": tool_schemas(version),
     }
     request = read_chat(msgspec.json.encode(body)).conversation
-    assert chat.render_prompt(messages_of(request), told_tools(request)) == trained
+    assert chat.render_prompt(messages_of(request), prompt_tools(request)) == trained

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.envs.microvm.confinement.confinement import HOW_TO_GET, HostMeasures, Measure
-from penstock.envs.microvm.confinement.groups import CONTROLLERS, GroupHome
+from penstock.envs.microvm.confinement.groups import CONTROLLERS, CgroupParent
 from penstock.infra.commands.doctor import (
     RANKS_PYTHON,
     VLLM_PYTHON,
@@ -54,7 +54,7 @@ def test_the_extra_is_what_the_environment_installs():
 
 @pytest.mark.parametrize("is_v2", [False, True])
 def test_a_host_that_holds_machines_by_everything_says_by_what(tmp_path, is_v2):
-    home = GroupHome(dict.fromkeys(CONTROLLERS, tmp_path), is_v2=is_v2)
+    home = CgroupParent(dict.fromkeys(CONTROLLERS, tmp_path), is_v2=is_v2)
     row = confinement_row(HostMeasures(tuple(Measure), home))
     assert row.is_available
     assert not row.how_to_get

@@ -8,7 +8,7 @@ import pytest
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.envs.harness.tools import tool_schemas
-from penstock.gateway.exchange.plan import messages_of, told_tools
+from penstock.gateway.exchange.plan import messages_of, prompt_tools
 from penstock.gateway.routes.chat import read_chat
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.stores.memory import MemoryStore
@@ -99,7 +99,7 @@ def test_the_template_renders_what_the_gateway_does(ours, theirs, messages, tool
     wire = [as_sent(message) for message in messages]
     body = json.dumps({"model": "m", "messages": wire, **given}).encode()
     request = read_chat(body).conversation
-    expected = PenstockChat(ours).render_prompt(messages_of(request), told_tools(request))
+    expected = PenstockChat(ours).render_prompt(messages_of(request), prompt_tools(request))
     found = theirs.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=True, return_dict=False
     )

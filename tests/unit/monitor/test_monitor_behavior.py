@@ -18,7 +18,7 @@ from penstock.actors.monitor.behavior_views import (
     BehaviorView,
     BehaviorViews,
     gain_between,
-    has_looked,
+    reads_before_writing,
 )
 from penstock.actors.monitor.curves import NUM_POINTS_MAX
 from penstock.actors.monitor.fold import RunFold
@@ -92,7 +92,7 @@ def evaluated(version, *outcomes):
     ],
 )
 def test_looking_is_reading_in_a_turn_before_the_first_change(names, looked):
-    assert has_looked(names) is looked
+    assert reads_before_writing(names) is looked
 
 
 def test_figures_are_of_each_version_and_of_what_solved_its_task():

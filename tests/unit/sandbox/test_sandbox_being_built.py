@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
-from penstock.envs.microvm.images.assets import BUILD_LOCK, is_being_built, until_built
+from penstock.envs.microvm.images.assets import BUILD_LOCK, is_build_running, wait_for_build
 from penstock.envs.microvm.recipe.steps import build_lock
 from penstock.infra.config.file import load_config
 from penstock.infra.run.roles import Assembly, build_actors
@@ -21,14 +21,14 @@ HOLD = (
 
 
 async def test_it_waits_until_the_builder_ends(tmp_path):
-    assert not is_being_built(tmp_path)
-    await until_built(tmp_path)  # nobody builds
+    assert not is_build_running(tmp_path)
+    await wait_for_build(tmp_path)  # nobody builds
     command = [sys.executable, "-c", HOLD, str(tmp_path / BUILD_LOCK)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as builder:
         assert builder.stdout is not None
         assert builder.stdout.readline() == b"held\n"
-        assert is_being_built(tmp_path)
-        waiting = asyncio.create_task(until_built(tmp_path))
+        assert is_build_running(tmp_path)
+        waiting = asyncio.create_task(wait_for_build(tmp_path))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         builder.kill()

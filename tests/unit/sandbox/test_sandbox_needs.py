@@ -7,7 +7,7 @@ import pytest
 from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.envs.backends import backend_class
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.needs import fitted, sized
+from penstock.envs.needs import fit_machine_size, resolve_machine_size
 from penstock.envs.sandbox import Capability, IsolationClass, NeedsRefused
 from penstock.infra.run.prepare import _check_machine
 from penstock.messages.errors import ConfigError
@@ -15,7 +15,7 @@ from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import MachineNeeds, Split, Task
 
 UML = backend_class("uml")
-OWN = sized(MachineNeeds(), UML)
+OWN = resolve_machine_size(MachineNeeds(), UML)
 
 
 class SizedMachine:
@@ -38,7 +38,7 @@ class PlainSizes:
     isolation_class, capabilities = IsolationClass.USER_MODE_KERNEL, frozenset[Capability]()
 
     def __init__(self, needs=MachineNeeds()):  # noqa: B008
-        self.needs = sized(needs, self)
+        self.needs = resolve_machine_size(needs, self)
 
     async def start(self, *, cpu=None, timeout_s=10.0):
         return SizedMachine(self.needs)
@@ -61,12 +61,12 @@ class PlainSizes:
 )
 def test_more_than_a_host_offers_is_refused_with_both_numbers(needs, words):
     with pytest.raises(NeedsRefused, match=words):
-        fitted(MachineNeeds(**needs), OWN, UML, 40)
+        fit_machine_size(MachineNeeds(**needs), OWN, UML, 40)
 
 
 def test_what_a_task_does_not_name_is_the_pools():
-    assert fitted(MachineNeeds(), OWN, UML, 40) == (OWN, 1)
-    size, num_own = fitted(MachineNeeds(disk_mib=200), OWN, UML, 40)
+    assert fit_machine_size(MachineNeeds(), OWN, UML, 40) == (OWN, 1)
+    size, num_own = fit_machine_size(MachineNeeds(disk_mib=200), OWN, UML, 40)
     assert size == MachineNeeds(memory_mib=286, disk_mib=200, processors=1)
     assert num_own == 3  # of 128 MiB
 
@@ -79,10 +79,10 @@ def test_isolation_has_an_order(offered):
     for least in order:
         is_enough = order.index(least) <= order.index(str(offered))
         if is_enough:
-            sized(MachineNeeds(isolation_min=least), backend)
+            resolve_machine_size(MachineNeeds(isolation_min=least), backend)
         else:
             with pytest.raises(NeedsRefused, match=f"needs {least}"):
-                sized(MachineNeeds(isolation_min=least), backend)
+                resolve_machine_size(MachineNeeds(isolation_min=least), backend)
 
 
 async def test_a_larger_machine_counts_as_several_and_memory_is_never_exceeded():

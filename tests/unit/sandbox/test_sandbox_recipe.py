@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.envs.backends import backends
-from penstock.envs.microvm.images.assets import digest_bytes, load_assets, was_there
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets, were_assets_built_before
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.image import pack_initramfs
@@ -18,7 +18,7 @@ from penstock.envs.microvm.recipe.kernel import (
     fetch_kernel,
     module_version,
 )
-from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
+from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, require_programs
 
 
 def package(name):
@@ -45,7 +45,7 @@ def test_debians_kernel_is_refused_without_the_seccomp_mode(tmp_path):
 
 def test_missing_programs_are_all_named():
     with pytest.raises(BuildError, match=r"no-such-a, no-such-b; as root: .*apt-packages"):
-        need_programs("sh", "no-such-a", "no-such-b")
+        require_programs("sh", "no-such-a", "no-such-b")
 
 
 def test_debians_kernel_names_the_programs_that_are_missing(tmp_path, monkeypatch):
@@ -167,8 +167,10 @@ def test_only_what_changed_is_built_again(tmp_path, recipe):
     assert second.image_digest != first.image_digest
     assert load_assets(tmp_path) == (tmp_path, second)
     made_at = (tmp_path / "current.json").stat().st_mtime
-    assert was_there(made_at + 1.0, tmp_path) and not was_there(made_at, tmp_path)
-    assert not was_there(made_at + 1.0, tmp_path / "elsewhere")
+    assert were_assets_built_before(made_at + 1.0, tmp_path) and not were_assets_built_before(
+        made_at, tmp_path
+    )
+    assert not were_assets_built_before(made_at + 1.0, tmp_path / "elsewhere")
     inputs["image"] = [b"i3"]
     third = build.build_assets(tmp_path, quiet)
     kept = {x for one in (second, third) for x in one.files().values()}

@@ -20,7 +20,7 @@ from penstock.actors.relay.core.objects import (
 )
 from penstock.actors.relay.publish.rank_attempt import Verification
 from penstock.actors.relay.publish.spans import Layout, Span
-from penstock.actors.relay.publish.verifier import SpanDecoder, Undo
+from penstock.actors.relay.publish.verifier import SpanDecoder, UndoLog
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.weights import Extent
 
@@ -97,7 +97,7 @@ class SizedDecoder(SpanDecoder):
         self._digester = Bandwidth(scenario.verifier_digest_gb_s * GB)
 
     async def apply(
-        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None
+        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: UndoLog | None
     ) -> None:
         """See `SpanDecoder.apply`."""
         await self._pass(self._decoder, sum(run.num_elements for run in runs) * _ITEM_BYTES)
