@@ -47,8 +47,8 @@ def fit_machine_size(
 
     Args:
         needs: Needs of the task.
-        own: Default machine size of the pool, from `resolve_machine_size`; it fills in what the task
-            leaves open.
+        own: Default machine size of the pool, from `resolve_machine_size`; it fills in what the
+            task leaves open.
         backend: Backend of the pool, or its class.
         live_max: Maximum machines of the default size on the host.
 

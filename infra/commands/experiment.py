@@ -38,7 +38,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The newest; None where there was none."""
     effect: float
     """For which the missing sessions are computed."""
-    fixed_horizon_sessions: float
+    fixed_sessions: float
     """Per arm, of a test that looks once, at the stable arm's reward so far, or 0.5."""
     decided: list[ExperimentDecided]
 
@@ -78,7 +78,7 @@ async def read_experiment(
         channels=fold.candidates.channels,
         candidate=view,
         effect=effect,
-        fixed_horizon_sessions=round(fixed_horizon_sessions(min(0.99, max(0.01, rate)), effect)),
+        fixed_sessions=round(fixed_horizon_sessions(min(0.99, max(0.01, rate)), effect)),
         decided=decided,
     )
 
