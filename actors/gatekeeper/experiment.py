@@ -128,7 +128,8 @@ def fixed_horizon_sessions(rate: float, effect: float, alpha: float = 0.05) -> f
     """Return the sessions per arm that a two-sided, fixed-horizon test of two proportions needs.
 
     Example:
-        To detect 2.28% of a keep rate of 70% at level 5% and power 80%, `fixed_horizon_sessions(0.7,
+        To detect 2.28% of a keep rate of 70% at level 5% and power 80%,
+        `fixed_horizon_sessions(0.7,
         0.016)` is about 13,000. A test that may stop at any time needs slightly over twice as many.
 
     """
