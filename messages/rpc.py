@@ -1,4 +1,4 @@
-"""Request and reply: what every service answers, and how a failed operation is retried."""
+"""Errors and acknowledgements of request-reply services, and retries of failed operations."""
 
 import asyncio
 import logging
@@ -17,30 +17,31 @@ R = TypeVar("R")
 
 
 class RemoteErrorKind(StrEnum):
-    """How a remote failure is to be treated."""
+    """Kind of a remote failure, which determines how the client handles it."""
 
     INVALID = "invalid"
-    """Wrong in itself: another attempt is refused alike."""
+    """The request is invalid; retrying it fails again."""
     TOO_LONG = "too_long"
-    """A context beyond what the engine holds; the text has both lengths."""
+    """The context exceeds the engine's capacity; the text gives both lengths."""
     CHARGED = "charged"
-    """The server failed at this very request, or ended under it."""
+    """The server failed or died while handling this request."""
     QUARANTINED = "quarantined"
-    """It was charged twice, and is not tried again by anyone."""
+    """The request was charged twice; nobody retries it."""
     BUSY = "busy"
     FAILED = "failed"
     GONE = "gone"
 
 
 class RemoteError(Message, frozen=True, kw_only=True):
-    """Any server -> its client: the request failed, and how."""
+    """Any server -> its client: the request failed."""
 
     kind: RemoteErrorKind
     error: str
 
 
 def to_remote(error: Exception) -> RemoteError:
-    """Return the error of a request handler as its client is to treat it."""
+    """Convert an error of a request handler to the reply that tells the client how to handle it."""
+    # A server that relays a request passes on the kind of failure that its own server reported.
     if isinstance(error, RemoteCallError):
         return RemoteError(kind=RemoteErrorKind(error.kind), error=error.text)
     text = f"{type(error).__name__}: {error}"
@@ -54,22 +55,23 @@ def to_remote(error: Exception) -> RemoteError:
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """Done, nothing to return."""
+    """Any server -> its client: the request is done, or still in progress."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often, and for how long, a failed operation is retried."""
+    """Bounds on how often and for how long a failed operation is retried."""
 
     pause_s: float
-    """Pause before the second attempt."""
+    """Seconds before the second attempt."""
     pause_s_max: float = 0.0
-    """Bound of the pause, which doubles up to it; 0 keeps it constant."""
+    """Maximum pause in seconds, up to which it doubles after each attempt; 0 keeps it constant."""
     deadline_s: float = math.inf
-    """No attempt starts this long after the first did; by default the caller bounds it."""
+    """Seconds after the first attempt beyond which no other starts; unbounded by default."""
     num_attempts_max: int = sys.maxsize
+    """Maximum number of attempts, including the first."""
 
     def pauses(self) -> Generator[float]:
-        """Yield the pause after each failed attempt that is not the last."""
+        """Yield the pause in seconds after each failed attempt but the last."""
         pause_s = self.pause_s
         for _ in range(self.num_attempts_max - 1):
             yield pause_s
@@ -89,10 +91,10 @@ async def with_retries(  # noqa: PLR0913 - all but two have defaults
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     log: logging.Logger | None = None,
 ) -> R:
-    """Await `operation()` until it succeeds; raise its last error when the policy gives up.
+    """Await `operation()` until it succeeds; raise its last error once the policy gives up.
 
-    Other errors than `retry_on`, those that are `is_final`, and cancellation pass at once. Time is
-    the event loop's, so that a simulation's clock counts.
+    Errors outside `retry_on`, errors that are `is_final`, and cancellation are raised at once. Time
+    is the event loop's, so that simulations can use their own clock.
     """
     loop = asyncio.get_running_loop()
     give_up_at, pauses = loop.time() + policy.deadline_s, policy.pauses()

@@ -1,1 +1,1 @@
-"""Requests and replies of services that are asked by one role alone."""
+"""Requests and replies of services that only one role calls."""
