@@ -1,4 +1,4 @@
-"""The base of every message, what of one may lie in a store, and arrays on the wire."""
+"""Base classes of messages and events, claims on stored parts, and arrays on the wire."""
 
 import math
 from enum import StrEnum
@@ -10,11 +10,18 @@ from penstock.messages.errors import FormatError
 from penstock.messages.settings import NonNegativeInt
 
 FORMAT = 2
-"""Version of what is stored: events, run folders, exported logs, checkpoints. 1 was 0.1.0's."""
+"""Format version of stored data: events, run folders, exported logs, checkpoints.
+
+Penstock 0.1.0 wrote format 1.
+"""
 
 
 def check_format(found: object, what: str) -> None:
-    """Refuse data of another format version, by name.
+    """Refuse data that was stored in another format version.
+
+    Args:
+        found: Format version read from the data.
+        what: Description of the data, for the error text.
 
     Raises:
         FormatError: `found` is not `FORMAT`.
@@ -23,13 +30,13 @@ def check_format(found: object, what: str) -> None:
     if found != FORMAT:
         writer = "Penstock 0.1.0" if found == 1 else "another version of Penstock"
         raise FormatError(
-            f"{what}: has format {found}, of {writer}; expected format {FORMAT}: "
+            f"{what}: expected format {FORMAT}, got format {found}, written by {writer}: "
             "read it with the version that wrote it, or start a new run"
         )
 
 
 class Stream(StrEnum):
-    """The durable streams; `streams.py` says what each keeps and for how long."""
+    """Names of the streams; `streams.py` sets what each keeps and for how long."""
 
     TASKS = "tasks"
     TRAJECTORIES = "trajectories"
@@ -37,11 +44,11 @@ class Stream(StrEnum):
     WEIGHTS = "weights"
     CREDITS = "credits"
     FEEDBACK = "feedback"
-    """Requests of users, and the samples made of them."""
+    """Recorded user requests, and the training samples made from them."""
     SIGNALS = "signals"
-    """What users say of their requests: full, it refuses no record of a request."""
+    """Users' feedback; separate, so that a flood of feedback cannot crowd out recorded requests."""
     GATEWAY = "gateway"
-    """What several gateways hold together, for minutes: in memory, the newest of each subject."""
+    """State shared by gateways, kept in memory for minutes: the newest event of each subject."""
     TRAINING = "training"
     CONTROL = "control"
     METRICS = "metrics"
@@ -49,60 +56,61 @@ class Stream(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """What travels on the bus, as a msgpack map tagged by its class name.
+    """Base class of everything sent on the bus: a msgpack map tagged with its class name.
 
-    Evolution: a new field has a default; unknown fields are ignored; a break is a new class.
+    Evolution: new fields have a default, unknown fields are ignored, and an incompatible change is
+    a new class.
     """
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Names an object of the run's store that holds what would be large in a message."""
+    """Reference to an object in the run's store that holds a large part of a message."""
 
     object_key: str
-    """Unique to one publish or request, so that one event at most names the object."""
+    """Key that is unique to one publish or request, so that at most one event names the object."""
     num_bytes: NonNegativeInt
     blake3: str
-    """Digest of the bytes, 64 hexadecimal digits."""
+    """BLAKE3 digest of the bytes, 64 hexadecimal digits."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """A field that may be large: the bus leaves it in its event, or stores it and names it there.
+    """Base class of fields that may be large: sent inside the event, or stored and claimed.
 
-    Such a field has the type `SomePart | Claim`, or the part's own kind of claim.
+    Such a field has the type `SomePart | Claim`, or a subclass of `Claim` specific to the part.
     """
 
     def stored(self, claim: Claim) -> Claim:
-        """Return what the event has in this part's place once it is an object."""
+        """Return the claim that replaces this part in its event once the part is stored."""
         return claim
 
 
 class Event(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """A message kept on a stream. Facts are in the past tense, commands in the imperative."""
+    """Message kept on a stream; its name is past tense for a fact, imperative for a command."""
 
     stream: ClassVar[Stream]
-    """Which stream keeps it."""
+    """Stream that keeps events of this class."""
 
     def key(self) -> str:
-        """Name what happened, once and for all: dot-separated subject tokens.
+        """Return the key that identifies the event within its class: dot-separated subject tokens.
 
-        Two events of one class with one key are the same event; the bus keeps the first
-        (`streams.py` says by which means).
+        Two events of the same class and key are the same event. The bus keeps the first, or, on
+        streams that keep the newest per subject, the last (`streams.py`).
         """
         raise NotImplementedError
 
     @property
     def claims(self) -> list[Claim]:
-        """Parts that lie in the store."""
+        """Claims on the parts that lie in the store."""
         return [value for value in self._values if isinstance(value, Claim)]
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Parts that lie in the event itself, by field."""
+        """Parts that are inside the event itself, by field name."""
         fields = zip(self.__struct_fields__, self._values, strict=True)
         return {name: value for name, value in fields if isinstance(value, Part)}
 
     def object_keys(self) -> list[str]:
-        """List the objects that must stay as long as this event does."""
+        """List the stored objects that must be kept as long as this event is."""
         return [claim.object_key for claim in self.claims]
 
     @property
@@ -115,24 +123,25 @@ _ITEM_BYTES = {
     "float32": 4, "float64": 8,
 }  # fmt: skip
 NUM_DIMENSIONS_MAX = 8
+"""Maximum number of dimensions of an `Array`."""
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A little-endian C-ordered array: never a list of numbers on the wire.
+    """Little-endian array in C order; numbers travel as bytes, never as lists.
 
     Raises:
-        ValueError: An unknown dtype, or bytes that do not fill the shape; a message with such an
-            array does not decode.
+        ValueError: The dtype is unknown, or the bytes do not fill the shape. A message with such an
+            array fails to decode.
 
     """
 
     dtype: str
-    """numpy name: int32, float32, uint8 ..."""
+    """NumPy name of the element type: int32, float32, uint8 ..."""
     shape: tuple[NonNegativeInt, ...]
     data: bytes
 
     def __post_init__(self) -> None:
-        """Compare dtype, shape and data."""
+        """Check that dtype, shape and data agree."""
         item_bytes = _ITEM_BYTES.get(self.dtype)
         if item_bytes is None:
             choices = ", ".join(_ITEM_BYTES)

@@ -1,4 +1,4 @@
-"""The event bus as actors see it. NATS and the seeded in-memory bus stand behind it."""
+"""Protocols of the event bus and the object store, implemented on NATS and in memory."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
@@ -9,40 +9,40 @@ from penstock.messages.base import Event, Message, Stream
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored event as it comes out of a stream."""
+    """Stored event, as read from its stream."""
 
     event: Event
     subject: str
     stream: Stream
     sequence: int
     stored_at: float
-    """Unix seconds, by the server's clock."""
+    """Time of storage in Unix seconds, on the server's clock."""
     num_delivered: int = 1
 
 
 class PublishReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to one durable publish."""
+    """Result of publishing one event durably."""
 
     stream: Stream
     sequence: int
-    """0 where the event was there already."""
+    """Position in the stream; 0 if the event was already there."""
     is_duplicate: bool
 
 
 class WorkItem(Protocol):
-    """A delivery that someone must settle, once."""
+    """Delivery that its consumer must settle exactly once."""
 
     @property
     def delivery(self) -> Delivery:
-        """What was delivered."""
+        """The delivered event."""
         ...
 
     async def ack(self) -> None:
-        """Done: do not deliver again."""
+        """Report the item as done: it is not delivered again."""
         ...
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Deliver again, to anyone, after `delay_s`."""
+        """Return the item; any consumer may get it again after `delay_s` seconds."""
         ...
 
     async def in_progress(self) -> None:
@@ -50,46 +50,46 @@ class WorkItem(Protocol):
         ...
 
     async def term(self) -> None:
-        """Never deliver again."""
+        """Give the item up: it is never delivered again."""
         ...
 
 
 Serve = Callable[[Message], AsyncIterator[Message]]
-"""A request handler: yields one or more replies."""
+"""Request handler, which yields one or more replies."""
 
 
 class Bus(Protocol):
-    """Durable streams, request-reply, all within one run.
+    """Durable streams and request-reply within one run.
 
-    Raises, everywhere: BusError when the server is gone for longer than the operation's deadline,
-    BusClosedError after `close`.
+    Every method raises BusError when the server is away for longer than the operation's deadline,
+    and BusClosedError after `close`.
     """
 
     @property
     def run_id(self) -> str:
-        """The run whose subjects this bus speaks."""
+        """Id of the run, which is part of every subject."""
         ...
 
     async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
-        """Store events durably, in order; returns when all are synced to disk.
+        """Store events durably and in order; return when all are synced to disk.
 
-        An event whose key is on its stream already is not stored again: its receipt says
-        `is_duplicate`. Of a large event, the parts go to the object store and claims take their
-        place (`Event.parts`, `Event.claims`); one that is too large without them goes there whole
-        and is read back by the bus.
-        Retries through a server restart, within the deadline.
+        An event whose key is already on its stream is not stored again, and its receipt says
+        `is_duplicate`. The parts of a large event go to the object store, and claims take their
+        place (`Event.parts`, `Event.claims`). An event that is too large even without its parts is
+        stored there whole, and readers of the bus get it back as if it were not.
+        Server restarts are retried within the deadline.
         """
         ...
 
     async def swap(self, event: Event, after: int) -> PublishReceipt:
-        """Store an event of a stream that keeps the newest of each subject, if none came between.
+        """Store an event by compare-and-swap, on a stream that keeps the newest event per subject.
 
         Args:
-            event: It takes the place of its subject's newest.
-            after: Sequence of that one; 0 where there is none.
+            event: Event that replaces the newest of its subject.
+            after: Sequence of the event to replace; 0 if the subject has none.
 
         Returns:
-            A receipt that says `is_duplicate` where another one came first: nothing is stored.
+            Receipt, with `is_duplicate` if another event came first and nothing was stored.
 
         """
         ...
@@ -102,12 +102,12 @@ class Bus(Protocol):
         num_pending_max: int,
         ack_wait_s: float = 30.0,
     ) -> AsyncGenerator[WorkItem, None]:
-        """Share events of one stream among all consumers of the name `durable`.
+        """Share the events of one stream among all consumers that use the name `durable`.
 
-        Each is delivered until it is settled; at most `num_pending_max` are unsettled at once in
-        this iterator. The bound is each reader's own: what a killed reader held, until its ack
-        wait ends, does not keep its successor waiting. Undecodable messages go to the dead-letter
-        stream with their cause.
+        An event is redelivered until it is settled. At most `num_pending_max` events are unsettled
+        at once in this iterator. The bound applies per reader, so that events still held by a
+        killed reader (until its ack wait ends) do not block the reader that replaces it.
+        Undecodable messages go to the dead-letter stream with their cause.
         """
         ...
 
@@ -118,35 +118,35 @@ class Bus(Protocol):
         after: dict[Stream, int] | None = None,
         stop_at_end: bool = False,
     ) -> AsyncGenerator[Delivery, None]:
-        """Read the log: every stored event of the types, in stream order, then live ones.
+        """Read the log: every stored event of the given types, in stream order, then new ones.
 
-        Order holds inside a stream, not between streams. Nothing is acknowledged; the reader
-        owns its position. `after` gives, by stream, the last sequence already seen.
-        With `stop_at_end` the iterator ends where the streams ended when it was called, and
-        interleaves streams by `stored_at`.
+        Order is guaranteed within a stream, not between streams. Nothing is acknowledged; the
+        reader keeps track of its position. `after` gives the last sequence already seen, by stream.
+        With `stop_at_end` the iterator stops where the streams ended when it was called, and
+        interleaves them by `stored_at`.
 
         Raises:
-            ConfigError: One of `types` is kept on a work queue, which has no log.
+            ConfigError: One of `types` is kept on a work queue, which cannot be followed.
 
         """
         ...
 
     async def last(self, event_type: type[Event], key: str | None = None) -> Delivery | None:
-        """Return the newest stored event of a type (of one key, if given).
+        """Return the newest stored event of a type, or of a type and key.
 
-        None where there is none, or where what is stored there is no such event.
+        Returns None if there is none, or if the message stored there is not such an event.
         """
         ...
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
-        """Ask one server of `service`; return its first reply.
+        """Send a request to one server of `service` and return its first reply.
 
-        Where the connection breaks it is asked again, maybe of another server, which
-        treats a second request of the same ids as the first.
+        The request is repeated if the connection breaks, possibly to another server, so servers
+        must treat a second request with the same ids as the first.
 
         Raises:
             RemoteCallError: The server answered with RemoteError.
-            DeadlineError: No server, or no reply in time.
+            DeadlineError: There is no server, or no reply came in time.
 
         """
         ...
@@ -154,15 +154,15 @@ class Bus(Protocol):
     def stream_request(
         self, service: str, message: Message, *, idle_s: float, is_served: bool = False
     ) -> AsyncGenerator[Message, None]:
-        """Ask one server; iterate over its replies until it ends them.
+        """Send a request to one server and iterate over its replies until it ends them.
 
-        It waits for a server, or, with `is_served`, fails at once where there is none.
+        Waits for a server to appear; with `is_served`, fails at once if there is none.
 
         Raises:
             RemoteCallError: The server answered with RemoteError.
-            BusError: The connection broke in the middle, or a reply was lost; or nobody serves
-                this though it `is_served`.
-            DeadlineError: No server, or `idle_s` passed without a reply.
+            BusError: The connection broke before the last reply, a reply was lost, or there is no
+                server although `is_served`.
+            DeadlineError: There is no server, or `idle_s` seconds passed without a reply.
 
         """
         ...
@@ -170,14 +170,15 @@ class Bus(Protocol):
     async def serve(
         self, service: str, handler: Serve, *, shared: bool = True
     ) -> Callable[[], Awaitable[None]]:
-        """Answer requests: with `shared` one server of many gets each, else all get all.
+        """Answer requests to a service, and return the function that stops serving.
 
-        Returns the function that stops serving. An error of the handler is sent as RemoteError.
+        With `shared`, each request goes to one of the service's servers; otherwise to all of them.
+        An error raised by the handler is sent as RemoteError.
         """
         ...
 
     async def flush(self) -> None:
-        """Wait until all that was sent has left this process."""
+        """Wait until everything sent so far has left this process."""
         ...
 
     async def close(self) -> None:
@@ -186,35 +187,35 @@ class Bus(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Bulk bytes by key: the claim check. Objects are immutable."""
+    """Store of immutable objects by key, for the large parts of messages (claim check)."""
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store atomically; putting the same bytes again is harmless.
+        """Store an object atomically; storing the same bytes again is harmless.
 
         Raises:
-            CorruptDataError: Other bytes are there under this key.
-            OSError: e.g. no space; nothing is left behind.
+            CorruptDataError: The key already holds different bytes.
+            OSError: The write failed, e.g. for lack of space; nothing is left behind.
 
         """
         ...
 
     async def get(self, key: str) -> bytes:
-        """Return the bytes.
+        """Return the bytes of an object.
 
         Raises:
-            NotFoundError: No such object.
+            NotFoundError: There is no such object.
 
         """
         ...
 
     async def exists(self, key: str) -> bool:
-        """Return whether the object is there."""
+        """Return whether an object exists."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine."""
+        """Delete an object; a missing one is not an error."""
         ...
 
     async def keys(self, prefix: str) -> list[str]:
-        """List keys that start with `prefix`, sorted."""
+        """List the keys that start with `prefix`, sorted."""
         ...

@@ -1,4 +1,4 @@
-"""Every message there is, to and from msgpack maps, readable by any msgpack reader."""
+"""Registry of all messages, and their encoding as msgpack maps that other programs can read."""
 
 from typing import Union
 
@@ -136,7 +136,7 @@ EVENTS = (
     MessageRejected, ActorReported, ProcessorUsed, ReplicaReported, MidtrainProgressed,
     PreferencesProgressed,
 )  # fmt: skip
-"""Kept on streams."""
+"""Messages that are kept on streams."""
 
 REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
@@ -149,14 +149,17 @@ REQUESTS = (
     JoinRank, MakeVersion0, LoadRank, RankLoaded, TakeStep, StepTaken,
     MeasureSamples, SamplesMeasured, SaveRank, RankSaved,
 )  # fmt: skip
-"""Requests and replies, not kept."""
+"""Requests and replies, which are not kept."""
 
 MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS
-"""The codec decodes these and no others."""
+"""All messages that the codec decodes."""
 
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""Of one message without what lies in the store; small texts take ten times their bytes."""
+"""Maximum bytes of one encoded message, parts in the store not counted.
+
+Decoded, short strings take about ten times their encoded bytes.
+"""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
     Union[MESSAGES]  # noqa: UP007
@@ -164,16 +167,16 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
 
 
 def encode(message: Message) -> bytes:
-    """Encode to one msgpack map with a `type` entry, fields in the order of their declaration."""
+    """Encode a message as a msgpack map with a `type` entry and fields in declaration order."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Decode any of `MESSAGES`.
+    """Decode a message of any type in `MESSAGES`.
 
     Raises:
-        CodecError: Above MESSAGE_BYTES_MAX, not msgpack, an unknown `type`, or a field of a wrong
-            type (with its path).
+        CodecError: The data exceeds MESSAGE_BYTES_MAX, is not msgpack, has an unknown `type`, or
+            has a field of the wrong type (the text gives its path).
 
     """
     if len(data) > MESSAGE_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Run life cycle."""
+"""Life cycle of runs and actors, and the messages and work items that failed."""
 
 from typing import ClassVar
 
@@ -9,99 +9,99 @@ from penstock.messages.settings import PositiveInt
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """How the trainer computes: what replay has to match to give the same bits."""
+    """How the trainer computes; a replay must match all of it to get the same bits."""
 
     engine: str = "local"
-    """As `trainer.engine`."""
+    """Value of `trainer.engine`."""
     num_ranks: PositiveInt = 1
-    """Of one model kept by several processes; the own policy's bits do not depend on it."""
+    """Number of processes that share the model; the built-in policy's bits do not depend on it."""
     layout: str = ""
-    """Division of the model over ranks where bits depend on it; empty: they do not."""
+    """Division of the model over ranks; empty if the bits do not depend on it."""
     model: str = "own"
     """Implementation of the model's layers."""
     device: str = "cpu"
     torch: str = ""
-    """Version."""
+    """PyTorch version."""
     num_threads: PositiveInt = 1
-    """Of torch inside one pass."""
+    """PyTorch threads within one pass."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """Command line -> everyone. The whole configuration, so that the log explains itself."""
+    """Command line -> everyone: the run's full configuration, so that the log is self-contained."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     run_id: str
     seed: int
     config_toml: str
     versions: dict[str, str]
-    """penstock, python, torch, platform: what replay must match."""
+    """Versions that a replay must match: penstock, python, torch, platform."""
     model_digests: dict[str, str] = {}
-    """BLAKE3 of each file of the model that the run starts from; empty for random weights."""
+    """BLAKE3 digest of each file of the initial model; empty for random weights."""
     format: int = 1
-    """Format version of the run's data; 0.1.0 recorded none."""
+    """Format version of the run's data; Penstock 0.1.0 did not record it."""
     arithmetic: Arithmetic = Arithmetic()
-    """Of the trainer; runs of one process recorded none before there were ranks."""
+    """Arithmetic of the trainer; not recorded in single-process runs from before ranks existed."""
     cached: tuple[str, ...] = ()
-    """What was there already, made from the same inputs by an earlier run or command."""
+    """Prepared inputs that an earlier run or command had already made from the same sources."""
 
     def key(self) -> str:
-        """One per run."""
+        """Return the key: one event per run."""
         return self.run_id
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """Trainer -> everyone: no further step will come."""
+    """Trainer -> everyone: no further step will follow."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     reason: str
     step: int
     is_failure: bool = False
-    """Whether the run was given up: the reason says what it cannot get past."""
+    """Whether the run was given up; `reason` then names the obstacle."""
 
     def key(self) -> str:
-        """One per run; one per step where a service on it is given up."""
+        """Return the key: one event per run, or per step for failures, as a service may go on."""
         return f"failed.{self.step}" if self.is_failure else "finished"
 
 
 class RunOpened(Event, frozen=True, kw_only=True):
-    """Launcher -> everyone: it is up."""
+    """Launcher -> everyone: the launcher is up."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     incarnation: str
     is_service: bool = False
-    """Whether it serves without end, instead of training up to a last step."""
+    """Whether the run serves indefinitely instead of training up to a last step."""
 
     def key(self) -> str:
-        """One per start of a launcher."""
+        """Return the key: one event per start of a launcher."""
         return self.incarnation
 
 
 class RunClosed(Event, frozen=True, kw_only=True):
-    """Launcher -> actors on other hosts: it stops, and they are to stop with it."""
+    """Launcher -> actors on other hosts: stop, because the launcher is stopping."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     incarnation: str
     is_complete: bool
-    """Whether nothing is left to do; otherwise the run may be resumed."""
+    """Whether the run is complete; otherwise it may be resumed."""
 
     def key(self) -> str:
-        """One per start of a launcher."""
+        """Return the key: one event per start of a launcher."""
         return self.incarnation
 
 
 class RanksTaken(Event, frozen=True, kw_only=True):
-    """Trainer -> other trainers: the run's ranks are its own. The latest wins."""
+    """Trainer -> other trainers: this trainer has taken over the run's ranks; the latest counts."""
 
     stream: ClassVar[Stream] = Stream.CREDITS
     incarnation: str
 
     def key(self) -> str:
-        """One per run."""
+        """Return the key: one event per run."""
         return "ranks"
 
 
 class ActorStarted(Event, frozen=True, kw_only=True):
-    """Runtime -> monitor."""
+    """Runtime -> monitor: an actor started."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     actor: str
@@ -109,12 +109,12 @@ class ActorStarted(Event, frozen=True, kw_only=True):
     pid: int
 
     def key(self) -> str:
-        """One per start."""
+        """Return the key: one event per start."""
         return f"{self.actor}.{self.incarnation}"
 
 
 class ActorFailed(Event, frozen=True, kw_only=True):
-    """Runtime or command line -> monitor: an actor or its process ended by an error."""
+    """Runtime or command line -> monitor: an error ended an actor or its process."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     actor: str
@@ -123,12 +123,12 @@ class ActorFailed(Event, frozen=True, kw_only=True):
     num_restarts: int
 
     def key(self) -> str:
-        """One per failure."""
+        """Return the key: one event per failure."""
         return f"{self.actor}.{self.incarnation}"
 
 
 class MessageRejected(Event, frozen=True, kw_only=True):
-    """Runtime -> the dead-letter stream: a message that cannot be handled, with its cause."""
+    """Runtime -> dead-letter stream: a message could not be handled."""
 
     stream: ClassVar[Stream] = Stream.DLQ
     source_stream: str
@@ -137,52 +137,52 @@ class MessageRejected(Event, frozen=True, kw_only=True):
     actor: str
     cause: str
     data: bytes
-    """Bytes as received, so that it can be published again; of a claim, empty."""
+    """Bytes as received, so that they can be published again; empty if `claim` is set."""
     claim: Claim | None = None
-    """What was received in the message's place; its object stays as long as this letter."""
+    """Claim that was received in place of the message; its object is kept as long as this event."""
     is_charged: bool = False
-    """Whether the message itself is at fault: its handler raised, or it is quarantined."""
+    """Whether the message itself is to blame: its handler raised, or it is quarantined."""
 
     def key(self) -> str:
-        """One per source position and actor."""
+        """Return the key: one event per source position and actor."""
         return f"{self.source_stream}.{self.source_sequence}.{self.actor}"
 
 
 CHARGES_MAX = 2
-"""Proven charges after which an item is quarantined."""
+"""Number of proven charges after which an item is quarantined."""
 
 
 class ItemCharged(Event, frozen=True, kw_only=True):
-    """Runtime or launcher -> everyone: a process died, or a handler failed, over an item.
+    """Runtime or launcher -> everyone: a process died or a handler failed while on an item.
 
-    An item is what a process works on, `<role>.<message type>.<key>`: for instance
+    An item is one unit of work, named `<role>.<message type>.<key>`, e.g.
     `judge.RolloutFinished.g3-m2` or `generator.Generate.g3-m2.0-worker-1a-7`.
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
     item: str
     number: int
-    """1 for the item's first charge."""
+    """Number of the charge, 1 for the item's first."""
     cause: str
     is_proven: bool
-    """Whether it alone can be the cause; else it is a suspect, one of several in progress, and
-    runs by itself the next time."""
+    """Whether the item was the only one in progress; otherwise it is one of several suspects, and
+    runs alone the next time."""
     task_id: str = ""
 
     def key(self) -> str:
-        """One per item and charge."""
+        """Return the key: one event per item and charge."""
         return f"{self.item}.{self.number}"
 
 
 class ItemQuarantined(Event, frozen=True, kw_only=True):
-    """Runtime, launcher or pacer -> everyone: an item charged twice is not worked on again."""
+    """Runtime, launcher or pacer -> everyone: an item charged twice will not be retried."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     item: str
-    """As in `ItemCharged`; `pacer.Task.<name>` for a task."""
+    """Name of the item, as in `ItemCharged`; `pacer.Task.<name>` for a task."""
     cause: str
     task_id: str = ""
 
     def key(self) -> str:
-        """One per item."""
+        """Return the key: one event per item."""
         return self.item

@@ -1,4 +1,4 @@
-"""What an episode stores on its way, and what its task's set-up makes before any policy acts."""
+"""Intermediate states of episodes, and the files that a task's set-up scripts produce."""
 
 import hashlib
 from typing import ClassVar
@@ -10,47 +10,48 @@ from penstock.messages.task import Split
 
 
 class EpisodeSaved(Event, frozen=True, kw_only=True):
-    """Rollout worker -> the worker that resumes or branches the episode: what a turn left.
+    """Rollout worker -> worker that resumes or branches the episode: its state after a turn.
 
-    The machine is a checkpoint of its host. Should that be gone, the stored turns' calls are run
-    again in a fresh machine.
+    The machine's state is a checkpoint on its host. If that is lost, the calls of the stored turns
+    are run again in a fresh machine.
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
     rollout_id: str
     group_id: str
     num_turns: NonNegativeInt
-    """Played in the machine."""
+    """Turns whose calls the machine has run."""
     checkpoint_id: str
     host: str
     observation_ids: Array
-    """int32 [P]: the next turn's context."""
+    """int32 [P]: context tokens of the next turn."""
     num_calls: int
     num_invalid_calls: int
     tool_s: float
     elapsed_s: float
     """Seconds since the episode began."""
     own_s: float = 0.0
-    """Of these, how long the policy's programs ran."""
+    """Part of `elapsed_s` during which the policy's programs ran."""
     egress: list[EgressAttempt] = []
-    """What its programs had tried to reach by then: a copy of the machine begins a new record."""
+    """Network attempts so far; kept here because a copy of the machine starts an empty record."""
     call_s: list[list[NonNegativeFloat]] = []
-    """As `RolloutFinished.call_s`, of the turns so far."""
+    """Seconds per call of the turns so far, as in `RolloutFinished.call_s`."""
     starts_segment: bool = False
-    """Of the next turn, like the one below: as `Turn` says."""
+    """Whether the next turn starts a segment, as in `Turn.starts_segment`."""
     is_summary: bool = False
+    """Whether the next turn is a summary, as in `Turn.is_summary`."""
     step_ends: list[NonNegativeInt] = []
-    """As `RolloutFinished.step_ends`, so far."""
+    """Turns that ended a step so far, as in `RolloutFinished.step_ends`."""
 
     def key(self) -> str:
-        """One per rollout and number of turns: the first that was saved."""
+        """Return the key: the first event saved per rollout and number of turns."""
         return f"{self.rollout_id}.{self.num_turns}"
 
 
 class EpisodeStepEnded(Event, frozen=True, kw_only=True):
-    """Rollout worker -> the judge that grades the rollout: what one step of its task left.
+    """Rollout worker -> judge of the rollout: files left by one step of a multi-step task.
 
-    The step in which the episode ended has its files in `RolloutFinished`.
+    The files of the step in which the episode ended are in `RolloutFinished`.
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
@@ -58,25 +59,26 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
     group_id: str
     step: NonNegativeInt
     turn_index: NonNegativeInt
-    """Of the turn that ended it."""
+    """Index of the turn that ended the step."""
     files: EpisodeFiles | Claim
-    """Against all that the task had written into the machine by then."""
+    """Files that differ from those that the task had written into the machine by then."""
     deleted: list[str] = []
 
     def key(self) -> str:
-        """One per rollout and turn, as `RolloutFinished.turn_key` names it."""
+        """Return the key, as in `RolloutFinished.turn_key`: one event per rollout and turn."""
         return f"{self.rollout_id}.{self.turn_index}"
 
 
 def set_up_key(split: Split, task_id: str, step: int) -> str:
-    """Return the key of what the set-ups of a task made by a step; its id may be any text."""
+    """Return the key of a `SetUpRecorded`; the task id is hashed because it may be any text."""
     return f"{split}.{hashlib.sha256(task_id.encode()).hexdigest()[:32]}.{step}"
 
 
 class SetUpRecorded(Event, frozen=True, kw_only=True):
-    """Judge -> judges and readers of episodes: what a task's own set-ups made by one of its steps.
+    """Judge -> judges and readers of episodes: files produced by a task's set-up scripts by a step.
 
-    In a machine that no policy has had. What an episode left just so is no change of the policy's.
+    Recorded in a machine that no policy has used: files that an episode left in the same state are
+    not changes made by the policy.
     """
 
     stream: ClassVar[Stream] = Stream.REWARDS
@@ -88,5 +90,5 @@ class SetUpRecorded(Event, frozen=True, kw_only=True):
     deleted: list[str] = []
 
     def key(self) -> str:
-        """One per task and step."""
+        """Return the key: one event per task and step."""
         return set_up_key(self.split, self.task_id, self.step)

@@ -1,8 +1,8 @@
-"""The one exception tree.
+"""Exceptions that Penstock raises on purpose, in one hierarchy.
 
-To add an error: derive from the nearest class here and from the standard-library type that a
-caller without Penstock would catch; pass plain values to `super().__init__` so that it pickles;
-name the field and what was expected in the text.
+To add an error, derive it from the nearest class here and from the standard-library type that a
+caller who does not know Penstock would catch. Pass plain values to `super().__init__` so that it
+pickles. Name the field and what was expected in the text.
 """
 
 
@@ -19,19 +19,19 @@ class CodecError(PenstockError, ValueError):
 
 
 class ErasedError(CodecError):
-    """A user's content, whose key was erased: nobody can read it again."""
+    """A user's content cannot be read because its key was erased."""
 
 
 class FormatError(PenstockError, ValueError):
-    """Data was stored by a version of another format; the text names both and what to do."""
+    """Data was stored in another format version; the text names both and what to do."""
 
 
 class StartAgainError(PenstockError, RuntimeError):
-    """A process asks to be started again: its state is another client's."""
+    """A process asks to be restarted because its state belongs to another client."""
 
 
 class BusError(PenstockError, ConnectionError):
-    """The event bus cannot do what was asked."""
+    """The event bus could not carry out an operation."""
 
 
 class BusClosedError(BusError):
@@ -43,7 +43,7 @@ class PublishConflictError(BusError):
 
 
 class DeadlineError(PenstockError, TimeoutError):
-    """An awaited thing did not come in time; the text says what was awaited and for how long."""
+    """A wait timed out; the text says what was awaited and for how long."""
 
 
 class QueueFullError(PenstockError, BlockingIOError):
@@ -51,15 +51,15 @@ class QueueFullError(PenstockError, BlockingIOError):
 
 
 class StoreFullError(PenstockError, OSError):
-    """An object store has no room; nothing was stored, and the same put may succeed later."""
+    """An object store is full; nothing was stored, and the same put may succeed later."""
 
 
 class StoreUnreachableError(PenstockError, ConnectionError):
-    """An object store cannot do what was asked: away, or it refuses us; it may have been done."""
+    """An object store is away or denies access; the operation may still have taken effect."""
 
 
 class NotFoundError(PenstockError, LookupError):
-    """A named thing (run, object, task, backend) does not exist; the text lists the choices."""
+    """A named run, object, task or backend does not exist; the text lists the choices."""
 
 
 class CorruptDataError(PenstockError, ValueError):
@@ -67,11 +67,11 @@ class CorruptDataError(PenstockError, ValueError):
 
 
 class RemoteCallError(PenstockError, RuntimeError):
-    """The server of a request answered with `RemoteError`.
+    """The server answered a request with `RemoteError`.
 
     Attributes:
-        kind: A `RemoteErrorKind` value, e.g. busy.
-        text: The server's words.
+        kind: Value of `RemoteErrorKind`, e.g. busy.
+        text: Error text from the server.
 
     """
 

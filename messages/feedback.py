@@ -1,4 +1,4 @@
-"""Live requests, users' feedback on them, and the samples they become."""
+"""Live requests, users' feedback on them, and the training samples made from both."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -11,17 +11,17 @@ from penstock.messages.settings import Finite, NonNegativeFloat, NonNegativeInt,
 
 
 def feedback_key(tenant: str, feedback_id: str) -> str:
-    """Return the log's key of a piece of feedback; a tenant has no dot, so no two meet."""
+    """Return the event key of a piece of feedback; keys are unique because tenants have no dot."""
     return f"{tenant}.{feedback_id}" if tenant else feedback_id
 
 
 def owner_of(tenant: str, user: str) -> str:
-    """Return whose key seals a user's content (`Sealed.owner`)."""
+    """Return the owner of the key that seals a user's content (`Sealed.owner`)."""
     return f"{tenant}/{user}"
 
 
 class InferenceCounted(Event, frozen=True, kw_only=True):
-    """Gateway -> monitor, gates. One answered request that may not be stored: counts alone."""
+    """Gateway -> monitor, gates: counts of a request whose content may not be stored."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
@@ -31,7 +31,7 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     propensity: UnitInterval
     channel: str = ""
     facts: ReplyFacts = ReplyFacts()
-    """Without names of tools."""
+    """Counts of the reply, without names of tools."""
     recorded_at: NonNegativeFloat = 0.0
     """Unix seconds, on the gateway's clock."""
     turn: TurnSummary
@@ -40,82 +40,83 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     replica: str
 
     def key(self) -> str:
-        """One per request."""
+        """Return the key: one event per request."""
         return self.request_id
 
 
 class InferenceRecorded(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join. One answered request, and the only copy of its turn."""
+    """Gateway -> feedback join: an answered request, with the only copy of its turn."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
     session_id: str
     chain: str = ""
-    """Requests of a session that follow one another, each context extending the one before or
-    beginning with a summary of it: the id of the first of them."""
+    """Id of the first request of the chain that this one continues: within a session, requests
+    whose context extends the previous one or begins with a summary of it."""
     key_id: str
-    """Which bearer key (never the key itself)."""
+    """Id of the bearer key, never the key itself."""
     tenant: str = ""
-    """Whose key it is."""
+    """Tenant that owns the bearer key."""
     user: str = ""
-    """Pseudonym of the end user."""
+    """Pseudonym of the end user who sent the request."""
     training_consent: bool
     variant: str
     propensity: UnitInterval
     """Probability with which routing chose this variant."""
     channel: str = ""
-    """Whose replicas were asked: the variant's, or those of the gateway where these were gone."""
+    """Channel that answered: the variant's, or the gateway's default if its replicas were gone."""
     facts: ReplyFacts = ReplyFacts()
     recorded_at: NonNegativeFloat = 0.0
     """Unix seconds, on the gateway's clock."""
     turn: SealedTurn | StoredTurn
-    """Sealed wherever it lies."""
+    """Turn, sealed both in the event and in the store."""
     policy_version: int
-    """Oldest that sampled one of its tokens; `EXTERNAL_VERSION` of an external session."""
+    """Oldest version that sampled one of the tokens; `EXTERNAL_VERSION` for external sessions."""
     replica: str
     is_external: bool = False
-    """A whole session that was sampled elsewhere and submitted when it was over: its tokens are the
-    chat format's, and what came between its turns is in `Turn.forced`."""
+    """Whether this is a complete session sampled elsewhere and submitted afterwards; its tokens
+    come from the chat format, and `Turn.forced` marks those between its turns."""
 
     def key(self) -> str:
-        """One per request."""
+        """Return the key: one event per request."""
         return self.request_id
 
 
 class FeedbackReceived(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join. May arrive before the record, late, or twice.
+    """Gateway -> feedback join: feedback on a request.
 
-    It counts on requests of its own tenant, and a trusted key's on those of all.
+    It may arrive before the request's record, late, or twice. It counts for requests of the same
+    tenant; feedback sent with a trusted key counts for requests of any tenant.
     """
 
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
-    """Unique in its tenant."""
+    """Id that is unique within the tenant."""
     request_id: str
     name: str
-    """thumbs, accept, reject, tests_passed ..."""
+    """Name of the signal: thumbs, accept, reject, tests_passed ..."""
     value: Finite
     key_id: str
     tenant: str = ""
     user: str = ""
-    """Pseudonym of the end user who gave it."""
+    """Pseudonym of the end user who gave the feedback."""
     weight: NonNegativeFloat = 1.0
     content: Sealed | None = None
-    """`FeedbackContent`: what the user wrote; nothing without consent to storage."""
+    """Sealed `FeedbackContent`, the text that the user wrote; None without consent to storage."""
     source: str = ""
     occurred_at: str = ""
     is_trusted: bool = False
-    """The key may judge requests of others (`KeySpec.is_trusted`), as the gateway knew it."""
+    """Whether the key was allowed to judge other tenants' requests (`KeySpec.is_trusted`)."""
     amends: str = ""
-    """Feedback id that this one replaces; the newest amendment counts."""
+    """Id of the feedback that this one replaces; the newest amendment counts."""
 
     def key(self) -> str:
-        """One per tenant and feedback id."""
+        """Return the key: one event per tenant and feedback id."""
         return feedback_key(self.tenant, self.feedback_id)
 
 
 class FeedbackRetracted(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join: forget it; a sample not yet trained leaves the pool."""
+    """Gateway -> feedback join: drop a piece of feedback, and its sample if not yet trained."""
 
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
@@ -124,31 +125,31 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
     user: str = ""
 
     def key(self) -> str:
-        """One per tenant and feedback id."""
+        """Return the key: one event per tenant and feedback id."""
         return feedback_key(self.tenant, self.feedback_id)
 
 
 class LeftOutReason(StrEnum):
-    """Why a piece of feedback is in no sample and will be in none."""
+    """Why a piece of feedback will never be part of a sample."""
 
     NO_CONSENT = "no_consent"
-    """Its request may not be trained."""
+    """There is no consent to train on its request."""
     UNKNOWN_REQUEST = "unknown_request"
-    """Its request never came."""
+    """Its request never arrived."""
     LATE = "late"
-    """Its request was forgotten, or it was still too early to be believed by then."""
+    """Its request had been dropped by then, or was dropped before the signal matured."""
     NOT_ALLOWED = "not_allowed"
-    """Its sender may not judge this request, or not with this signal."""
+    """Its sender may not judge this request or may not use this signal."""
     UNDECLARED = "undeclared"
-    """No such signal is declared any more."""
+    """Its signal is no longer declared."""
     CAPPED = "capped"
-    """Its session has too much feedback, or its sample too many revisions."""
+    """Its session has too much feedback, or its sample has too many revisions."""
     ERASED = "erased"
-    """The user whose request it is was erased."""
+    """The user who sent the request was erased."""
 
 
 class FeedbackLeftOut(Event, frozen=True, kw_only=True):
-    """Feedback join -> gateway: a piece of feedback that will never count."""
+    """Feedback join -> gateway: a piece of feedback will never count."""
 
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
@@ -158,68 +159,68 @@ class FeedbackLeftOut(Event, frozen=True, kw_only=True):
     reason: LeftOutReason
 
     def key(self) -> str:
-        """One per piece of feedback."""
+        """Return the key: one event per piece of feedback."""
         return feedback_key(self.tenant, self.feedback_id)
 
 
 class LiveSampleJoined(Event, frozen=True, kw_only=True):
-    """Feedback join -> trainer: requests of a session with their reward; records have the turns.
+    """Feedback join -> trainer: requests of a session and their reward; the records hold the turns.
 
-    A later revision replaces the one before: the same turns, another reward.
+    A later revision replaces the previous one: the same turns with another reward.
     """
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     sample_id: str
-    """Id of its first request."""
+    """Id of the sample's first request."""
     revision: NonNegativeInt = 0
     request_ids: list[str]
-    """In order; a request without a session is alone."""
+    """Ids of the requests, in order; a request without a session forms a sample by itself."""
     turns: list[TurnSummary]
-    """One per request."""
+    """Summary of each request's turn."""
     reward: Finite
-    """0 to 1: mean over the turns that signals reach."""
+    """Mean reward, from 0 to 1, over the turns that have signals."""
     turn_rewards: list[Finite] = []
-    """What each turn's signals add to `reward`; empty: nothing."""
+    """Contribution of each turn's signals to `reward`; empty if there is none."""
     unrated: list[NonNegativeInt] = []
-    """Turns that no signal reaches: they get no advantage. All of them where every signal was taken
-    back."""
+    """Indices of turns without a signal, which get no advantage; all turns if every signal was
+    retracted."""
     weight: NonNegativeFloat = 1.0
-    """Of the sample in its batch."""
+    """Weight of the sample in its batch."""
     session_id: str = ""
     tenant: str = ""
     user: str = ""
     """Pseudonym of the tenant's user."""
     feedback_ids: list[str]
-    """Log keys (`feedback_key`) of what counts, each of the first where it was amended."""
+    """Keys (`feedback_key`) of the feedback that counts; for an amendment, that of the original."""
     variant: str
     propensity: UnitInterval
     policy_version: int
-    """Oldest that sampled one of its tokens."""
+    """Oldest version that sampled one of the tokens."""
     evidence: list[str] = []
-    """Per turn, the request whose context holds what came next (tool results, the user's next
-    message); empty where none came yet. For judges."""
+    """For judges: for each turn, the request whose context holds what followed (tool results, the
+    user's next message); empty if none has arrived yet."""
 
     def key(self) -> str:
-        """One per sample and revision."""
+        """Return the key: one event per sample and revision."""
         return f"{self.sample_id}.{self.revision}"
 
 
 class ErasureRequested(Event, frozen=True, kw_only=True):
-    """`penstock erase` -> join, trainer, gateways: use this user's content no more."""
+    """`penstock erase` -> feedback join, trainer, gateways: stop using this user's content."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     tenant: str
     user: str
     key_id: str
-    """Which of the user's content keys is to go."""
+    """Id of the content key to erase."""
 
     def key(self) -> str:
-        """One per content key."""
+        """Return the key: one event per content key."""
         return erasure_key(self)
 
 
 class ErasurePrepared(Event, frozen=True, kw_only=True):
-    """Trainer -> `penstock erase`: no step that is yet to be taken, or taken again, needs it."""
+    """Trainer -> `penstock erase`: no step still to be taken or repeated needs the content."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     tenant: str
@@ -227,25 +228,25 @@ class ErasurePrepared(Event, frozen=True, kw_only=True):
     key_id: str
 
     def key(self) -> str:
-        """One per content key."""
+        """Return the key: one event per content key."""
         return erasure_key(self)
 
 
 class UserErased(Event, frozen=True, kw_only=True):
-    """`penstock erase` -> everyone: the content key is gone, and the user's content with it."""
+    """`penstock erase` -> everyone: the content key is erased, so the content is unreadable."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     tenant: str
     user: str
     key_id: str
     step_last: NonNegativeInt = 0
-    """Newest step that trained the user's samples: weights keep what they learned; 0 for none."""
+    """Newest step that trained on the user's samples, 0 if none; weights keep what they learned."""
 
     def key(self) -> str:
-        """One per content key."""
+        """Return the key: one event per content key."""
         return erasure_key(self)
 
 
 def erasure_key(event: ErasureRequested | ErasurePrepared | UserErased) -> str:
-    """Return the log's key of an erasure."""
+    """Return the event key of an erasure."""
     return f"{event.tenant}.{event.user}.{event.key_id}"

@@ -1,11 +1,11 @@
-"""Gates between training and users: the candidate, its experiment, and the decision.
+"""Release gates between training and users: the candidate, its experiment, and the decision.
 
 ```
  CandidateChosen ─▶ quality bar, offline evaluation ─▶ ExperimentStarted ─▶ ExperimentDecided
                                   └─────────────── refused ────────────────────────┘
 ```
-Each carries the candidate's number, which is its key: however many gatekeepers there are, the log
-keeps one of each.
+The key of each event is the candidate's number, so the log keeps one of each however many
+gatekeepers run.
 """
 
 import re
@@ -23,12 +23,12 @@ from penstock.messages.settings import (
 )
 
 NO_VARIANT = "current"
-"""Variant of what is answered while no experiment is under way."""
+"""Variant recorded with requests that are answered while no experiment is running."""
 NUM_TOOLS_MAX = 32
-"""Tools told apart in one reply."""
+"""Maximum number of different tools counted in one reply."""
 _VARIANT = re.compile(r"e(\d{1,9})\.(\d{1,9})\.(stable|candidate)", re.ASCII)
 Share = Annotated[float, msgspec.Meta(ge=0.05, le=0.95)]
-"""Of the users, in one arm: neither so small that one user outweighs all others."""
+"""Share of users in one arm; bounded so that no single user dominates the smaller arm."""
 
 
 class Arm(StrEnum):
@@ -39,101 +39,102 @@ class Arm(StrEnum):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What `variant` of a request says."""
+    """Parsed form of a request's `variant`: candidate, period and arm."""
 
     number: int
-    """Of the candidate."""
+    """Number of the candidate."""
     period: int
-    """Arms are drawn again in each."""
+    """Number of the period; users are assigned to arms anew in each."""
     arm: Arm
 
     def __str__(self) -> str:
-        """Return e.g. `e4.0.candidate`."""
+        """Return the form used in requests, e.g. `e4.0.candidate`."""
         return f"e{self.number}.{self.period}.{self.arm}"
 
 
 def parse_variant(text: str) -> Variant | None:
-    """Return what a request's variant says, or None where it took part in no experiment."""
+    """Parse a request's variant; return None if the request took part in no experiment."""
     found = _VARIANT.fullmatch(text)
     return Variant(int(found[1]), int(found[2]), Arm(found[3])) if found else None
 
 
 class ReplyFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Counts of one reply, without its content: what guards need of it."""
+    """Counts of one reply, without its content, for the gatekeeper's guards."""
 
     num_tokens: NonNegativeInt = 0
     is_empty: bool = False
-    """Neither text nor a call."""
+    """Whether the reply has neither text nor a call."""
     is_invalid: bool = False
-    """A call that does not parse, or of a tool that was not offered."""
+    """Whether a call does not parse or names a tool that was not offered."""
     is_question: bool = False
-    """Ends by asking the user, and calls nothing."""
+    """Whether the reply ends with a question to the user and has no call."""
     num_calls: NonNegativeInt = 0
     tools: dict[str, NonNegativeInt] = {}
-    """Calls by tool, of the first `NUM_TOOLS_MAX` tools."""
+    """Number of calls by tool, for the first `NUM_TOOLS_MAX` tools."""
 
 
 class CandidateChosen(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> itself: this version is to pass the gates next."""
+    """Gatekeeper -> itself: this version is evaluated next."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     number: NonNegativeInt
-    """Candidates before this one."""
+    """Number of candidates before this one."""
     policy_version: NonNegativeInt
     stable_version: NonNegativeInt
-    """What it is compared with."""
+    """Version that the candidate is compared with."""
     at: NonNegativeFloat
+
     """Unix seconds."""
 
     def key(self) -> str:
-        """One per number: two gatekeepers choose one candidate."""
+        """Return the key: one event per number, so that gatekeepers choose the same candidate."""
         return str(self.number)
 
 
 class ExperimentStarted(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> gateways: from now on users are divided into two arms."""
+    """Gatekeeper -> gateways: from now on, users are split into two arms."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     number: NonNegativeInt
     policy_version: NonNegativeInt
     stable_version: NonNegativeInt
     share: Share
-    """Probability with which a user is served by the candidate."""
+    """Probability that a user is served by the candidate."""
     salt: str
-    """Makes the arms of this experiment independent of every other's."""
+    """Salt of the users' hashes, so that arms of different experiments are independent."""
     sticky_s: PositiveFloat
-    """Length of a period, in which a user stays in one arm."""
+    """Seconds in a period, during which a user stays in one arm."""
     at: NonNegativeFloat
-    """Unix seconds; periods count from here."""
+    """Start of the first period in Unix seconds."""
 
     def key(self) -> str:
-        """One per candidate."""
+        """Return the key: one event per candidate."""
         return str(self.number)
 
 
 class Decision(StrEnum):
-    """How a candidate ended."""
+    """Outcome of a candidate."""
 
     PROMOTED = "promoted"
-    """It is the stable version."""
+    """The candidate became the stable version."""
     ROLLED_BACK = "rolled_back"
-    """Shown to be worse, in an evaluation or by users."""
+    """An evaluation or users' rewards showed it to be worse."""
     EXPIRED = "expired"
-    """Neither was shown in time."""
+    """Neither better nor worse was shown in time."""
     ABANDONED = "abandoned"
-    """A person moved a channel meanwhile."""
+    """A person moved a channel in the meantime."""
 
 
 class GateState(StrEnum):
-    """What a gate says now."""
+    """Current state of a gate."""
 
     PASSED = "passed"
     WAITING = "waiting"
-    """Not enough is known."""
+    """There is not enough data yet."""
     FAILED = "failed"
-    """It blocks promotion."""
+    """The gate blocks promotion."""
     REJECTED = "rejected"
-    """It demands a rollback."""
+    """The gate demands a rollback."""
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,21 +143,22 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: GateState
     words: str
-    """What was found and what is expected."""
+    """Explanation: what was found and what is expected."""
     value: float = 0.0
-    """The candidate's."""
+    """Measured value of the candidate."""
     baseline: float = 0.0
-    """The stable version's."""
+    """Measured value of the stable version."""
     bound: float = 0.0
+    """Limit that `value` is compared with."""
     num_candidate: int = 0
-    """Samples: users, tasks or tokens, as `words` says."""
+    """Sample size of the candidate, in users, tasks or tokens, as `words` says."""
     num_stable: int = 0
 
 
 class ExperimentDecided(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> gateways, monitor: the candidate's end; its users are stable's again.
+    """Gatekeeper -> gateways, monitor: the experiment is over; all users get the stable version.
 
-    After `PROMOTED` the gatekeeper moves the channel `stable`.
+    After `PROMOTED`, the gatekeeper moves the channel `stable` to the candidate.
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
@@ -166,22 +168,22 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     stable_version: NonNegativeInt
     reason: str
     gates: list[Gate] = []
-    """As they stood."""
+    """Gates at the time of the decision."""
     at: NonNegativeFloat
     """Unix seconds."""
 
     def key(self) -> str:
-        """One per candidate: nobody can decide twice."""
+        """Return the key: one event per candidate, so that nothing is decided twice."""
         return str(self.number)
 
 
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm in figures; values are rewards per user."""
+    """Metrics of one arm; rewards are per user."""
 
     arm: Arm
     policy_version: int
     num_users: int = 0
-    """Users whose reward is in the test."""
+    """Number of users whose reward is part of the test."""
     num_sessions: int = 0
     reward_mean: float = 0.0
     ips: float = 0.0
@@ -190,38 +192,38 @@ class ArmView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidate, its gates and its experiment at one moment."""
+    """Snapshot of a candidate, its gates and its experiment."""
 
     number: int
     policy_version: int
     stable_version: int
     phase: str
-    """offline, arms (users are divided), or the decision."""
+    """Phase: `offline`, `arms` (users are split), or the decision."""
     blocked_by: str = ""
-    """The first gate that blocks promotion, in words."""
+    """Explanation by the first gate that blocks promotion."""
     gates: list[Gate] = []
     arms: list[ArmView] = []
     difference: float = 0.0
-    """Candidate minus stable, doubly robust."""
+    """Doubly robust estimate of the candidate's reward minus the stable version's."""
     difference_low: float = -1.0
-    """Bounds that hold at any time, at the test's confidence."""
+    """Lower confidence bound of `difference`, valid at any time (`difference_high`: upper)."""
     difference_high: float = 1.0
     evidence_better: float = 1.0
-    """E-values: 1 / alpha decides."""
+    """E-value that the candidate is better (`evidence_worse`: worse); 1 / alpha decides."""
     evidence_worse: float = 1.0
     share: UnitInterval = 0.0
     num_sessions_missing: int = 0
-    """Per arm, for the stated effect at the stated power; 0: enough."""
+    """Sessions still needed per arm to detect the configured effect at the configured power."""
     seconds_missing: float = -1.0
-    """At the traffic so far; -1: unknown."""
+    """Estimated seconds until enough sessions, at the traffic so far; -1 if unknown."""
 
 
 class GateEvaluated(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> monitor: where the candidate stands; when it changes, at most every 10 s."""
+    """Gatekeeper -> monitor: state of the candidate, sent on changes, at most every 10 s."""
 
     stream: ClassVar[Stream] = Stream.METRICS
     view: ExperimentView
 
     def key(self) -> str:
-        """Name the candidate; the latest counts."""
+        """Return the key: the newest event per candidate counts."""
         return str(self.view.number)

@@ -1,8 +1,8 @@
-"""Generators: requests and streamed replies, the replicas that answer them, and their channels.
+"""Requests to generators and their streamed replies, replicas, and channels.
 
-A channel says which policy version a replica serves: `newest`, `stable`, `candidate`, or one
-version for good, `version:7`. `stable` and `candidate` are where the last `ChannelMoved` left
-them; one that was never moved is the newest.
+A channel determines which policy version a replica serves: `newest`, `stable`, `candidate`, or a
+fixed version such as `version:7`. The last `ChannelMoved` says where `stable` and `candidate`
+point; until first moved, they point to the newest version.
 """
 
 from typing import ClassVar
@@ -14,20 +14,20 @@ from penstock.messages.task import Purpose, Sampling
 
 NEWEST = "newest"
 MOVED_CHANNELS = ("stable", "candidate")
-"""Channels that point where the log says."""
+"""Channels whose version is set by `ChannelMoved`."""
 _PIN = "version:"
 
 
 def pinned(policy_version: int) -> str:
-    """Return the channel of one version."""
+    """Return the channel that always serves one version."""
     return f"{_PIN}{policy_version}"
 
 
 def pinned_version(channel: str) -> int | None:
-    """Return the one version of a channel, or None if it may move.
+    """Return the version of a fixed channel, or None if the channel can move.
 
     Raises:
-        ConfigError: No such channel.
+        ConfigError: There is no such channel.
 
     """
     if channel == NEWEST or channel in MOVED_CHANNELS:
@@ -40,28 +40,30 @@ def pinned_version(channel: str) -> int | None:
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Rollout worker or gateway -> a replica that serves `purpose` on `channel`."""
+    """Rollout worker or gateway -> replica that serves `purpose` on `channel`: sample a turn."""
 
     request_id: str
     session_id: str
-    """Turns of one session share a KV prefix on one replica."""
+    """Session id; turns of one session reuse a KV-cache prefix on one replica."""
     purpose: Purpose
     channel: str = NEWEST
-    """`version:N` is answered by that version alone, or refused."""
+    """Channel to be served by; a request to `version:N` is refused by any other version."""
     token_ids: Array
-    """int32 [P]: the whole context."""
+    """int32 [P]: full context."""
     sampling: Sampling
     num_resumed: int = 0
-    """Of these, the last so many are the turn's own, sampled by another replica that went away."""
+    """Number of tokens at the end of the context that another replica sampled for this turn before
+    it went away."""
     routes_from: int = 0
-    """Return routed experts from this position on."""
+    """First position for which to return routed experts."""
     deadline_s: float = 60.0
     is_suspect: bool = False
-    """Whether it was in progress when a generator died: it is served while no other such is."""
+    """Whether the request was in progress when a generator died; a replica serves only one such
+    request at a time, so that the cause of another death is known."""
 
 
 class TokensSampled(Message, frozen=True, kw_only=True):
-    """Generator -> requester: a chunk of the reply; the last one has a stop_reason."""
+    """Generator -> requester: a chunk of the reply; the last one has a `stop_reason`."""
 
     request_id: str
     token_ids: Array
@@ -69,24 +71,25 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     behavior_logprobs: Array
     """float32 [N]."""
     policy_version: int
-    """One chunk never spans two versions."""
+    """Policy version that sampled the chunk; a chunk never spans two versions."""
     stop_reason: StopReason | None = None
     replica: str = ""
     queue_ms: float = 0.0
     route_segments: list[bytes] = []
-    """On the last chunk, sealed (`kernels.routes`), one per policy version: up to position total-2,
-    from routes_from or, where earlier positions were computed again, from before."""
+    """Routed experts in sealed segments (`kernels/route_segments.py`), one per policy version, on
+    the last chunk only. They cover positions up to total - 2, starting at `routes_from` or earlier
+    if earlier positions were recomputed."""
 
     arithmetic: str = ""
-    """Step and format of the experts, e.g. `native/mxfp8`."""
+    """Implementation of the decode step and number format of the experts, e.g. `native/mxfp8`."""
     support: bytes = b""
-    """Sealed (`kernels.support`): the tokens that could be drawn, where settings leave some out."""
+    """Tokens that could be drawn (sealed, `kernels.support`); empty if none were excluded."""
     forced: list[tuple[int, int]] = []
-    """Spans [start, end) of the N tokens that were the only one that the grammar allowed."""
+    """Spans [start, end) of tokens for which the grammar allowed no alternative."""
     top_ids: Array | None = None
-    """int32 [N, K], likeliest first, where `Sampling.num_top_logprobs` asks for K."""
+    """int32 [N, K]: most likely tokens, best first; K is `Sampling.num_top_logprobs`."""
     top_logprobs: Array | None = None
-    """float32 [N, K]."""
+    """float32 [N, K]: log probabilities of `top_ids`."""
 
 
 class AbortGeneration(Message, frozen=True, kw_only=True):
@@ -96,46 +99,47 @@ class AbortGeneration(Message, frozen=True, kw_only=True):
 
 
 class ReplicaReported(Event, frozen=True, kw_only=True):
-    """Generator -> rollout workers, gateway, pacer, evaluator, monitor.
+    """Generator -> rollout workers, gateway, pacer, evaluator, monitor: state of a replica.
 
-    Once a second, and whenever its version changes; a replica that is silent is not counted.
+    Sent once a second and whenever the version changes; silent replicas are not counted.
     """
 
     stream: ClassVar[Stream] = Stream.METRICS
     region: str
     replica: str
-    """Unique in the run: its region's name, or `<region>.<name>` where that has several."""
+    """Name that is unique in the run: the region's name, or `<region>.<name>` if it has several
+    replicas."""
     started_at: float
-    """Unix seconds; of two processes under one name, the later one counts."""
+    """Start time in Unix seconds; of two processes with one name, the one started later counts."""
     serves: list[Purpose]
-    """What it is asked for now; empty before it has weights, and when it leaves."""
+    """Purposes served now; empty before the replica has weights and once it is leaving."""
     channel: str = NEWEST
     policy_version: int = -1
     num_requests: int = 0
-    """Running and waiting."""
+    """Number of running and waiting requests."""
     num_running_max: int = 1
     is_leaving: bool = False
     queue_s: float = 0.0
-    """Mean time that requests of the last minute waited before they were computed."""
+    """Mean queueing time in seconds of the last minute's requests."""
 
     def key(self) -> str:
-        """Name the replica; the latest wins."""
+        """Return the key: the newest event per replica counts."""
         return self.replica
 
 
 class ChannelMoved(Event, frozen=True, kw_only=True):
-    """Command line, gatekeeper -> receivers, relays, compactor: a channel points elsewhere."""
+    """Command line, gatekeeper -> receivers, relays, compactor: a channel now points elsewhere."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     number: int
-    """Moves of all channels before this one: two that move at once cannot both be the next."""
+    """Number of earlier moves of any channel; being the key, it makes concurrent moves conflict."""
     channel: str
     policy_version: int
     channels: dict[str, int]
-    """Where each channel that was ever moved points from now on."""
+    """Channel -> version from now on, for every channel that was ever moved."""
     candidate_number: int = -1
-    """The candidate for which the gatekeeper moved it; -1: a person did, or nobody had yet."""
+    """Candidate for which the gatekeeper moved the channel; -1 if a person did."""
 
     def key(self) -> str:
-        """One per move."""
+        """Return the key: one event per move."""
         return str(self.number)

@@ -1,4 +1,4 @@
-"""Verdicts of judges, and the evaluation rounds that sum them up."""
+"""Verdicts of judges, and evaluations that aggregate them."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -17,11 +17,11 @@ from penstock.messages.settings import (
 from penstock.messages.task import Purpose
 
 LENGTH_PENALTY = "length_penalty"
-"""The reward component that says how long a rollout took, and nothing of what it did."""
+"""Name of the reward component that depends only on a rollout's length."""
 
 
 class Outcome(StrEnum):
-    """The one accounted end of every sample."""
+    """Final outcome of a sample; the ledger counts each sample under exactly one."""
 
     SOLVED = "solved"
     FAILED = "failed"
@@ -33,24 +33,25 @@ class Outcome(StrEnum):
     FILTERED = "filtered"
     CANCELLED = "cancelled"
     NOT_REPRODUCIBLE = "not_reproducible"
-    """The trainer cannot compute the distribution that it was drawn from."""
+    """The trainer cannot compute the distribution that the sample was drawn from."""
     GREEDY = "greedy"
-    """Drawn at temperature 0: nothing was explored."""
+    """The sample was drawn at temperature 0, without exploration."""
     ERASED = "erased"
-    """Its user's content was erased: nobody can read it."""
+    """The user's content was erased and is unreadable."""
     CAPPED = "capped"
-    """A user's sample that gave way to newer ones: this user had too many waiting."""
+    """A live sample was replaced by newer ones, because too many of its user's were waiting."""
     WITHHELD = "withheld"
-    """Its tokens were too old when its group was complete; its reward counts in the baseline."""
+    """Its tokens were too old when its group was complete; its reward still counts in the
+    baseline."""
 
     @property
     def is_trained(self) -> bool:
-        """The policy's own doing, and neither too old nor without a gradient."""
+        """Whether the sample is trained: the policy caused the outcome, and it is usable."""
         return self in {Outcome.SOLVED, Outcome.FAILED, Outcome.POLICY_ERROR, Outcome.TIMEOUT}
 
     @property
     def is_masked(self) -> bool:
-        """Not the policy's own doing: no reward, no part in the group's baseline."""
+        """Whether the policy did not cause the outcome: no reward, and no part in the baseline."""
         return self in {
             Outcome.INFRASTRUCTURE_ERROR,
             Outcome.JUDGE_ERROR,
@@ -62,92 +63,92 @@ class Outcome(StrEnum):
 
 
 class CheatKind(StrEnum):
-    """What an episode did, or left behind, that is not solving its task."""
+    """Kind of cheating that an episode shows in its actions or files."""
 
     HIDDEN_TESTS = "hidden_tests"
-    """Wrote where hidden tests lie."""
+    """Wrote to paths of the hidden tests."""
     INTERPRETER = "interpreter"
-    """Left what Python, a test runner or the shell would run by itself."""
+    """Left files that Python, a test runner or the shell runs automatically."""
     DELEGATION = "delegation"
-    """The solution calls the machine's own right copy, or could."""
+    """The solution calls, or could call, a correct implementation present on the machine."""
     INTROSPECTION = "introspection"
-    """The solution looks at its caller, ends the process or runs code at exit."""
+    """The solution inspects its caller, ends the process or runs code at exit."""
     ORIGINAL = "original"
-    """Looked at the machine's own right copy."""
+    """Read a correct implementation present on the machine."""
     HISTORY = "history"
-    """Looked for commits that are not the task's."""
+    """Searched for commits outside the task's history."""
     EGRESS = "egress"
-    """Tried to reach a network."""
+    """Tried to access a network."""
     CANARY = "canary"
-    """Used the secret that is planted outside the working directory."""
+    """Used the secret planted outside the working directory."""
     MACHINE = "machine"
-    """Meddled with the guest agent, other processes or devices."""
+    """Interfered with the guest agent, other processes or devices."""
     OPAQUE = "opaque"
-    """Left what no audit can read: bytecode, libraries, archives, Python that does not parse."""
+    """Left files that the audit cannot read: bytecode, libraries, archives, malformed Python."""
     UNFIT = "unfit"
-    """Left files that cannot be laid out again to be graded."""
+    """Left files that cannot be recreated for grading."""
     RESOURCES = "resources"
-    """Tried to use up processes, memory or disk."""
+    """Tried to exhaust processes, memory or disk."""
     CONTRAST = "contrast"
-    """Named by a judge that saw the attempts of its group side by side."""
+    """Reported by a judge that compared the attempts of a group."""
 
 
 class CheatFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One sign of a cheat."""
+    """Sign of cheating in one call or file."""
 
     kind: CheatKind
     where: str
-    """`turn 3, call 0` or `file a.py`."""
+    """Location, e.g. `turn 3, call 0` or `file a.py`."""
     detail: str
     is_decisive: bool = False
-    """A solved task with it counts as the policy's fault; else it is only reported."""
+    """Whether it turns a solved task into a policy error; otherwise it is only reported."""
 
 
 class JudgeScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one judge says of one criterion; no judge decides the outcome but the verifiable one."""
+    """Score of one judge on one criterion; only the verifiable judge decides the outcome."""
 
     judge: str
-    """A name of `judge.judges`, or of `judge.auxiliary`."""
+    """Name of the judge, from `judge.judges` or `judge.auxiliary`."""
     version: str
-    """Digest of its rubric and settings, and who answered: a model, or a policy version."""
+    """Digest of rubric and settings, and the model or policy version that answered."""
     criterion: str = ""
     score: UnitInterval | None = None
-    """Mean over the replies; None where there was none, with the cause in `detail`."""
+    """Mean over the replies; None without replies, with the cause in `detail`."""
     repeats: NonNegativeInt = 0
-    """Replies that count."""
+    """Number of valid replies."""
     disagreement: UnitInterval = 0.0
-    """Largest difference between two of them."""
+    """Largest difference between two replies."""
     num_prompt_tokens: NonNegativeInt = 0
-    """Over all calls, as the service counts them."""
+    """Prompt tokens of all calls, as counted by the service."""
     num_reply_tokens: NonNegativeInt = 0
     duration_ms: NonNegativeFloat = 0.0
     detail: str = ""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """What an episode spent, by kind, in tokens and counts: the length penalty's terms."""
+    """Lengths of an episode by kind, in tokens and counts: the terms of the length penalty."""
 
     thinking: NonNegativeInt = 0
-    """Tokens drawn that are neither of a call nor of the final message."""
+    """Sampled tokens that belong neither to a call nor to the final message."""
     call: NonNegativeInt = 0
     output: NonNegativeInt = 0
-    """Tokens that tools returned."""
+    """Tokens returned by tools."""
     final: NonNegativeInt = 0
     num_calls: NonNegativeInt = 0
     num_turns: NonNegativeInt = 0
 
 
 class StepGraded(Event, frozen=True, kw_only=True):
-    """Judge -> itself after a restart: what one step of a rollout's task is worth."""
+    """Judge -> itself after a restart: grade of one step of a multi-step task."""
 
     stream: ClassVar[Stream] = Stream.REWARDS
     rollout_id: str
     step: NonNegativeInt
     judge_version: str
     outcome: Outcome
-    """`SOLVED` or `FAILED`: other outcomes end the grading."""
+    """Outcome, `SOLVED` or `FAILED`; any other ends the grading."""
     score: Finite | None = None
-    """As in `Verdict`, like all below."""
+    """Score; this field and those below are as in `Verdict`."""
     num_tests_passed: int = 0
     num_tests: int = 0
     sandbox: SandboxRecord | None = None
@@ -155,12 +156,12 @@ class StepGraded(Event, frozen=True, kw_only=True):
     findings: list[CheatFinding] = []
 
     def key(self) -> str:
-        """One per rollout and step."""
+        """Return the key: one event per rollout and step."""
         return f"{self.rollout_id}.{self.step}"
 
 
 class Verdict(Event, frozen=True, kw_only=True):
-    """Judge -> trainer, pacer, monitor."""
+    """Judge -> trainer, pacer, monitor: outcome and reward of a rollout."""
 
     stream: ClassVar[Stream] = Stream.REWARDS
     rollout_id: str
@@ -171,54 +172,55 @@ class Verdict(Event, frozen=True, kw_only=True):
     judge_version: str
     outcome: Outcome
     reward: Finite
-    """Meaningless where `outcome.is_masked`."""
+    """Reward; meaningless if `outcome.is_masked`."""
     components: dict[str, Finite] = {}
-    """e.g. tests, length_penalty, judge.style; they sum to `reward`."""
+    """Components that add up to `reward`, e.g. tests, length_penalty, judge.style."""
     score: UnitInterval | None = None
-    """The verifier's own reward, where it gave a part of a whole one."""
+    """Verifier's own reward, if it gave partial credit."""
     scores: list[JudgeScore] = []
-    """Of all other judges."""
+    """Scores of all other judges."""
     lengths: Lengths | None = None
-    """None where the episode's end decided."""
+    """Lengths of the episode; None if the way it ended decided the outcome."""
     num_tests_passed: int = 0
     num_tests: int = 0
     policy_version: int = 0
-    """Oldest version that drew a token of the rollout."""
+    """Oldest version that sampled a token of the rollout."""
     policy_version_max: int = -1
-    """Newest version that did; -1 if there is no token."""
+    """Newest version that sampled a token; -1 without tokens."""
     category: str = ""
     source: str = ""
-    """Of the task, as `Task.source`."""
+    """Source of the task, as in `Task.source`."""
     sandbox: SandboxRecord | None = None
     duration_ms: float = 0.0
     detail: str = ""
     findings: list[CheatFinding] = []
-    """Signs of cheating, decisive or not."""
+    """Signs of cheating, whether decisive or not."""
     unseparated: bool = False
-    """The task's verifier shares its user with the code under test, which can forge the reward."""
+    """Whether the verifier runs as the same user as the code under test, which can then forge the
+    reward."""
 
     def key(self) -> str:
-        """One per rollout and judge."""
+        """Return the key: one event per rollout and judge."""
         return f"{self.rollout_id}.{self.judge}"
 
     @property
     def merit(self) -> float:
-        """The reward without its length penalty: rollouts of equal merit did equally well."""
+        """Reward without the length penalty, for comparing what rollouts achieved."""
         if not self.components:
             return self.reward
         return sum(value for name, value in self.components.items() if name != LENGTH_PENALTY)
 
 
 def evaluation_id(policy_version: int, eval_set: str) -> str:
-    """Return the id of a run's evaluation of a version on one of its sets."""
+    """Return the id of the evaluation of a version on one evaluation set."""
     return f"v{policy_version}-{eval_set}" if eval_set else f"v{policy_version}"
 
 
 class EvalAnnounced(Event, frozen=True, kw_only=True):
-    """Evaluator -> receivers of replicas that serve evaluations: hold this version.
+    """Evaluator -> receivers of replicas that serve evaluations: keep serving this version.
 
-    Until its `EvalCompleted`; of several, the lowest version comes first, and of one version's
-    sets the one that was announced first.
+    The replicas keep it until its `EvalCompleted`. Of several announced evaluations, those of the
+    lowest version run first, and among its sets the one announced first.
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
@@ -226,55 +228,55 @@ class EvalAnnounced(Event, frozen=True, kw_only=True):
     policy_version: int
     num_tasks: int
     eval_set: str = ""
-    """Name of the evaluation set (`[[evaluator.sets]]`); empty: the run's only one."""
+    """Name of the evaluation set (`[[evaluator.sets]]`); empty for the run's only set."""
     is_main: bool = True
-    """Whether stop rules, gates and headlines go by this set."""
+    """Whether stop rules, gates and headline numbers use this set."""
     num_samples: PositiveInt = 1
-    """Attempts of each task."""
+    """Number of attempts per task."""
     temperature: NonNegativeFloat | None = None
-    """None: `pacer.eval_temperature`."""
+    """Sampling temperature; None for `pacer.eval_temperature`."""
     sources: list[str] = []
-    """Of the held-out tasks to choose from; empty: all."""
+    """Sources of the held-out tasks to choose from; empty for all."""
     categories: list[str] = []
-    """As `sources`."""
+    """Categories of the held-out tasks to choose from; empty for all."""
 
     def key(self) -> str:
-        """One per evaluation."""
+        """Return the key: one event per evaluation."""
         return self.eval_id
 
     @property
     def num_attempts(self) -> int:
-        """All attempts of all tasks."""
+        """Number of attempts over all tasks."""
         return self.num_tasks * self.num_samples
 
 
 class EvalRequested(EvalAnnounced, frozen=True, kw_only=True):
-    """Evaluator -> pacer: attempt the held-out tasks; a replica serves the version."""
+    """Evaluator -> pacer: start the attempts; a replica now serves the version."""
 
 
 class EvalCompleted(Event, frozen=True, kw_only=True):
-    """Evaluator -> trainer (stop rule), monitor."""
+    """Evaluator -> trainer (stop rule), monitor: results of an evaluation."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     eval_id: str
     policy_version: int
     num_solved: int
     num_tasks: int
-    """Counted attempts, one of each task unless `num_samples` is more; masked outcomes and those of
-    a wrong version are left out."""
+    """Number of counted attempts, `num_samples` per task; masked outcomes and rollouts with tokens
+    of another version are left out."""
     num_masked: int = 0
     num_wrong_version: int = 0
-    """Verdicts on rollouts with a token of another version than the evaluated one."""
+    """Number of rollouts with tokens of a version other than the evaluated one."""
     pass_rate_by_category: dict[str, float] = {}
     pass_rate_by_source: dict[str, float] = {}
     eval_set: str = ""
-    """This field and the two below are as they were announced."""
+    """Name of the set; this field and the two below are as in `EvalAnnounced`."""
     is_main: bool = True
     num_samples: PositiveInt = 1
     pass_at_k: dict[int, float] = {}
-    """k -> probability that one of k attempts solves a task, unbiased (arXiv 2107.03374), mean over
-    the tasks with at least k counted attempts."""
+    """k -> unbiased estimate (arXiv 2107.03374) of the probability that one of k attempts solves a
+    task, averaged over tasks with at least k counted attempts."""
 
     def key(self) -> str:
-        """One per evaluation."""
+        """Return the key: one event per evaluation."""
         return self.eval_id

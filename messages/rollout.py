@@ -1,4 +1,4 @@
-"""Turns and trajectories: what the policy saw and did, token by token."""
+"""Turns and rollouts: tokens that the policy read and sampled, and what its episodes left."""
 
 import math
 from collections import Counter
@@ -12,11 +12,12 @@ from penstock.messages.base import Array, Claim, Event, Part, Stream
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 from penstock.messages.task import Purpose, Sampling
 
-EXTERNAL_VERSION = -1  # Of an external session's tokens, which no version of this run sampled.
+EXTERNAL_VERSION = -1
+"""Policy version recorded for tokens that no version of this run sampled."""
 
 
 class StopReason(StrEnum):
-    """Why sampling of one turn ended."""
+    """Why sampling of a turn ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,36 +25,36 @@ class StopReason(StrEnum):
 
 
 class EpisodeEnd(StrEnum):
-    """Why an episode ended, before any judge saw it."""
+    """Why an episode ended, as the rollout worker sees it."""
 
     FINISHED = "finished"
-    """The agent ended it by a turn without a call or by the `finish` tool."""
+    """The agent ended the episode with a turn without calls or with the `finish` tool."""
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"  # noqa: S105
     TIME_LIMIT = "time_limit"
     POLICY_ERROR = "policy_error"
-    """A turn that is no valid call nor a final answer, where the task's rules end on that; files
-    that cannot be carried over; a machine or an engine that failed twice under the same turn."""
+    """A turn was neither a valid call nor a final answer and the task's rules do not allow that;
+    files could not be copied; or a machine or an engine failed twice on the same turn."""
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     CANCELLED = "cancelled"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that the policy made."""
+    """Tool call made by the policy."""
 
     name: str
     arguments: dict[str, str]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of tokens sampled under one policy version."""
+    """Consecutive tokens sampled by one policy version."""
 
     policy_version: Annotated[int, msgspec.Meta(ge=EXTERNAL_VERSION)]
     num_tokens: NonNegativeInt
 
 
 def tokens_by_version(spans: Iterable[VersionSpan]) -> dict[int, int]:
-    """Return how many tokens each policy version drew, oldest version first."""
+    """Return the number of tokens sampled by each policy version, oldest version first."""
     total: Counter[int] = Counter()
     for span in spans:
         total[span.policy_version] += span.num_tokens
@@ -61,7 +62,7 @@ def tokens_by_version(spans: Iterable[VersionSpan]) -> dict[int, int]:
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Which machine ran an episode or a test."""
+    """Machine that ran an episode or a test."""
 
     backend: str
     isolation_class: str
@@ -69,87 +70,89 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_digest: str
     boot_ms: float = 0.0
     confinement: list[str] = []
-    """What held its host process back: names of `envs.microvm.confinement.Measure`."""
+    """Names of the measures that confined its host process (`envs.microvm.confinement.Measure`)."""
 
 
 class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a program in a machine to reach a host outside through the proxy."""
+    """Attempt of a program in a machine to reach an outside host through the proxy."""
 
     method: str
-    """`CONNECT`, `GET`...; empty where the request was malformed."""
+    """HTTP method, e.g. `CONNECT` or `GET`; empty if the request was malformed."""
     target: str
-    """`name:port`, or what was asked for instead of it."""
+    """Requested target: `name:port`, or the text that was sent in its place."""
     is_allowed: bool
     reason: str = ""
-    """Why it was denied, or ended before its time."""
+    """Why the attempt was denied or cut short."""
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
     num_attempts: int = 1
-    """Attempts that this line stands for, bytes summed."""
+    """Number of equal attempts that this record stands for, with their bytes added up."""
 
 
 class TurnSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A turn without its tokens: enough to count them."""
+    """Token counts of a turn, without the tokens."""
 
     num_context: NonNegativeInt
     num_sampled: NonNegativeInt
     version_spans: list[VersionSpan]
     starts_segment: bool = False
-    """As `Turn` says, like the two below."""
+    """Whether the turn starts a segment; this field and those below are as in `Turn`."""
     is_summary: bool = False
     is_withheld: bool = False
 
 
 class StoredTurn(Claim, frozen=True, kw_only=True):
-    """A turn that lies in the store."""
+    """Claim on a turn in the store."""
 
     summary: TurnSummary
 
 
 class Turn(Part, frozen=True, kw_only=True):
-    """One turn: new context, then sampled tokens.
+    """One turn of an episode: new context, then sampled tokens.
 
     Shapes: P new context tokens, N sampled tokens, L layers, K experts per token.
     """
 
     context_ids: Array
-    """int32 [P]: prompt or observations that came since the last turn; loss-masked."""
+    """int32 [P]: prompt, or observations since the last turn; masked from the loss."""
     token_ids: Array
-    """int32 [N], N >= 1: sampled."""
+    """int32 [N], N >= 1: sampled tokens."""
     behavior_logprobs: Array
-    """float32 [N]: of the distribution that the sampler drew from."""
+    """float32 [N]: log probabilities under the distribution that the sampler drew from."""
     version_spans: list[VersionSpan]
-    """Sum of num_tokens is N."""
+    """Policy versions that sampled the tokens; `num_tokens` add up to N."""
     stop_reason: StopReason
     calls: list[ToolCall] = []
-    """Parsed from the sampled tokens; empty on a final answer or on a parse failure."""
+    """Tool calls parsed from the sampled tokens; empty for a final answer or a parse error."""
     parse_error: str = ""
-    """Why the sampled tokens are no valid turn; empty if they are."""
+    """Why the sampled tokens are not a valid turn; empty if they are."""
     route_segments: list[bytes] = []
-    """Sealed (`kernels.routes`), one per policy version: positions up to, and without, this turn's
-    last token. Where they begin before the previous turn's last token, the sampler computed those
-    positions again, and they take the place of what was recorded."""
+    """Routed experts in sealed segments (`kernels/route_segments.py`), one per policy version, for
+    positions before this turn's last token. Segments that begin before the previous turn's last
+    token replace the routes recorded earlier, because the sampler recomputed those positions."""
     arithmetic: str = ""
-    """The sampler's step and format of the experts, e.g. `native/mxfp8`; checked by the trainer."""
+    """Sampler's decode step and number format of the experts, e.g. `native/mxfp8`; checked by the
+    trainer."""
     sampling: Sampling | None = None
-    """What shaped the distribution, without a grammar's text. None: unknown, and not trained."""
+    """Sampling settings, without a grammar's text; None if unknown, which excludes the turn from
+    training."""
     support: list[bytes] = []
-    """Sealed (`kernels.support`): the tokens that could be drawn at each position, where the
-    settings leave some out."""
+    """Tokens that could be drawn at each position (sealed, `kernels.support`), if the settings
+    exclude some."""
     forced: list[tuple[NonNegativeInt, NonNegativeInt]] = []
-    """Spans [start, end) that are context: of tokens that were the only one allowed; of an external
-    session, what came between its turns."""
+    """Spans [start, end) of tokens that count as context: those for which nothing else was allowed,
+    and in an external session those between its turns."""
     starts_segment: bool = False
-    """Whether its context is the whole prompt of a new segment: nothing before it was read, and
-    positions and routes begin at 0 again."""
+    """Whether the context is the full prompt of a new segment: nothing earlier was read, and
+    positions and routes start at 0 again."""
     is_summary: bool = False
-    """Whether it was asked for a summary, with which the next segment begins."""
+    """Whether the turn is a requested summary, with which the next segment begins."""
     is_withheld: bool = False
-    """Whether its tokens are context alone: sampled and read, and not trained."""
+    """Whether the turn's tokens are only context: sampled and read, but not trained."""
 
     @property
     def summary(self) -> TurnSummary:
-        """What is said of it where it is only named."""
+        """Counts that events give where they only refer to the turn."""
         return TurnSummary(
             num_context=math.prod(self.context_ids.shape),
             num_sampled=math.prod(self.token_ids.shape),
@@ -160,7 +163,7 @@ class Turn(Part, frozen=True, kw_only=True):
         )
 
     def stored(self, claim: Claim) -> StoredTurn:
-        """Return its claim, with its summary."""
+        """Return a claim that also holds the turn's summary."""
         return StoredTurn(
             object_key=claim.object_key,
             num_bytes=claim.num_bytes,
@@ -170,9 +173,9 @@ class Turn(Part, frozen=True, kw_only=True):
 
 
 class TurnSampled(Event, frozen=True, kw_only=True):
-    """Rollout worker -> trainer, judge, ledger, monitor; and the journal an episode resumes from.
+    """Rollout worker -> trainer, judge, ledger, monitor: a turn, from which an episode can resume.
 
-    The only copy of a turn: every other event names it.
+    This is the only copy of a turn; other events refer to it.
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
@@ -183,27 +186,27 @@ class TurnSampled(Event, frozen=True, kw_only=True):
     turn: Turn | StoredTurn
 
     def key(self) -> str:
-        """One per rollout and turn: a second sampling of the same turn is refused."""
+        """Return the key: one event per rollout and turn, so that no turn is sampled twice."""
         return f"{self.rollout_id}.{self.turn_index}"
 
 
 class Trunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rollout left another one."""
+    """Rollout from which another one branched off, and where."""
 
     rollout_id: str
     num_turns: NonNegativeInt
-    """Shared: sampled, counted and trained as the other one's."""
+    """Number of shared turns, which are counted and trained as part of the trunk's rollout."""
 
 
 class EpisodeFiles(Part, frozen=True, kw_only=True):
-    """What an episode left in its machine."""
+    """Files that an episode left in its machine."""
 
     changed: dict[str, bytes] = {}
-    """Path -> bytes of each changed or added file, for grading in a fresh VM."""
+    """Changed and added files, path -> bytes, for grading in a fresh machine."""
 
 
 class RolloutFinished(Event, frozen=True, kw_only=True):
-    """Rollout worker -> judges, trainer, pacer. Names its turns: `turn_key` says which."""
+    """Rollout worker -> judges, trainer, pacer: a rollout ended; `turn_key` locates its turns."""
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
     rollout_id: str
@@ -215,12 +218,13 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     task_id: str
     category: str
     source: str = ""
-    """Of the task, as `Task.source`."""
+    """Source of the task, as in `Task.source`."""
     end: EpisodeEnd
     turns: list[TurnSummary]
-    """Of all its turns; those of a branch start with its trunk's."""
+    """Summaries of all turns; those of a branch start with its trunk's."""
     files: EpisodeFiles | Claim
     deleted: list[str] = []
+    """Paths of deleted files."""
     sandbox: SandboxRecord | None = None
     num_calls: NonNegativeInt = 0
     num_invalid_calls: NonNegativeInt = 0
@@ -228,18 +232,18 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     tool_s: NonNegativeFloat = 0.0
     error: str = ""
     egress: list[EgressAttempt] = []
-    """What its programs tried to reach, in all its machines; of a branch, in its trunk's too."""
+    """Network attempts of programs in all its machines; a branch includes those of its trunk."""
     trunk: Trunk | None = None
-    """Where a branch left its trunk."""
+    """Where the rollout left its trunk; None if it is not a branch."""
     step_ends: list[NonNegativeInt] = []
-    """Of a task of several steps: the turns that ended each but the one it ended in."""
+    """For multi-step tasks, the turns that ended each step but the last one reached."""
     tool_names: list[list[str]] = []
-    """Per turn the tools that it called, in order, as far as calls are carried out."""
+    """For each turn, the tools whose calls were executed, in order."""
     call_s: list[list[NonNegativeFloat]] = []
-    """Per turn played, the seconds that each call took; all start when the turn is stored."""
+    """For each executed turn, seconds from its storage to the end of each call."""
 
     def key(self) -> str:
-        """One per rollout."""
+        """Return the key: one event per rollout."""
         return self.rollout_id
 
     def turn_key(self, index: int) -> str:
@@ -250,37 +254,37 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
 
     @property
     def machine_id(self) -> str:
-        """The rollout that its machine was set up for: a branch has a copy of its trunk's."""
+        """Rollout for which the machine was set up; a branch runs in a copy of its trunk's."""
         return self.trunk.rollout_id if self.trunk else self.rollout_id
 
     @property
     def num_trunk_turns(self) -> int:
-        """How many of the first turns are another rollout's."""
+        """Number of leading turns that belong to the trunk."""
         return self.trunk.num_turns if self.trunk else 0
 
     @property
     def own_turns(self) -> list[TurnSummary]:
-        """The turns that are this rollout's to count and to train: those since its trunk."""
+        """Turns that count and are trained as part of this rollout: those after its trunk."""
         return self.turns[self.num_trunk_turns :]
 
     @property
     def num_segments(self) -> int:
-        """Contexts that its turns were sampled in, one after the other."""
+        """Number of consecutive contexts in which the turns were sampled."""
         return 1 + sum(turn.starts_segment for turn in self.turns)
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the policy drew, over all turns."""
+        """Number of tokens that the policy sampled over all turns."""
         return sum(turn.num_sampled for turn in self.turns)
 
     @property
     def min_policy_version(self) -> int:
-        """The oldest version that drew a token; 0 when nothing was drawn."""
+        """Oldest version that sampled a token; 0 without tokens."""
         spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
         return min(spans, default=0)
 
     @property
     def max_policy_version(self) -> int:
-        """The newest version that drew a token; -1 when nothing was drawn."""
+        """Newest version that sampled a token; -1 without tokens."""
         spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
         return max(spans, default=-1)

@@ -1,4 +1,4 @@
-"""Request and reply: what every service answers."""
+"""Errors and acknowledgements of request-reply services."""
 
 import asyncio
 from enum import StrEnum
@@ -8,30 +8,31 @@ from penstock.messages.errors import NotFoundError, QueueFullError, RemoteCallEr
 
 
 class RemoteErrorKind(StrEnum):
-    """How a remote failure is to be treated."""
+    """Kind of a remote failure, which determines how the client handles it."""
 
     INVALID = "invalid"
-    """Wrong in itself: another attempt is refused alike."""
+    """The request is invalid; retrying it fails again."""
     TOO_LONG = "too_long"
-    """A context beyond what the engine holds; the text has both lengths."""
+    """The context exceeds the engine's capacity; the text gives both lengths."""
     CHARGED = "charged"
-    """The server failed at this very request, or ended under it."""
+    """The server failed or died while handling this request."""
     QUARANTINED = "quarantined"
-    """It was charged twice, and is not tried again by anyone."""
+    """The request was charged twice; nobody retries it."""
     BUSY = "busy"
     FAILED = "failed"
     GONE = "gone"
 
 
 class RemoteError(Message, frozen=True, kw_only=True):
-    """Any server -> its client: the request failed, and how."""
+    """Any server -> its client: the request failed."""
 
     kind: RemoteErrorKind
     error: str
 
 
 def to_remote(error: Exception) -> RemoteError:
-    """Return the error of a request handler as its client is to treat it."""
+    """Convert an error of a request handler to the reply that tells the client how to handle it."""
+    # A server that relays a request passes on the kind of failure that its own server reported.
     if isinstance(error, RemoteCallError):
         return RemoteError(kind=RemoteErrorKind(error.kind), error=error.text)
     text = f"{type(error).__name__}: {error}"
@@ -45,4 +46,4 @@ def to_remote(error: Exception) -> RemoteError:
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """Done, nothing to return."""
+    """Any server -> its client: the request is done, or still in progress."""

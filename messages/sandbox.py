@@ -1,4 +1,4 @@
-"""Requests to sandbox hosts: request and reply, not kept on a stream."""
+"""Requests to sandbox hosts and their replies; not kept on a stream."""
 
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
@@ -6,74 +6,75 @@ from penstock.messages.task import MachineNeeds
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):
-    """Rollout worker or judge -> any sandbox host with room."""
+    """Rollout worker or judge -> any sandbox host with room: lease a machine."""
 
     lease_id: str
-    """Chosen by the client: a repeat gets the same machine."""
+    """Lease id chosen by the client; repeating the request gets the same machine."""
     holder: str
     lease_s: float
-    """Reaped this long after the last request that names the lease."""
+    """Seconds after the last request naming the lease until the machine is reclaimed."""
     is_placed: bool = False
-    """Sent to the host that a placement named, which then grants the lease if there is none."""
+    """Whether the request goes to the host named by a placement, which may then grant the lease."""
     checkpoint_id: str = ""
-    """Start from this checkpoint of the host; sent to it, with `is_placed`."""
+    """Checkpoint on the host to start from; requires `is_placed`."""
     group_id: str = ""
-    """The placed group that it belongs to: the host reports it as held."""
+    """Placed group of the machine, which the host reports as held."""
     image_digest: str = ""
-    """Image layer above the base image; empty: the host's own choice for all."""
+    """Digest of the image layer above the base image; empty for the host's default."""
     machine: MachineNeeds = MachineNeeds()
-    """What it must have; by default what the host's pool gives."""
+    """Requirements on the machine; by default, those of the host's pool."""
     is_grading: bool = False
-    """It may use the slots that hosts reserve for grading, so that finished rollouts are graded."""
+    """Whether it may use slots reserved for grading, which keep new rollouts from starving it."""
     avoid_host: str = ""
-    """Host that is to leave this to others."""
+    """Host that must leave this request to others."""
     takes_over: bool = False
-    """End what the holder leased from this host before: who did so may be gone."""
+    """Whether to end the holder's earlier leases on this host, whose owner may have died."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
-    """Sandbox host -> client."""
+    """Sandbox host -> client: a machine was leased."""
 
     lease_id: str
     host: str
-    """Further requests of this lease go to this host."""
+    """Host to which further requests for this lease go."""
     sandbox: SandboxRecord
 
 
 class ExecCommand(Message, frozen=True, kw_only=True):
-    """Run a program in a leased machine."""
+    """Client -> sandbox host: run a program in a leased machine."""
 
     lease_id: str
     op_key: str
-    """A repeat with the same key does not run it again."""
+    """Idempotency key; a repeat with the same key does not run the program again."""
     argv: list[str]
     cwd: str = "/work"
     env: dict[str, str] = {}
     timeout_s: float = 10.0
     output_bytes_max: int = 65536
     peer: list[str] = []
-    """The code under test, which another user runs beside `argv` (`envs.sandbox.VerifierRun`)."""
+    """Command of the code under test, run next to `argv` by another user
+    (`envs.sandbox.VerifierRun`)."""
     covers: list[tuple[str, str]] = []
 
 
 class ExecResult(Message, frozen=True, kw_only=True):
-    """How a program ended."""
+    """Sandbox host -> client: result of a program."""
 
     exit_code: int
-    """Negative signal number if a signal ended it."""
+    """Exit code, or the negative signal number if a signal ended the program."""
     stdout: bytes = b""
-    """The first `output_bytes_max` bytes; `stderr` likewise."""
+    """First `output_bytes_max` bytes of standard output; `stderr` likewise."""
     stderr: bytes = b""
     truncated: bool = False
     timed_out: bool = False
-    """Its process group was killed at the deadline."""
+    """Whether the process group was killed at the deadline."""
     duration_ms: float = 0.0
     starved_ms: float = 0.0
-    """Of that, how long programs of the machine's host waited for a processor."""
+    """Part of `duration_ms` in which programs on the machine's host waited for a CPU."""
 
 
 class ReadFile(Message, frozen=True, kw_only=True):
-    """Read one file of a leased machine."""
+    """Client -> sandbox host: read a file of a leased machine."""
 
     lease_id: str
     path: str
@@ -81,105 +82,105 @@ class ReadFile(Message, frozen=True, kw_only=True):
 
 
 class FileRead(Message, frozen=True, kw_only=True):
-    """The file's bytes."""
+    """Sandbox host -> client: bytes of the file."""
 
     data: bytes
 
 
 class WriteFiles(Message, frozen=True, kw_only=True):
-    """Write files into a leased machine, parents included."""
+    """Client -> sandbox host: write files into a leased machine, creating parent folders."""
 
     lease_id: str
     files: dict[str, bytes]
     is_verifier: bool = False
-    """They are the verifier's: the code under test cannot read them."""
+    """Whether the files belong to the verifier, so that the code under test cannot read them."""
 
 
 class ListFiles(Message, frozen=True, kw_only=True):
-    """List regular files below `root`, recursively."""
+    """Client -> sandbox host: list regular files below `root`, recursively."""
 
     lease_id: str
     root: str
 
 
 class FilesListed(Message, frozen=True, kw_only=True):
-    """Paths relative to the requested root, sorted."""
+    """Sandbox host -> client: sorted paths, relative to the requested root."""
 
     paths: list[str]
 
 
 class AllowEgress(Message, frozen=True, kw_only=True):
-    """Let the programs of a leased machine reach some hosts through the audited proxy."""
+    """Client -> sandbox host: let a machine's programs reach some hosts via the audited proxy."""
 
     lease_id: str
     rules: list[str]
-    """As `Task.egress`; a repeat with the same ones changes nothing."""
+    """Allowed hosts, as in `Task.egress`; repeating the same rules changes nothing."""
 
 
 class ReadEgress(Message, frozen=True, kw_only=True):
-    """Read what the programs of a leased machine tried to reach."""
+    """Client -> sandbox host: read the network attempts of a leased machine."""
 
     lease_id: str
 
 
 class EgressRead(Message, frozen=True, kw_only=True):
-    """Attempts in the order of their ends, then those still open."""
+    """Sandbox host -> client: network attempts, the ended ones in order, then the open ones."""
 
     attempts: list[EgressAttempt]
 
 
 class ReleaseSandbox(Message, frozen=True, kw_only=True):
-    """Release the machine; it is destroyed."""
+    """Client -> sandbox host: release a machine, which is then destroyed."""
 
     lease_id: str
 
 
 class SaveSandbox(Message, frozen=True, kw_only=True):
-    """Save a leased machine while it runs; it keeps running."""
+    """Client -> sandbox host: save the state of a leased machine, which keeps running."""
 
     lease_id: str
     checkpoint_id: str
-    """Chosen by the client: a repeat does not save again."""
+    """Checkpoint id chosen by the client; repeating the request does not save again."""
 
 
 class SandboxSaved(Message, frozen=True, kw_only=True):
-    """The machine's state is on the host's disk; any number of machines may start from it."""
+    """Sandbox host -> client: any number of machines can start from the checkpoint."""
 
     checkpoint_id: str
     host: str
 
 
 class AcquireGroup(Message, frozen=True, kw_only=True):
-    """Client -> the host that a placement named: lease all of a group's machines, or none."""
+    """Client -> host named by a placement: lease all machines of a group, or none."""
 
     group_id: str
     holder: str
     lease_ids: list[str]
-    """Chosen by the client: a repeat gets the same machines, and renews them."""
+    """Lease ids chosen by the client; repeating the request renews the same machines."""
     lease_s: float
-    """Reaped this long after the last request that names them or their group."""
+    """Seconds after the last request naming a lease or the group until it is reclaimed."""
     image_digest: str = ""
-    """As in `AcquireSandbox`."""
+    """Digest of the image layer, as in `AcquireSandbox`."""
     machine: MachineNeeds = MachineNeeds()
 
 
 class GroupLeased(Message, frozen=True, kw_only=True):
-    """The host's answer."""
+    """Sandbox host -> client: all machines of a group were leased."""
 
     group_id: str
     host: str
     sandboxes: list[SandboxRecord]
-    """In the order of the lease ids."""
+    """Records of the machines, in the order of the lease ids."""
 
 
 class RenewGroups(Message, frozen=True, kw_only=True):
-    """Client -> a host: all that it holds there is still held; one message for all of it."""
+    """Client -> sandbox host: renew all groups that the client holds there."""
 
     group_ids: list[str]
 
 
 class GroupsRenewed(Message, frozen=True, kw_only=True):
-    """The host's answer."""
+    """Sandbox host -> client: the groups were renewed, except those in `gone`."""
 
     gone: list[str] = []
-    """Groups that have no machine here: released, expired, or lost with the host's last start."""
+    """Groups without machines here: released, expired, or lost when the host restarted."""

@@ -1,6 +1,6 @@
-"""Streams and their subjects: what each stream keeps, for how long, and how it refuses a copy.
+"""Streams and subjects: what each stream keeps, for how long, and how it refuses duplicates.
 
-`ps.<run>.<stream>.<Type>.<key>` are events, `ps.<run>.rpc.<service>` requests.
+Events have the subject `ps.<run>.<stream>.<Type>.<key>`, requests `ps.<run>.rpc.<service>`.
 """
 
 import re
@@ -14,7 +14,7 @@ from penstock.messages.errors import CodecError, ConfigError
 
 
 class Retention(StrEnum):
-    """When a stored event may go."""
+    """When a stored event may be removed."""
 
     LIMITS = "limits"
     WORK_QUEUE = "work_queue"
@@ -22,27 +22,28 @@ class Retention(StrEnum):
 
 
 class Dedup(StrEnum):
-    """How a second publish of one key is refused."""
+    """How a second event with the same key is refused."""
 
     SUBJECT = "subject"
-    """Compare-and-swap: the subject must be empty. Holds for ever."""
+    """By compare-and-swap: the subject must be empty. Holds forever."""
     MESSAGE_ID = "message_id"
-    """Nats-Msg-Id within the window; for streams whose events are removed when done."""
+    """By Nats-Msg-Id within the window, for streams whose events are removed when done."""
     NONE = "none"
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Provisioning of one stream."""
+    """Provisioning settings of a stream."""
 
     retention: Retention
     dedup: Dedup
     in_memory: bool = False
     max_age_s: float = 0.0
-    """0 keeps for ever."""
+    """Maximum age of an event in seconds; 0 to keep forever."""
     max_bytes: int = 8 << 30
     max_event_bytes: int = 512 << 10
-    """Larger payloads go by claim check."""
+    """Size in bytes above which a payload is sent by claim check."""
     window_s: float = 600.0
+    """Seconds within which a repeated message id is refused."""
 
 
 _LOG = StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT)
@@ -54,6 +55,7 @@ STREAMS: dict[Stream, StreamSpec] = {
     Stream.WEIGHTS: _LOG,
     Stream.CREDITS: StreamSpec(retention=Retention.LAST_PER_SUBJECT, dedup=Dedup.NONE),
     Stream.FEEDBACK: _LOG,
+    # Bounded separately, so that a flood of feedback cannot crowd out recorded requests.
     Stream.SIGNALS: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_bytes=2 << 30),
     Stream.GATEWAY: StreamSpec(
         retention=Retention.LAST_PER_SUBJECT,
@@ -71,16 +73,18 @@ STREAMS: dict[Stream, StreamSpec] = {
 }
 
 NUM_DELIVERIES_MAX = 20
-"""Shared work that was delivered so often and never settled goes to the dead-letter stream. A
-worker killed in the middle of an episode counts as one, so the bound is well above what chaos
-tests do to one event."""
+"""Deliveries after which shared work that was never settled goes to the dead-letter stream.
+
+Each worker killed during an episode counts as one, so the bound is far above the number of kills
+that chaos tests inflict on one event.
+"""
 
 
 def check_followed(types: Iterable[type[Event]]) -> None:
-    """Refuse to follow a work queue, which has no log.
+    """Refuse to follow work queues, which have no log.
 
     Raises:
-        ConfigError: One of `types` is shared work, removed when it is done.
+        ConfigError: One of `types` is kept on a work queue, which removes handled events.
 
     """
     for kind in types:
@@ -89,15 +93,15 @@ def check_followed(types: Iterable[type[Event]]) -> None:
 
 
 RUN_ID_CHARACTERS_MAX = 100
-"""It also names a folder."""
+"""Maximum length of a run id, which is also the name of a folder."""
 _TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
 
 
 def check_token(value: str, field: str) -> str:
-    """Return `value` if it is valid in a subject.
+    """Return `value` if it is valid as part of a subject.
 
     Raises:
-        ConfigError: Empty, or has white space, wildcards or empty tokens.
+        ConfigError: It is empty or has white space, wildcards or empty tokens.
 
     """
     if not _TOKEN.fullmatch(value):
@@ -108,10 +112,10 @@ def check_token(value: str, field: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return `run_id` if it is one short token: streams hold the subjects `ps.*.<stream>.>`.
+    """Return `run_id` if it is one short token, as the subjects `ps.*.<stream>.>` require.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is too long or has a dot.
 
     """
     if len(run_id) > RUN_ID_CHARACTERS_MAX:
@@ -122,34 +126,35 @@ def check_run_id(run_id: str) -> str:
 
 
 def event_subject(run_id: str, event: Event) -> str:
-    """Return the subject that keeps `event`; it names the event once and for all."""
+    """Return the subject of an event, which identifies it in the run."""
     name = type(event).__name__
     return f"ps.{run_id}.{event.stream}.{name}.{check_token(event.key(), f'{name}.key')}"
 
 
 def checked_event(run_id: str, subject: str, message: Message) -> Event:
-    """Return a message that was stored under a subject, if it is the event that belongs there.
+    """Return a message stored under a subject if it is the event that belongs there.
 
     Raises:
-        CodecError: It is no event, or another one.
+        CodecError: It is not an event, or its subject differs.
 
     """
     if not isinstance(message, Event):
         raise CodecError(f"expected an event, got {type(message).__name__}")
     try:
-        own = event_subject(run_id, message)
+        actual = event_subject(run_id, message)
     except ConfigError as error:
         raise CodecError(str(error)) from error
-    if own != subject:
-        raise CodecError(f"expected an event of the subject {subject}, got one of {own[:200]}")
+    # Otherwise a client that may publish to one subject could pose as the author of any event.
+    if actual != subject:
+        raise CodecError(f"expected an event of the subject {subject}, got one of {actual[:200]}")
     return message
 
 
 def type_filter(run_id: str, event_type: type[Event]) -> str:
-    """Return the filter that matches all events of one type."""
+    """Return the subject filter that matches all events of a type."""
     return f"ps.{run_id}.{event_type.stream}.{event_type.__name__}.>"
 
 
 def service_subject(run_id: str, service: str) -> str:
-    """Return the subject of a request service, e.g. `generate.train` or `sandbox.host-0`."""
+    """Return the subject of a service, e.g. `generate.train` or `sandbox.host-0`."""
     return f"ps.{run_id}.rpc.{check_token(service, 'service')}"

@@ -1,4 +1,4 @@
-"""Coding tasks, the command to attempt one, and the staleness budget that grants commands."""
+"""Coding tasks, sampling settings, commands to attempt tasks, and staleness credits."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -10,14 +10,14 @@ from penstock.messages.settings import Finite, NonNegativeInt
 
 
 class Split(StrEnum):
-    """Training never touches a held-out task."""
+    """Split of a task; training never uses a held-out one."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
 
 
 class Purpose(StrEnum):
-    """Why a rollout or a request runs; generators and the trainer treat each differently."""
+    """Purpose of a rollout or request, which decides how generators and the trainer treat it."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -32,129 +32,130 @@ ModuleName = Annotated[
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one episode, finite and with a maximum; reaching one is a typed stop reason."""
+    """Finite bounds on an episode; reaching one ends it with an `EpisodeEnd` that says which."""
 
     num_turns_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 8
     num_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1024
-    """Prompt, observations and what was sampled, over all segments; what a later segment reads
-    again counts once."""
+    """Maximum number of prompt, observation and sampled tokens over all segments; tokens that a
+    later segment reads again count once."""
     turn_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 128
     wall_s_max: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
     tool_s_max: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
     output_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 2048
-    """Maximum size of one tool observation; what is cut is reported in it."""
+    """Maximum bytes of one tool observation, which says how much was cut."""
     num_segments_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
-    """Contexts that an episode may have one after the other, each but the first begun with a
-    summary of what came before; turns, tokens and seconds are bounded over all of them."""
+    """Maximum number of consecutive contexts, each after the first beginning with a summary of the
+    one before; the bounds on turns, tokens and seconds apply to all of them together."""
     window_tokens_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
-    """Tokens of one context; 0: `num_tokens_max`. Needed with more than one segment."""
+    """Maximum tokens of one context, required with several segments; 0 for `num_tokens_max`."""
 
 
 class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine must have; 0 and empty leave it to the host."""
+    """Requirements on a machine; 0 and empty leave the choice to the host."""
 
     memory_mib: int = 0
-    """Its memory, which also holds the files that are written."""
+    """Memory in MiB, which also holds written files."""
     disk_mib: int = 0
-    """Files that can be written: at most 70% of its memory, which grows for it."""
+    """Space for written files in MiB: at most 70% of memory, which is raised to fit."""
     processors: int = 0
     isolation_min: str = ""
-    """The least `IsolationClass` (`envs/sandbox.py`)."""
+    """Weakest acceptable `IsolationClass` (`envs/sandbox.py`)."""
 
 
 class TaskStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked next, in the same machine, once the agent has ended the step before."""
+    """Later step of a task, given in the same machine once the agent has ended the previous one."""
 
     instruction: str
     files: dict[str, str] = {}
-    """Written into the working directory before it is asked."""
+    """Text files written into the working directory before the step starts, by path."""
     binaries: dict[str, bytes] = {}
     has_setup: bool = False
-    """Whether `setup.sh` of the working directory then runs there."""
+    """Whether `setup.sh` in the working directory is run before the step."""
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """Texts and binaries, by path."""
+        """Text and binary files, by path."""
         return _encoded(self.files) | self.binaries
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the agent may see of a task."""
+    """Part of a task that the agent may see."""
 
     task_id: str
     category: str
-    """The step of the difficulty ladder, e.g. `operator`."""
+    """Category for statistics, e.g. the rung of a difficulty ladder such as `operator`."""
     split: Split
     instruction: str
     files: dict[str, str]
-    """Path relative to the working directory -> text."""
+    """Text files, by path relative to the working directory."""
     binaries: dict[str, bytes] = {}
-    """Files that are no UTF-8 text, by path as in `files`."""
+    """Files that are not UTF-8 text, by path as in `files`."""
     pages: dict[str, str] = {}
-    """Path -> text that `read_file` shows once and no machine holds (`envs/harness/pages.py`)."""
+    """Texts by path that `read_file` shows once and no machine holds (`envs/harness/pages.py`)."""
     limits: Limits = Limits()
     egress: list[str] = []
-    """Hosts that its programs may reach, each `name:port`, `*.name:port` or `name:port@address`."""
+    """Hosts that programs may reach: `name:port`, `*.name:port` or `name:port@address`."""
     image: str = ""
-    """Digest of the image layer that its machines have above the base image; by default none. A
-    name that meant nothing where the task was read in stays a name: no host has an image of it."""
+    """Digest of the image layer above the base image; empty for none. A name that could not be
+    resolved when the task was read stays a name, which no host can serve."""
     machine: MachineNeeds = MachineNeeds()
-    """What its machines must have, the grading one included; a host that has less refuses it."""
+    """Requirements on its machines, including the one for grading; hosts with less refuse them."""
     source: str = ""
-    """Name of the source that a run has it from (`[[prepare.sources]]`)."""
+    """Name of the task source in the run's settings (`[[prepare.sources]]`)."""
     call_sleep_s: tuple[SleepS, SleepS] = (0.0, 0.0)
-    """Its machine sleeps between these before each call: a slow environment, for measurements."""
+    """Minimum and maximum seconds to sleep before each call, to emulate a slow environment."""
     has_setup: bool = False
-    """Whether `setup.sh` of the working directory runs there before the agent starts."""
+    """Whether `setup.sh` in the working directory is run before the agent starts."""
     steps: list[TaskStep] = []
-    """What follows the instruction, one after the other; limits are of the whole episode."""
+    """Steps that follow the instruction; limits apply to the whole episode."""
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """All that the agent starts with, texts and binaries, by path."""
+        """All files that the agent starts with, by path."""
         return _encoded(self.files) | self.binaries
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the judge sees: never enters the VM of the episode."""
+    """Part of a task that only the judge sees; it never enters the episode's machine."""
 
     task_id: str
     files: dict[str, str]
     argv: list[str]
-    """Run in the working directory of a fresh VM with the episode's files plus `files`."""
+    """Test command, run in the working directory of a fresh machine with the episode's files and
+    `files`."""
     expected: list[str] = []
-    """The last lines it must print, one per test. Never enters a VM: code under test cannot print
-    what it does not know."""
+    """Last lines that the command must print, one per test. They never enter a machine, so that the
+    code under test cannot print them."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
     gold_files: dict[str, str] = {}
-    """A known solution, for the task's own gates."""
+    """Text files of a known solution, for validating the task."""
     binaries: dict[str, bytes] = {}
-    """Of the tests: files that are no UTF-8 text, by path as in `files`."""
+    """Files of the tests that are not UTF-8 text, by path as in `files`."""
     gold_binaries: dict[str, bytes] = {}
-    """Of the known solution."""
+    """Files of the known solution that are not UTF-8 text, by path."""
     sealed_modules: list[ModuleName] = []
-    """Modules of the machine that hold the right answer: the code under test finds its own copy in
-    their place."""
+    """Modules on the machine that contain the right answer; the code under test imports its own
+    version in their place."""
     peer: list[str] = []
-    """The code under test as a program of its own. With it the verifier's user runs `argv` and
-    alone can read `files`, the agent's user runs this, and a socket joins the two."""
+    """Command of the code under test as a separate program, run by the agent's user. The verifier's
+    user runs `argv` and alone can read `files`; a socket connects the two."""
     unseparated: bool = False
-    """Its verifier shares process and user with the code under test, which can forge a reward."""
+    """Whether the verifier shares its user with the code under test, which can forge the reward."""
     steps: list["HiddenTests"] = []
-    """Of a task's later steps, one each; all else here is of the first."""
+    """Hidden tests of the later steps; the other fields are for the first step."""
     is_last_step_all: bool = False
-    """Whether the reward is that of the last step that counts, not the mean over them."""
+    """Whether the reward is that of the last counted step instead of the mean over steps."""
     min_reward: Finite | None = None
-    """Later steps count only if this one's reward is not less."""
+    """Minimum reward of this step for later steps to count."""
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """The tests' files, texts and binaries, by path."""
+        """All files of the tests, by path."""
         return _encoded(self.files) | self.binaries
 
     @property
     def gold_contents(self) -> dict[str, bytes]:
-        """The known solution's."""
+        """All files of the known solution, by path."""
         return _encoded(self.gold_files) | self.gold_binaries
 
 
@@ -163,148 +164,149 @@ def _encoded(files: dict[str, str]) -> dict[str, bytes]:
 
 
 TEMPERATURE_MIN = 1e-3
-"""Lowest temperature but 0: logits divided by less may leave float32."""
+"""Lowest temperature other than 0; logits divided by less may overflow float32."""
 TOP_P_MIN = 1e-6
-"""Smallest nucleus: less is 0 in float32 arithmetic, and would leave no token at all."""
+"""Smallest top-p; less is rounded to 0 in float32 and would exclude every token."""
 TOP_LOGPROBS_MAX = 20
+"""Maximum value of `Sampling.num_top_logprobs`."""
 GRAMMAR_CHARS_MAX = 1 << 18
-"""Longest grammar, in characters."""
+"""Maximum length of a grammar in characters."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a turn may say; `actors/policy/chat/grammars.py` makes them."""
+    """Constraint on the text of a turn, made by `actors/policy/chat/grammars.py`."""
 
     text: Annotated[str, msgspec.Meta(max_length=GRAMMAR_CHARS_MAX)] = ""
-    """A grammar in llguidance's Lark syntax; empty on the log, which keeps what it allowed."""
+    """Grammar in llguidance's Lark syntax; empty on the log, which records the allowed tokens."""
     prefix_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)] = ()
-    """Forced: the turn begins with these tokens, and the grammar is of what follows them."""
+    """Tokens with which the turn is forced to begin; the grammar applies after them."""
     blake3: str = ""
-    """Digest of the text, where it is left out."""
+    """Digest of the text if it is left out."""
 
 
 LogitBias = Annotated[dict[int, Finite], msgspec.Meta(max_length=1024)]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn.
+    """Sampling settings.
 
-    In this order (vLLM's): bias, penalties, grammar, temperature, and of what is left top-k, top-p
-    and min-p, each judged by the distribution that the one before left.
+    They are applied in vLLM's order: bias, penalties, grammar, temperature, then top-k, top-p and
+    min-p, each on the distribution that the previous one left.
     """
 
     temperature: float = 1.0
-    """0 is greedy; otherwise at least `TEMPERATURE_MIN`."""
+    """Temperature; 0 is greedy, otherwise at least `TEMPERATURE_MIN`."""
     top_p: float = 1.0
-    """From `TOP_P_MIN` to 1."""
+    """Nucleus probability, from `TOP_P_MIN` to 1."""
     top_k: int = 0
-    """The most likely tokens that stay; 0: all."""
+    """Number of most likely tokens to keep; 0 for all."""
     min_p: float = 0.0
-    """In [0, 1]: tokens with less than this share of the likeliest one's probability go."""
+    """Minimum probability of a token relative to the most likely one, in [0, 1]."""
     presence_penalty: float = 0.0
-    """In [-2, 2]: subtracted from the logits of tokens that this turn has already."""
+    """Value in [-2, 2] subtracted from the logits of tokens that already occur in the turn."""
     frequency_penalty: float = 0.0
-    """In [-2, 2]: subtracted once for each time that this turn has the token."""
+    """Value in [-2, 2] subtracted from a token's logit for each occurrence in the turn."""
     repetition_penalty: float = 1.0
-    """In (0, 10]: logits of tokens in the context or this turn are divided by it where they are
-    positive, else multiplied (arXiv 1909.05858)."""
+    """Factor in (0, 10] by which the logits of tokens in the context or turn are divided if
+    positive and multiplied otherwise (arXiv 1909.05858)."""
     logit_bias: LogitBias = {}
-    """Token id -> in [-100, 100], added to its logit."""
+    """Token id -> value in [-100, 100] added to its logit."""
     grammar: Grammar | None = None
     num_top_logprobs: int = 0
-    """How many of the likeliest tokens to report beside each sampled one, at most
-    `TOP_LOGPROBS_MAX`; shapes nothing."""
+    """Number of most likely tokens to report next to each sampled one, at most `TOP_LOGPROBS_MAX`;
+    it does not affect sampling."""
     num_tokens_max: int = 128
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is explored: such a turn is never trained by policy gradient."""
+        """Whether sampling is greedy; such turns are never trained by policy gradient."""
         return self.temperature == 0.0
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens cannot be drawn; which ones, the turn's `support` says."""
+        """Whether some tokens are excluded; the turn's `support` records those that are not."""
         cuts = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
         return self.grammar is not None or (cuts and not self.is_greedy)
 
     @property
     def is_penalized(self) -> bool:
-        """Whether logits depend on which tokens came before."""
+        """Whether logits are changed depending on earlier tokens."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return penalties != (0.0, 0.0, 1.0)
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that leaves another one in mid-episode."""
+    """Rollout that continues from another one's turns."""
 
     rollout_id: str
     member: int
     seed: int
-    """Seed of its own turns."""
+    """Seed of the turns after the trunk."""
 
 
 class Branching(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes a command a tree: its rollout is the trunk and continues as one of its branches."""
+    """Settings of a tree of rollouts; the command's rollout is both the trunk and one branch."""
 
     trunk_turns: int
-    """Shared by all. An episode that ends with them or before has no branches: the others then
-    begin at the prompt, as rollouts of their own."""
+    """Number of turns that all branches share. If the episode ends within them there are no
+    branches, and the other rollouts start from the prompt."""
     branches: list[Branch]
-    """Without the command's own rollout."""
+    """Branches other than the command's own rollout."""
 
 
 class StartRollout(Event, frozen=True, kw_only=True):
-    """Pacer -> one rollout worker. Work queue; a grant of one staleness credit a group."""
+    """Pacer -> one rollout worker: run a rollout. Each group was granted one staleness credit."""
 
     stream: ClassVar[Stream] = Stream.TASKS
     rollout_id: str
     group_id: str
     group_index: int
-    """Position of the group in the run's order of grants, from 0; eval groups have their own."""
+    """Position of the group in the order of grants, from 0; evaluation groups count separately."""
     group_size: int
     member: int
-    """0 <= member < group_size."""
+    """Index in the group: 0 <= member < group_size."""
     purpose: Purpose
     task: Task
     sampling: Sampling
     policy_version: int
-    """The trainer's version when the credit was granted."""
+    """Trainer's policy version when the credit was granted."""
     harness: str = "1"
-    """Version of the tools; 2 also gives the working directory a sealed git repository."""
+    """Version of the tools; 2 also makes the working directory a sealed git repository."""
     branching: Branching | None = None
-    """Rollouts that share this one's first turns: one command and one worker has them all."""
+    """Rollouts that share this one's first turns; one worker runs all of them."""
 
     def key(self) -> str:
-        """One command per rollout."""
+        """Return the key: one command per rollout."""
         return self.rollout_id
 
 
 class GroupGranted(Event, frozen=True, kw_only=True):
-    """Pacer -> monitor, and the pacer itself after a restart: which task a group attempts.
+    """Pacer -> monitor, and the pacer itself after a restart: task that a group attempts.
 
-    Published before the group's commands, so that a restart commands the same.
+    It is published before the group's commands, so that a restarted pacer repeats the same choice.
     """
 
     stream: ClassVar[Stream] = Stream.TRAINING
     group_index: NonNegativeInt
     task_id: str
     source: str = ""
-    """Of the task."""
+    """Source of the task, as in `Task.source`."""
     attempt: NonNegativeInt = 0
-    """Groups that attempted the task before."""
+    """Number of earlier groups that attempted the task."""
     num_fresh: NonNegativeInt = 0
-    """Training tasks that no group has attempted, this one not counted."""
+    """Number of training tasks that no group has attempted, not counting this one."""
     num_skipped: NonNegativeInt = 0
-    """Attempted tasks that were left out, being always or never solved."""
+    """Number of attempted tasks that were skipped because they are always or never solved."""
 
     def key(self) -> str:
-        """One per group."""
+        """Return the key: one event per group."""
         return str(self.group_index)
 
 
 class CreditsChanged(Event, frozen=True, kw_only=True):
-    """Pacer -> monitor, and the pacer itself after a restart. The latest wins."""
+    """Pacer -> monitor, and the pacer itself after a restart: state of the staleness credits."""
 
     stream: ClassVar[Stream] = Stream.CREDITS
     policy_version: int
@@ -312,9 +314,10 @@ class CreditsChanged(Event, frozen=True, kw_only=True):
     num_groups_trained: int
     num_groups_discarded: int
     num_groups_allowed: int
-    """(staleness_max + policy_version + 1) x groups a batch + discarded."""
+    """Bound on granted groups: (staleness_max + policy_version + 1) x groups per batch + discarded
+    groups."""
     staleness_max: int
 
     def key(self) -> str:
-        """One state per run."""
+        """Return the key: only the newest event counts."""
         return "state"

@@ -1,4 +1,4 @@
-"""Lossy telemetry: what each actor does and waits for."""
+"""Telemetry of actors, which may be lost: their work, what they wait for, and CPU time."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -10,88 +10,88 @@ from penstock.messages.settings import NonNegativeFloat
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """One await in progress: an edge of the wait-for graph."""
+    """Wait in progress: an edge of the wait-for graph."""
 
     target: str
-    """Whom or what it waits for: an actor role, `sandbox`, `group 12`."""
+    """Target of the wait: an actor role, `sandbox`, `group 12`."""
     reason: str
     since: float
-    """Unix seconds."""
+    """Start of the wait in Unix seconds."""
     deadline_s: float
     policy_version: int = -1
 
 
 class ActorReported(Event, frozen=True, kw_only=True):
-    """Runtime -> monitor, once a second."""
+    """Runtime -> monitor: state of an actor, once a second."""
 
     stream: ClassVar[Stream] = Stream.METRICS
     actor: str
     role: str
     at: float
-    """Unix seconds."""
+    """Time of the report in Unix seconds."""
     busy_s: float
-    """Time spent working, not waiting, since the actor started."""
+    """Seconds that the actor spent working, not waiting, since it started."""
     uptime_s: float
     num_handled: int
     num_queued: int
     gauges: dict[str, float] = {}
     waits: list[Wait] = []
     processor_s: dict[str, float] = {}
-    """As `ProcessorUsed`; empty where nobody measures it."""
+    """CPU seconds as in `ProcessorUsed`; empty if not measured."""
 
     def key(self) -> str:
-        """Name the actor; the latest wins."""
+        """Return the key: the newest event per actor counts."""
         return self.actor
 
 
 class ProcessorUsed(Event, frozen=True, kw_only=True):
-    """Runtime or launcher -> monitor, and the actor itself after a restart. The latest wins."""
+    """Runtime or launcher -> monitor, and the actor itself after a restart: CPU time used."""
 
     stream: ClassVar[Stream] = Stream.CREDITS
     actor: str
     role: str
     processor_s: dict[str, NonNegativeFloat]
-    """Processor seconds over all of its starts: `process`, its part of its process; `machines`, the
-    host's for the machines that it ended; `engine`, a generator's for its engine's process."""
+    """CPU seconds over all starts of the actor: `process`, its share of its process; `machines`,
+    host time of the machines that it ended; `engine`, a generator's engine process."""
 
     def key(self) -> str:
-        """Name the actor; the latest wins."""
+        """Return the key: the newest event per the actor counts."""
         return self.actor
 
 
 class MidtrainProgressed(Event, frozen=True, kw_only=True):
-    """Trainer -> monitor, command line."""
+    """Trainer -> monitor, command line: progress of mid-training."""
 
     stream: ClassVar[Stream] = Stream.METRICS
     num_tokens: int
     num_tokens_total: int
     loss: float
     heldout_loss: float = 0.0
-    """0 where it was not measured at this point."""
+    """Held-out loss; 0 if it was not measured at this point."""
     tokens_per_s: float = 0.0
     num_saves: int = 0
     num_tokens_saved: int = 0
-    """Of the newest save: a killed trainer goes on from there."""
+    """Number of tokens at the newest save, from which a killed trainer resumes."""
 
     def key(self) -> str:
-        """Name all alike; the latest wins."""
+        """Return the key: only the newest event counts."""
         return "progress"
 
 
 class ReadMonitor(Message, frozen=True, kw_only=True):
-    """Gateway, command line -> monitor: give the state of the run."""
+    """Gateway, command line -> monitor: send the state of the run."""
 
 
 class MonitorSnapshot(Message, frozen=True, kw_only=True):
-    """Monitor -> client. At most 512 KiB: curves are thinned, tails are cut."""
+    """Monitor -> client: state of the run, at most 512 KiB; long curves and lists are shortened."""
 
     state_json: bytes
-    """`actors/monitor/state.py` as JSON."""
+    """State of the run (`actors/monitor/state.py`) as JSON."""
     exposition: bytes
-    """The same in Prometheus' text format."""
+    """State of the run in Prometheus text format."""
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """Return a percentile by nearest rank; 0 if there are no values."""
+    """Return a percentile by nearest rank, or 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""The order of training: what replay follows."""
+"""Events that record the order of training, which a replay follows."""
 
 from typing import ClassVar
 
@@ -18,124 +18,129 @@ from penstock.messages.signals.preferences import PreferenceEntry
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sample's first tokens earn, where other samples branched off after them."""
+    """Credit of a sample's first tokens if other samples branched off after them."""
 
     num_tokens: int
-    """Sampled, of the sample's first turns."""
+    """Number of sampled tokens in the shared turns."""
     branches: list[str]
-    """Trained rollouts that share them, the sample itself included."""
+    """Trained rollouts that share the turns, including the sample itself."""
     advantage: Finite
-    """Mean of the branches' advantages, given to these tokens in place of the sample's own."""
+    """Mean of the branches' advantages, which these tokens get in place of the sample's own."""
 
 
 class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout (or live request) in a batch, or left out of it, and why."""
+    """Rollout or live sample in a batch manifest, either trained or left out for a reason."""
 
     rollout_id: str
     outcome: Outcome
-    """SOLVED, FAILED, POLICY_ERROR, TIMEOUT are trained; the others say why they are not."""
+    """Outcome: SOLVED, FAILED, POLICY_ERROR and TIMEOUT are trained; others say why it is not."""
     reward: Finite
     advantage: Finite
-    """Given to every sampled token of every turn; 0 where not trained."""
+    """Advantage of every sampled token of every turn; 0 if not trained."""
     version_spans: list[VersionSpan]
-    """All sampled tokens, merged over turns: the conservation ledger counts these."""
+    """Versions of all sampled tokens, merged over turns; the conservation ledger counts these."""
     trunk: TrunkCredit | None = None
-    """Credit of the shared turns, where other rollouts branched off this one."""
+    """Credit of the shared turns if other rollouts branched off this one."""
     tenant: str = ""
-    """Of a live sample: whose baseline and cap it counts to."""
+    """Tenant of a live sample, to whose baseline and cap it counts."""
     user: str = ""
-    """Of a live sample: pseudonym of the tenant's user."""
+    """Pseudonym of the tenant's user who sent a live sample's requests."""
     share: UnitInterval = 1.0
-    """Of a live sample: what the caps on users and tenants left of its advantage."""
+    """Factor on a live sample's advantage that the caps on users and tenants left."""
     revision: NonNegativeInt = 0
-    """Of a live sample, like the fields below; `LiveSampleJoined` says what they are."""
+    """Revision of a live sample; this field and those below, up to `weight`, are as in
+    `LiveSampleJoined`."""
     num_turns: NonNegativeInt = 0
     turn_rewards: list[Finite] = []
     unrated: list[NonNegativeInt] = []
     weight: NonNegativeFloat = 1.0
     ess: UnitInterval = 1.0
-    """Effective sample size of its tokens under the policy that trains it, as a share; 1 where that
-    policy drew them all."""
+    """Effective sample size of a live sample's tokens under the policy being trained, as a
+    fraction; 1 if that policy sampled all of them."""
     ratio: NonNegativeFloat = 1.0
-    """Geometric mean of its tokens' probabilities then over those when they were drawn."""
+    """Geometric mean over tokens of their probability under the policy being trained, divided by
+    that when they were sampled."""
     is_change: bool = False
-    """An earlier revision was trained: advantages are what this one changes of those."""
+    """Whether an earlier revision was trained; advantages are then the difference to it."""
     turn_advantages: list[Finite] = []
-    """By turn, in place of `advantage`, which is their mean; empty: all turns have that."""
+    """Advantage by turn, with `advantage` as their mean; empty if all turns have the same."""
     trained_from: NonNegativeInt = 0
-    """Of a rollout, the oldest policy version whose tokens are trained: those of versions before it
-    are withheld, which leaves them as context."""
+    """Oldest policy version of a rollout whose tokens are trained; tokens of earlier versions are
+    withheld and remain as context."""
     num_inputs: list[PositiveInt] = []
-    """Of a trained sample, the tokens that the model reads of each of its sequences: what a batch
-    is cut by. Empty in logs of earlier builds."""
+    """Number of tokens that the model reads in each sequence of a trained sample, by which batches
+    are split. Empty in logs of earlier builds."""
 
     @property
     def trained_spans(self) -> list[VersionSpan]:
-        """The sampled tokens that are trained, by version."""
+        """Trained tokens by policy version."""
         if not self.outcome.is_trained:
             return []
         return [span for span in self.version_spans if span.policy_version >= self.trained_from]
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The rollouts of one task."""
+    """Group of rollouts of one task in a batch manifest."""
 
     group_id: str
     group_index: int
     task_id: str
     samples: list[SampleEntry]
     num_judged: NonNegativeInt = 0
-    """Rollouts that were solved or not by the policy's own doing, whatever became of them here."""
+    """Number of rollouts whose outcome the policy caused, whether they are trained or not."""
     num_solved: NonNegativeInt = 0
-    """Of these, the solved ones."""
+    """Number of judged rollouts that were solved."""
     is_length_only: bool = False
-    """Its rewards differ by the length penalty alone. It takes no other group's place in a batch,
-    and no weight from the others (`batching/manifests.py`)."""
+    """Whether rewards differ only by the length penalty. Such a group does not use up a place in
+    the batch and does not reduce other groups' weight (`batching/manifests.py`)."""
 
     @property
     def has_unequal_work(self) -> bool:
-        """Whether some rollouts did better than others: a group may be trained without it."""
-        rewards = {one.reward for one in self.samples if not one.outcome.is_masked}
+        """Whether some rollouts did better than others, which training does not require."""
+        rewards = {sample.reward for sample in self.samples if not sample.outcome.is_masked}
         return len(rewards) > 1 and not self.is_length_only
 
 
 class BatchManifest(Event, frozen=True, kw_only=True):
-    """Trainer -> trainer, replay, ledger. Published before the step is taken: exactly-once."""
+    """Trainer -> trainer, replay, ledger: content of a batch.
+
+    It is published before the step is taken, so that each sample is trained exactly once.
+    """
 
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
-    """1 for the step that makes policy version 1."""
+    """Number of the step, from 1; step 1 makes policy version 1."""
     policy_version: int
-    """The version that this batch trains, = step - 1."""
+    """Policy version that the batch trains: step - 1."""
     groups: list[GroupEntry]
     """Groups in the order of training."""
     discarded: list[GroupEntry] = []
-    """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
+    """Groups that left the pool in this step without being trained (filtered, failed, stale)."""
     live: list[SampleEntry] = []
-    """Live samples, `rollout_id` being the sample id."""
+    """Live samples; `rollout_id` is the sample id."""
     preferences: list[PreferenceEntry] = []
     """Users' corrections and judgments."""
     settings: str = ""
-    """The trainer's settings as JSON, with which this step is taken: a service may continue a run
-    with others. Empty: the run's own."""
+    """Trainer settings of this step as JSON, as a service may continue a run with other settings;
+    empty for the run's own."""
 
     def key(self) -> str:
-        """One per step: of two trainers, one wins."""
+        """Return the key: one event per step, so that only one of two trainers succeeds."""
         return str(self.step)
 
     @property
     def num_placed(self) -> int:
-        """Groups that take one of a batch's places."""
+        """Number of groups that use up a place in the batch."""
         return sum(not group.is_length_only for group in self.groups)
 
     @property
     def num_made_up_for(self) -> int:
-        """Groups that others are granted for: those not trained, and those without a place."""
+        """Number of groups that others replace: discarded ones and those without a place."""
         return len(self.discarded) + len(self.groups) - self.num_placed
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens by fate. generated = the sum of all the others."""
+    """Sampled tokens by fate; `generated` is the sum of all other columns."""
 
     generated: int = 0
     trained: int = 0
@@ -144,61 +149,61 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     infra_failed: int = 0
     judge_failed: int = 0
     not_reproducible: int = 0
-    """Of samples whose distribution the trainer cannot compute."""
+    """Tokens of samples whose distribution the trainer cannot compute."""
     greedy: int = 0
-    """Of samples drawn at temperature 0."""
+    """Tokens of samples drawn at temperature 0."""
     erased: int = 0
-    """Of samples whose users were erased before they were trained."""
+    """Tokens of samples whose users were erased before training."""
     skipped: int = 0
-    """Of steps that changed no weight (`StepCompleted.skipped`)."""
+    """Tokens of steps that changed no weights (`StepCompleted.skipped`)."""
     withheld: int = 0
-    """Too old for the step that trained their group, whose baseline has their rollouts' rewards; or
-    of turns that are read and not trained (`Turn.is_withheld`)."""
+    """Tokens too old for the step that trained their group, in whose baseline their rewards count;
+    and tokens of turns that are read but not trained (`Turn.is_withheld`)."""
     in_flight: int = 0
 
 
 class VersionDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the version that a step trained from is from one that users' tokens came from."""
+    """Divergence between the version that a step trained and one that sampled users' tokens."""
 
     num_tokens: int
     kl: float
-    """Mean over the tokens of r - 1 - log r, in nats; r = trainer / sampler probability."""
+    """Mean over tokens of r - 1 - log r in nats, with r = trainer / sampler probability."""
     ess: float
-    """(sum r)^2 / (N sum r^2): 1 for equal policies."""
+    """Effective sample size (sum r)^2 / (N sum r^2); 1 for equal policies."""
 
 
 class StepCompleted(Event, frozen=True, kw_only=True):
-    """Trainer -> publisher, pacer, replay, monitor."""
+    """Trainer -> publisher, pacer, replay, monitor: a step made a new policy version."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
     policy_version: int
-    """The version that the step made, = step."""
+    """Policy version that the step made, equal to `step`."""
     weights_digest: str
-    """Digest of the fp32 master weights."""
+    """Digest of the float32 master weights."""
     optimizer_digest: str
     metrics: dict[str, float]
-    """loss, reward_mean, pass_rate (of all groups that left with the step), grad_norm, mismatch_k1,
-    mismatch_k3, ess, masked_fraction, staleness_mean, staleness_max ..."""
+    """Metrics of the step: loss, reward_mean, pass_rate (over all groups in its manifest),
+    grad_norm, mismatch_k1, mismatch_k3, ess, masked_fraction, staleness_mean, staleness_max ..."""
     staleness_tokens: dict[int, int] = {}
-    """Staleness at consumption -> number of trained tokens of rollouts."""
+    """Staleness when trained -> number of trained tokens of rollouts."""
     train_s: float = 0.0
     wait_s: float = 0.0
     skipped: str = ""
-    """Why the step changed neither weights nor optimizer (its loss or gradient was no finite
-    number), though it made a version and used up its batch; empty where it was taken."""
+    """Why the step changed neither weights nor optimizer (non-finite loss or gradient), though it
+    made a version and used up its batch; empty for a normal step."""
     num_skipped: int = 0
-    """Steps skipped in a row, this one included."""
+    """Number of consecutive skipped steps, including this one."""
     drift: dict[int, VersionDrift] = {}
-    """Of users' tokens, by the version that sampled them."""
+    """Divergence from users' tokens, by the version that sampled them."""
 
     def key(self) -> str:
-        """One per step."""
+        """Return the key: one event per step."""
         return str(self.step)
 
 
 class MidtrainCompleted(Event, frozen=True, kw_only=True):
-    """Trainer -> everyone: policy version 0 exists."""
+    """Trainer -> everyone: mid-training is done and policy version 0 exists."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
     num_tokens: int
@@ -210,28 +215,28 @@ class MidtrainCompleted(Event, frozen=True, kw_only=True):
     wall_s: float
     num_saves: NonNegativeInt = 0
     num_resumed: NonNegativeInt = 0
-    """Times that it went on from a save."""
+    """Number of times that mid-training resumed from a save."""
     is_cached: bool = False
-    """Whether an earlier run took its steps, from the same inputs to the same bits."""
+    """Whether the result was taken from an earlier run with the same inputs, bit for bit."""
 
     def key(self) -> str:
-        """One per run."""
+        """Return the key: one event per run."""
         return "midtrain"
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True):
-    """Trainer -> trainer at the next start, garbage collection."""
+    """Trainer -> trainer at the next start, garbage collection: a checkpoint is complete."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
     object_key: str
-    """Key of the checkpoint's head in the run's object store; it names the objects of tensors."""
+    """Key of the checkpoint's head in the object store; the head names the tensors' objects."""
     weights_digest: str
 
     def key(self) -> str:
-        """One per step."""
+        """Return the key: one event per step."""
         return str(self.step)
 
     def object_keys(self) -> list[str]:
-        """List the checkpoint."""
+        """List the checkpoint's head."""
         return [self.object_key]

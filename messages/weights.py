@@ -1,4 +1,4 @@
-"""Weight snapshots and deltas: manifests and acknowledgements; their bytes lie in object stores."""
+"""Manifests and acknowledgements of weight updates; the bytes lie in object stores."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -9,25 +9,25 @@ from penstock.messages.base import Event, Message, Stream
 
 
 class SnapshotKind(StrEnum):
-    """What an update is applied to."""
+    """Kind of a weight update, by what it is applied to."""
 
     FULL = "full"
-    """Nothing: it is a full snapshot."""
+    """Full snapshot, which needs no base."""
     DELTA = "delta"
-    """The version before."""
+    """Delta to the previous version."""
     MERGED = "merged"
-    """An older version: several deltas merged into one."""
+    """Several deltas merged into one, applied to an older version."""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """A run of elements, in the flat coordinates of the whole snapshot."""
+    """Contiguous range of elements, in flat coordinates of the full snapshot."""
 
     start: int
     num_elements: int
 
 
 class ShardRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One object of a snapshot."""
+    """Reference to one object of a snapshot or delta."""
 
     shard_id: int
     object_key: str
@@ -36,55 +36,55 @@ class ShardRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     codec: str
     codec_version: int = 1
     extents: list[Extent] = []
-    """Runs of its elements in order, all of one dtype; any cut of a snapshot is valid."""
+    """Ranges of the shard's elements in order, all of one dtype; a snapshot may be cut anywhere."""
 
 
 class WeightsPublished(Event, frozen=True, kw_only=True):
-    """Publisher -> relays. The manifest of one update; immutable."""
+    """Publisher -> relays: immutable manifest of one weight update."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
     policy_version: int
     base_version: int
-    """-1 for a full snapshot."""
+    """Version that the update applies to; -1 for a full snapshot."""
     kind: SnapshotKind
     optimizer_step: int
     fencing_token: int
-    """Token of the publisher; a lower one than the head's is refused."""
+    """Fencing token of the publisher; refused if lower than the head's."""
     representation: str
-    """Element types, the most frequent first, e.g. `bf16`, `fp8_e4m3+bf16`, `mxfp8+bf16`."""
+    """Element types, most frequent first, e.g. `bf16`, `fp8_e4m3+bf16`, `mxfp8+bf16`."""
     base_root_digest: str
     target_root_digest: str
     num_params: int
     num_changed: int
     full_bytes: int
-    """Size of the whole snapshot, for the ratio."""
+    """Size of the full snapshot in bytes, for the compression ratio."""
     shards: list[ShardRef]
     config_json: str = ""
-    """The policy's config.json, on the full snapshot of version 0."""
+    """Policy's config.json; set only on the full snapshot of version 0."""
     tensor_table_digest: str = ""
     """Digest of names, dtypes and shapes, which define flat coordinates."""
     base_element_digest: str = ""
     target_element_digest: str = ""
-    """Sum over all elements of a mix of position and value: parts of a snapshot, however it is cut,
-    are digested where they are held, and added up."""
+    """Sum over all elements of a hash of position and value, so that digests of parts, computed
+    where the parts are held, add up to the snapshot's however it is cut."""
     digests: ShardRef | None = None
-    """The digests of tensors and tiles, which locate damage."""
+    """Object with digests of tensors and tiles, which locate damage."""
     probe: list[float] = []
-    """What the trainer computes with these weights for the probe's prompts
-    (`actors/policy/probe.py`), in nats; empty: nothing to compare with."""
+    """Values in nats that the trainer computes with these weights for the probe's prompts
+    (`actors/policy/probe.py`); empty if there is nothing to compare with."""
 
     def key(self) -> str:
-        """One per version: two publishers cannot both publish it."""
+        """Return the key: one event per version, so that two publishers cannot both publish it."""
         return str(self.policy_version)
 
     def object_keys(self) -> list[str]:
-        """List the snapshot's shards and digests."""
+        """List the objects of the update's shards and digests."""
         digests = [self.digests] if self.digests else []
         return [shard.object_key for shard in (*self.shards, *digests)]
 
 
 class WeightsRelayed(Event, frozen=True, kw_only=True):
-    """Relay -> receivers of its region, monitor."""
+    """Relay -> receivers of its region, monitor: a version is in the region's store."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
     region: str
@@ -93,12 +93,12 @@ class WeightsRelayed(Event, frozen=True, kw_only=True):
     fetch_ms: float
 
     def key(self) -> str:
-        """One per region and version."""
+        """Return the key: one event per region and version."""
         return f"{self.region}.{self.policy_version}"
 
 
 class WeightsApplied(Event, frozen=True, kw_only=True):
-    """Receiver -> pacer, monitor: this replica now samples under the version."""
+    """Receiver -> pacer, monitor: this replica now samples with the version."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
     region: str
@@ -109,53 +109,53 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     from_version: int
     num_bytes: int
     stage_ms: float
-    """Fetch, decode and verify, while generation continues."""
+    """Milliseconds to fetch, decode and verify, during which generation continues."""
     pause_ms: float
-    """Pause of generation."""
+    """Milliseconds for which generation paused."""
     applied_at: float = 0.0
-    """Unix seconds."""
+    """Time of the swap in Unix seconds."""
     probe: list[float] = []
-    """What the engine computes for the probe's prompts, in nats."""
+    """Values in nats that the engine computes for the probe's prompts."""
     probe_matches: bool = True
-    """Whether that is what the trainer computes; if not, the replica serves nothing until it has
-    loaded the weights whole."""
+    """Whether `probe` matches the trainer's values; if not, the replica serves nothing until it has
+    loaded a full snapshot."""
 
     def key(self) -> str:
-        """One per replica, version and time: a replica may go back to a version."""
+        """Return the key, with the time because a replica may return to a version."""
         return f"{self.region}.{self.replica}.{self.policy_version}.{round(self.applied_at * 1e3)}"
 
 
 class TileRef(msgspec.Struct, frozen=True, array_like=True):
-    """One tile of a tensor: 65,536 elements in flat order, the last one maybe fewer."""
+    """Tile of a tensor: 65,536 elements in flat order; the last tile may have fewer."""
 
     tensor: str
     tile: int
 
 
 class ReadTiles(Message, frozen=True, kw_only=True):
-    """Receiver -> the relay of its region: the tiles that its own copy should hold."""
+    """Receiver -> relay of its region: send tiles to repair the receiver's copy."""
 
     policy_version: int
     tiles: list[TileRef]
 
 
 class TileRead(Message, frozen=True, kw_only=True):
-    """Relay -> receiver, one reply per tile."""
+    """Relay -> receiver: one tile; a request gets one reply per tile."""
 
     tile: TileRef
     data: bytes
-    """The elements, little-endian."""
+    """Elements of the tile, little-endian."""
 
 
 class UploadWeights(Message, frozen=True, kw_only=True):
-    """Trainer -> one publishing rank: upload your part of the snapshot, then verify.
+    """Trainer -> publishing rank: upload your part of the snapshot, then verify.
 
-    Answered by `Ack` every second, until it is done.
+    Answered by `Ack` every second until it is done.
     """
 
     policy_version: int
     fencing_token: int
     attempt: str
-    """Unique id of the attempt; a rank does the work of an attempt once."""
+    """Unique id of the attempt; a rank does the work of each attempt once."""
     tensor_table: bytes
-    """Names, dtypes and shapes of the whole snapshot."""
+    """Names, dtypes and shapes of all tensors of the snapshot, encoded."""

@@ -1,4 +1,4 @@
-"""The AsyncAPI document of the messages, generated from their types.
+"""AsyncAPI document of the messages, generated from their types.
 
 `python -m penstock.messages.reading.asyncapi > asyncapi.json`
 """
@@ -18,7 +18,7 @@ _SCHEMAS = "#/components/schemas/{name}"
 
 
 def document() -> dict[str, Any]:
-    """Return the AsyncAPI 3.0 document: one channel per stream, one for the requests."""
+    """Return the AsyncAPI 3.0 document, with a channel per stream and one for all requests."""
     _, schemas = msgspec.json.schema_components(MESSAGES, ref_template=_SCHEMAS)
     return {
         "asyncapi": "3.0.0",
@@ -56,8 +56,8 @@ def _channel(stream: Stream) -> dict[str, Any]:
     return {
         "address": f"ps.{{run}}.{stream}.{{type}}.{{key}}",
         "description": (
-            f"Retention {spec.retention}; a second event of one key is refused by {spec.dedup}; "
-            f"payloads above {spec.max_event_bytes} bytes go by claim check."
+            f"Retention: {spec.retention}. Duplicate keys are refused by: {spec.dedup}. "
+            f"Payloads above {spec.max_event_bytes} bytes are sent by claim check."
         ),
         "parameters": {"run": {}, "type": {}, "key": {}},
         "messages": _references([kind for kind in EVENTS if kind.stream is stream]),
@@ -69,7 +69,7 @@ def _references(kinds: "list[type[Event]] | tuple[type[Message], ...]") -> dict[
 
 
 def main() -> None:
-    """Print the document."""
+    """Print the document as JSON."""
     json.dump(document(), sys.stdout, indent=2)
     sys.stdout.write("\n")
 

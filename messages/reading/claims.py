@@ -1,5 +1,6 @@
-"""Objects that events name: read with their digest checked, and a name that is no claim refused."""
+"""Keys of stored objects, and reads of claimed objects with their size and digest checked."""
 
+import logging
 import re
 import time
 
@@ -16,54 +17,67 @@ from penstock.messages.errors import (
 from penstock.messages.reading.parsing import INPUT_BYTES_MAX
 from penstock.messages.retries import RetryPolicy, with_retries
 
+log = logging.getLogger(__name__)
+
 CLAIM_PREFIX = "claims/"
 _KEY = re.compile(r"claims/[0-9a-z-]{1,64}")
 _AWAY = RetryPolicy(pause_s=0.5, pause_s_max=4.0, deadline_s=60.0)
-"""A store that does not answer is asked again: its absence says nothing about the object."""
+"""Retries while the store is unreachable, which says nothing about the object itself."""
 FRESH_S = 60.0
+"""Age in seconds up to which an object may not have reached every replica of the store."""
 _ONCE = RetryPolicy(pause_s=0.0, num_attempts_max=1)
 _LAGGING = RetryPolicy(pause_s=0.05, pause_s_max=0.4, deadline_s=1.0)
-"""Of a fresh object that is not there: a replica that answers may lag behind its leader."""
+"""Retries of a fresh object that is missing: the replica that answered may lag its leader."""
 
 
 def claim_key(created_s: float, name: str) -> str:
-    """Return a new object's key; `name` makes it unique, letters a-z, digits and hyphens.
+    """Return a new object's key, made of its creation time and a name.
 
-    It begins with the time of its making in unix seconds, so that a collector can tell an object
-    whose event is still on its way from one that nothing names.
+    The time lets the collector tell an object whose event is still being published from one that
+    no event names.
+
+    Args:
+        created_s: Creation time in Unix seconds.
+        name: Unique name of letters a-z, digits and hyphens.
+
     """
     return f"{CLAIM_PREFIX}{int(created_s):010d}-{name}"
 
 
 def created_at(key: str) -> float:
-    """Return when an object was made, from its key; 0 where the key says nothing."""
+    """Return an object's creation time in Unix seconds, from its key; 0 if the key has none."""
     head = key.removeprefix(CLAIM_PREFIX).partition("-")[0]
     return float(head) if head.isascii() and head.isdigit() else 0.0
 
 
 def digest_of(data: bytes) -> str:
-    """Return what `Claim.blake3` says of these bytes."""
+    """Return the BLAKE3 digest of bytes, as in `Claim.blake3`."""
     return blake3(data).hexdigest()
 
 
 async def fetch(store: ObjectStore, claim: Claim) -> bytes:
-    """Return the bytes that a claim names.
+    """Return the bytes of a claimed object.
 
     Raises:
-        CodecError: No key of a claim, no such object, or one with other bytes than claimed: trying
-            again changes nothing.
+        CodecError: The key is not a claim's, or the object is missing or differs from the claim;
+            retrying does not help.
         StoreUnreachableError: The store did not answer within a minute.
 
     """
     key = claim.object_key
     if not _KEY.fullmatch(key):
+        # A forged event must not be able to read any other object of the store.
         raise CodecError(f"claim: expected a key claims/<time>-<name>, got {key[:80]!r}")
     if claim.num_bytes > INPUT_BYTES_MAX:
-        raise CodecError(f"claim: {key} has {claim.num_bytes} bytes, at most {INPUT_BYTES_MAX} may")
+        size = f"expected at most {INPUT_BYTES_MAX} bytes, got {claim.num_bytes}"
+        raise CodecError(f"claim: {key}: {size}")
 
     async def read() -> bytes:
-        return await with_retries(lambda: store.get(key), _AWAY, retry_on=(StoreUnreachableError,))
+        return await with_retries(
+            lambda: store.get(key), _AWAY, retry_on=(StoreUnreachableError,), log=log
+        )
 
+    # The absolute value, because the writer's clock may be ahead of this one.
     is_fresh = abs(time.time() - created_at(key)) < FRESH_S
     absent = (NotFoundError, CorruptDataError)
     try:
@@ -71,5 +85,5 @@ async def fetch(store: ObjectStore, claim: Claim) -> bytes:
     except absent as error:
         raise CodecError(f"claim: {error}") from error
     if len(data) != claim.num_bytes or digest_of(data) != claim.blake3:
-        raise CodecError(f"claim: object {key} has other bytes than claimed")
+        raise CodecError(f"claim: object {key} does not match the claimed size and digest")
     return data

@@ -1,13 +1,12 @@
-"""The conservation ledger: every sampled token ends in exactly one column.
+"""Conservation ledger: accounts for every sampled token and every preference, from the log alone.
 
-generated = trained + stale + filtered + infra_failed + judge_failed + not_reproducible + greedy +
-erased + skipped + withheld + in_flight, for each policy version. It is folded from the log alone:
-turns say what was generated, batch manifests what became of it, steps what they skipped. Of a
-trained sample the turns that are read and not trained are withheld. Streams are not ordered among
-each other, so a manifest may come before its turns; the balance is judged on the state, not on the
-order of arrival.
+For each policy version, generated = trained + stale + filtered + infra_failed + judge_failed +
+not_reproducible + greedy + erased + skipped + withheld + in_flight. Turns say what was generated,
+batch manifests what became of it, and steps what they skipped. In a trained sample, turns that are
+read but not trained count as withheld. A manifest may arrive before its turns, because order is
+guaranteed only within a stream; balance is judged by the final state, not by the order of arrival.
 
-The account of users' corrections and judgments: each ends in exactly one manifest. Pure.
+Each of users' corrections and judgments must be in exactly one manifest. Pure.
 """
 
 from collections import Counter
@@ -29,29 +28,29 @@ from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry, StepCompleted
 
 SKIPPED = "skipped"
-"""Of a step that changed no weight."""
+"""Fate of preferences in a step that changed no weights."""
 
 
 class PreferenceBook:
-    """Folds the log, its streams in any order.
+    """Account of users' corrections and judgments, folded from the log's streams in any order.
 
-    Where a run does not train them, they wait for good.
+    In a run that does not train on preferences, all of them stay waiting.
     """
 
     def __init__(self) -> None:
-        """Start with an empty log."""
+        """Start with an empty account."""
         self._made: set[str] = set()
         self._settled: dict[str, tuple[int, PreferenceFate]] = {}
-        """Name -> step and fate."""
+        """Preference name -> step and fate."""
         self._skipped: set[int] = set()
         self._faults: list[str] = []
 
     def add(self, event: PreferencePair | Label) -> None:
-        """See one that users made."""
+        """Record a preference that a user created."""
         self._made.add(preference_name(event))
 
     def settle(self, step: int, entries: Iterable[PreferenceEntry]) -> None:
-        """See what a manifest lists; reading it again changes nothing."""
+        """Record the preferences that a manifest lists; reading it again changes nothing."""
         for entry in entries:
             settled = (step, entry.fate)
             earlier = self._settled.setdefault(entry.name, settled)
@@ -60,11 +59,11 @@ class PreferenceBook:
                 self._faults.append(f"{entry.name}: {text}")
 
     def skip(self, step: int) -> None:
-        """See that a step changed no weight."""
+        """Record that a step changed no weights."""
         self._skipped.add(step)
 
     def totals(self) -> dict[str, int]:
-        """Return how many were made, and how many of them have each fate or wait."""
+        """Return the number of preferences created, with each fate, and still waiting."""
         fates = Counter(
             SKIPPED if step in self._skipped and fate is PreferenceFate.TRAINED else fate.value
             for step, fate in self._settled.values()
@@ -75,9 +74,9 @@ class PreferenceBook:
 
     @property
     def violations(self) -> list[str]:
-        """What does not add up, in words."""
+        """Descriptions of everything that does not add up."""
         unknown = sorted(self._settled.keys() - self._made)
-        return [*self._faults, *(f"{name}: in a manifest, and nobody made it" for name in unknown)]
+        return [*self._faults, *(f"{name}: in a manifest, but never created" for name in unknown)]
 
 
 _TRAINED = "trained"
@@ -110,46 +109,46 @@ class _Settlement(msgspec.Struct, frozen=True, kw_only=True):
     trained_from: int = 0
 
     def column_of(self, version: int) -> str:
-        """Return where a policy version's tokens are: of a trained sample, some are withheld."""
+        """Return the column of a version's tokens; those before `trained_from` are withheld."""
         is_withheld = self.column in {_TRAINED, _SKIPPED} and version < self.trained_from
         return _WITHHELD if is_withheld else self.column
 
 
 class Ledger:
-    """Counts sampled tokens by policy version and fate.
+    """Counts of sampled tokens by policy version and fate.
 
-    Train rollouts count from their turns on, live requests from `LiveSampleJoined` on (before that
-    they are not training data); evaluation is not training data at all.
+    Tokens of training rollouts count when their turn is stored; those of live requests when they
+    become a sample (`LiveSampleJoined`). Evaluation rollouts do not count.
     """
 
     def __init__(self) -> None:
         self._generated: dict[str, dict[int, int]] = {}
         """Rollout -> policy version -> sampled tokens."""
         self._withheld: dict[str, dict[int, int]] = {}
-        """The same, of turns that are not trained in a sample that is."""
+        """Rollout -> policy version -> sampled tokens of turns that are read but not trained."""
         self._seen_turns: set[tuple[str, int]] = set()
         self._settled: dict[str, _Settlement] = {}
         self._columns: dict[int, Counter[str]] = {}
         """Policy version -> column -> tokens."""
         self._unequal: dict[str, None] = {}
-        """Settled rollouts whose turns have other tokens (as yet), in the order of settling."""
+        """Settled rollouts whose turns do not yet match their settlement, in order of settling."""
         self._faults: list[str] = []
         self._skipped: set[int] = set()
-        """Steps that changed no weight."""
+        """Steps that changed no weights."""
         self.preferences = PreferenceBook()
 
     def add_turn(self, event: TurnSampled) -> None:
-        """Count a sampled turn; adding one again changes nothing."""
+        """Count a sampled turn; adding it again changes nothing."""
         if event.purpose is Purpose.TRAIN:
             self._generate(event.rollout_id, event.turn_index, event.turn.summary)
 
     def add_live(self, event: LiveSampleJoined) -> None:
-        """Count live requests that became a sample; its revisions add nothing."""
+        """Count live requests that became a sample; later revisions add nothing."""
         for index, turn in enumerate(event.turns):
             self._generate(event.sample_id, index, turn)
 
     def add_manifest(self, event: BatchManifest) -> None:
-        """Settle the samples of one step, trained or left out."""
+        """Settle the samples of one step, both trained and left out."""
         for group in event.groups:
             self._settle(event.step, group.samples)
         for group in event.discarded:
@@ -158,7 +157,7 @@ class Ledger:
         self.preferences.settle(event.step, event.preferences)
 
     def add_step(self, event: StepCompleted) -> None:
-        """See a step's end: what a skipped one was to train was not trained."""
+        """Record a completed step; move the samples of a skipped step to their own column."""
         if not event.skipped or event.step in self._skipped:
             return
         self._skipped.add(event.step)
@@ -182,13 +181,13 @@ class Ledger:
 
     @property
     def violations(self) -> list[str]:
-        """What does not add up, in words; a sound run ends with none."""
+        """Descriptions of everything that does not add up; a sound run ends with none."""
         unequal = map(self._describe, self._unequal)
         return [*self._faults, *unequal, *self.preferences.violations]
 
     @property
     def balanced(self) -> bool:
-        """Whether each settled sample was settled once, to the token, and each preference once."""
+        """Whether each sample was settled once, with its exact tokens, and each preference once."""
         return not (self._faults or self._unequal or self.preferences.violations)
 
     def _generate(self, name: str, turn_index: int, turn: TurnSummary) -> None:
@@ -200,6 +199,7 @@ class Ledger:
             tables.append(self._withheld.setdefault(name, {}))
         settled = self._settled.get(name)
         for version, num_tokens in tokens_by_version(turn.version_spans).items():
+            # If the manifest arrived first, the tokens go straight to their settled column.
             for tokens in tables:
                 tokens[version] = tokens.get(version, 0) + num_tokens
             columns = self._columns.setdefault(version, Counter())
@@ -224,6 +224,8 @@ class Ledger:
             )
             earlier = self._settled.get(name)
             if earlier and earlier.revision < sample.revision:
+                # Only a later revision of a live sample may settle again; otherwise, a second
+                # settlement that differs means that two steps claim the same tokens.
                 self._settle_again(name, earlier, settlement)
                 continue
             if earlier:
@@ -239,7 +241,7 @@ class Ledger:
             self._compare(name)
 
     def _settle_again(self, name: str, earlier: _Settlement, later: _Settlement) -> None:
-        """Take a live sample's later revision: its tokens are trained once any revision was."""
+        """Apply a later revision of a live sample; it counts as trained if any revision was."""
         if earlier.column == _TRAINED or later.column != _TRAINED:
             later = msgspec.structs.replace(later, step=earlier.step, column=earlier.column)
         self._move(name, earlier, later)
@@ -247,7 +249,7 @@ class Ledger:
         self._compare(name)
 
     def _move(self, name: str, before: _Settlement | None, after: _Settlement) -> None:
-        """Take a rollout's tokens out of where they are, in flight if it was not settled."""
+        """Move a rollout's tokens to their new column; tokens not settled before were in flight."""
         withheld = self._withheld.get(name, {})
         for version, num_tokens in self._generated.get(name, {}).items():
             columns, num_withheld = self._columns[version], withheld.get(version, 0)
@@ -267,7 +269,7 @@ class Ledger:
         settlement, generated = self._settled[name], self._generated.get(name, {})
         return (
             f"{name}: step {settlement.step} settles {settlement.spans} tokens by version, "
-            f"its turns have {generated}"
+            f"but its turns have {generated}"
         )
 
 
@@ -276,5 +278,5 @@ def _column_of(settlement: _Settlement | None, version: int) -> str:
 
 
 def _of_withheld(column: str) -> str:
-    """Return where the withheld turns of a sample count whose other tokens are in a column."""
+    """Return the column of a sample's withheld turns, given that of its other tokens."""
     return _WITHHELD if column in {_TRAINED, _SKIPPED} else column

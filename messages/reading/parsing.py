@@ -1,4 +1,4 @@
-"""The one place where bytes of any origin become values: bounded, and with one error."""
+"""Decoders for bytes from any source, bounded in size and with a single error class."""
 
 import tomllib
 from typing import Any, TypeVar
@@ -10,16 +10,17 @@ from penstock.messages.errors import CodecError
 T = TypeVar("T")
 
 INPUT_BYTES_MAX = 256 << 20
-"""Of one value; decoding takes memory in proportion."""
+"""Maximum size of one encoded value, because decoding takes memory in proportion."""
 TOML_CHARACTERS_MAX = 4 << 20
+"""Maximum length of a TOML text."""
 _CAUSE_CHARACTERS_MAX = 400
 _FAULTS = (ValueError, RecursionError, MemoryError, OverflowError)
-"""All that decoding raises: no msgpack or JSON, a wrong type (both are ValueErrors), text that is
-not UTF-8, nesting too deep, a length or number beyond what there is."""
+"""Exceptions that decoders raise: ValueError for malformed input, a wrong type or invalid UTF-8,
+the others for input that is nested too deeply or has a length or number out of range."""
 
 
 def parse_json(data: bytes | str, kind: type[T], what: str) -> T:
-    """Decode JSON of one type.
+    """Decode JSON as one type.
 
     Raises:
         CodecError: Names `what` and the path inside it.
@@ -29,7 +30,7 @@ def parse_json(data: bytes | str, kind: type[T], what: str) -> T:
 
 
 def parse_msgpack(data: bytes | memoryview, kind: type[T], what: str) -> T:
-    """Decode msgpack of one type.
+    """Decode msgpack as one type.
 
     Raises:
         CodecError: Names `what` and the path inside it.
@@ -39,7 +40,7 @@ def parse_msgpack(data: bytes | memoryview, kind: type[T], what: str) -> T:
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """Decode TOML, whose values may be of any type.
+    """Decode a TOML document.
 
     Raises:
         CodecError: Names `what` and the line.
@@ -55,7 +56,7 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
 
 
 def parse_with(decoder: Any, data: bytes | str | memoryview, what: str) -> Any:
-    """Decode with a decoder that is kept; raises as `parse_msgpack` does."""
+    """Decode with a given, reusable decoder; raises like `parse_msgpack`."""
     if len(data) > INPUT_BYTES_MAX:
         raise CodecError(f"{what}: expected at most {INPUT_BYTES_MAX} bytes, got {len(data)}")
     try:

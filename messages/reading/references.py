@@ -1,7 +1,6 @@
-"""Own code that settings name as `module:name`: found where it is used, registered nowhere.
+"""User code that settings name as `module:name`, imported when it is first used.
 
-The module is imported from where Python finds it: installed, on PYTHONPATH, or in the folder that
-the command runs in.
+The module must be installed, on PYTHONPATH, or in the current folder.
 """
 
 import importlib
@@ -23,30 +22,31 @@ _PATH = re.compile(r" - at `\$([^`]*)`$")
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a setting names own code rather than a part by its name."""
+    """Return whether a setting refers to user code rather than naming a built-in part."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 @cache
 def load_reference(reference: str, field: str) -> object:
-    """Return what a reference names.
+    """Import and return the object that a reference names.
 
     Args:
         reference: `module:name`.
-        field: The setting, for the error.
+        field: Name of the setting, for the error text.
 
     Raises:
-        ConfigError: The module is not found, fails as it is imported, or has no such name.
+        ConfigError: The module cannot be found or imported, or has no such name.
 
     """
     module, _, name = reference.partition(":")
     folder = str(Path.cwd())
+    # Last, so that a user's file cannot shadow an installed module.
     if folder not in sys.path:
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # Whatever the module does as it is imported.
-        text = f"expected a name of a module that can be imported: {type(error).__name__}: {error}"
+    except Exception as error:  # A user's module may raise anything on import.
+        text = f"expected a name in a module that can be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{field}: {reference!r}: {text}") from error
 
 

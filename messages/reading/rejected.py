@@ -1,4 +1,4 @@
-"""What a dead letter holds."""
+"""Reader of the message inside a dead letter."""
 
 from typing import TypeVar
 
@@ -13,10 +13,10 @@ M = TypeVar("M", bound=Message)
 
 
 async def read_rejected(store: ObjectStore, event: MessageRejected, kind: type[M]) -> M | None:
-    """Return the rejected message if it is one of a type; None for any other, or for none.
+    """Return the rejected message, or None if it cannot be read or is of another type.
 
     Raises:
-        StoreUnreachableError: It lies in the store, which did not answer.
+        StoreUnreachableError: The message lies in the store, which did not answer.
 
     """
     try:

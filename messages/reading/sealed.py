@@ -1,4 +1,4 @@
-"""What users wrote and were told, sealed under keys of theirs; the log has no other form of it."""
+"""Users' content, encrypted with a key per user; the log holds it in no other form."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,23 +9,23 @@ from penstock.messages.rollout import StoredTurn, TurnSummary
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that can be read as long as their key is kept."""
+    """Encrypted bytes, readable only until their key is erased."""
 
     owner: str
-    """`<tenant>/<user>`, whose key it is."""
+    """Owner of the key, `<tenant>/<user>`."""
     key_id: str
-    """Which of the owner's keys: who comes back after an erasure has another one."""
+    """Id of the key; a user who returns after an erasure gets a new one."""
     data: bytes
 
 
 class SealedTurn(Part, frozen=True, kw_only=True):
-    """A `Turn` that only its user's key opens."""
+    """`Turn` that is encrypted with its user's key."""
 
     summary: TurnSummary
     sealed: Sealed
 
     def stored(self, claim: Claim) -> StoredTurn:
-        """Return its claim, with its summary."""
+        """Return a claim that also holds the turn's summary."""
         return StoredTurn(
             object_key=claim.object_key,
             num_bytes=claim.num_bytes,
@@ -35,17 +35,17 @@ class SealedTurn(Part, frozen=True, kw_only=True):
 
 
 class FeedbackContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a user wrote with a piece of feedback."""
+    """Text that a user wrote as feedback."""
 
     comment: str = ""
     correction: str = ""
     correction_ids: list[int] = []
-    """The correction as the policy would have had to sample it, end token included: by the format
-    that rendered the request."""
+    """Tokens of the correction as the policy would have sampled it, end token included, in the chat
+    format that rendered the request."""
 
 
 Open = Callable[[Sealed, str], Awaitable[bytes]]
-"""(what was sealed, the key of its event) -> the bytes: `Vault.open`. The key keeps one event's
-content from passing for another's. Raises `ErasedError` where the user's key was erased,
-`CodecError` where the content is another event's or has changed, `StoreUnreachableError` where the
-store of keys does not answer."""
+"""Decrypts content, given the key of its event, so that one event's content cannot pass for
+another's: `Vault.open`. Raises `ErasedError` if the user's key was erased, `CodecError` if the
+content belongs to another event or was altered, `StoreUnreachableError` if the store of keys did
+not answer."""

@@ -1,4 +1,4 @@
-"""Turns by name: from a rollout or a live sample to what was sampled, token by token."""
+"""Readers of turns and files of rollouts and live samples, from the log and the object store."""
 
 from collections.abc import Awaitable, Sequence
 from typing import Protocol, TypeVar
@@ -31,18 +31,18 @@ _files = msgspec.msgpack.Decoder(EpisodeFiles)
 
 
 class Last(Protocol):
-    """Reads the stored event of a type and key: `Context.last`."""
+    """Reads the newest stored event of a type and key, as `Context.last` does."""
 
     def __call__(self, event_type: type[E], key: str, /) -> Awaitable[E | None]:
-        """Return it, or None."""
+        """Return the event, or None if there is none."""
         ...
 
 
 async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
-    """Return a turn, from the store where it lies there.
+    """Return a turn, reading it from the store if it lies there.
 
     Raises:
-        CodecError: Its object is absent, or is not that turn.
+        CodecError: The stored object is missing or is not that turn.
         StoreUnreachableError: The store did not answer.
 
     """
@@ -50,19 +50,19 @@ async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
         return turn
     loaded: Turn = parse_with(_turns, await fetch(store, turn), f"turn {turn.object_key}")
     if loaded.summary != turn.summary:
-        raise CodecError(f"turn {turn.object_key}: has other tokens than its event says")
+        raise CodecError(f"turn {turn.object_key}: stored tokens do not match its event's summary")
     return loaded
 
 
 async def open_live_turn(
     store: ObjectStore, open_sealed: Open, turn: SealedTurn | StoredTurn, key: str
 ) -> Turn:
-    """Return the turn of a request's record, from the store where it lies there.
+    """Return the decrypted turn of a request's record, reading it from the store if it lies there.
 
     Raises:
-        ErasedError: Its user's key was erased.
-        CodecError: Its object is absent, or is not that turn.
-        StoreUnreachableError: The store, or that of keys, did not answer.
+        ErasedError: The user's key was erased.
+        CodecError: The stored object is missing or is not that turn.
+        StoreUnreachableError: The object store or the key store did not answer.
 
     """
     sealed = turn
@@ -72,12 +72,12 @@ async def open_live_turn(
     data = await open_sealed(sealed.sealed, key)
     opened: Turn = parse_with(_turns, data, f"turn of {key}")
     if opened.summary != turn.summary:
-        raise CodecError(f"turn of {key}: has other tokens than its event says")
+        raise CodecError(f"turn of {key}: stored tokens do not match its event's summary")
     return opened
 
 
 async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> dict[str, bytes]:
-    """Return an episode's changed files; raises as `load_turn` does."""
+    """Return an episode's changed files by path; raises like `load_turn`."""
     if isinstance(files, EpisodeFiles):
         return files.changed
     loaded: EpisodeFiles = parse_with(
@@ -87,7 +87,7 @@ async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> dict[st
 
 
 def last_of(bus: Bus) -> Last:
-    """Return the reader of a bus."""
+    """Return a reader of the newest events on a bus."""
 
     async def last(event_type: type[E], key: str) -> E | None:
         delivery = await bus.last(event_type, key)
@@ -98,10 +98,10 @@ def last_of(bus: Bus) -> Last:
 
 
 async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | StoredTurn:
-    """Return one of a rollout's turns as its own event has it.
+    """Return a rollout's turn from the event that holds it.
 
     Raises:
-        CodecError: The log has no such turn, or another one than the rollout names.
+        CodecError: The log lacks the turn, or has one that differs from the rollout's summary.
 
     """
     key = rollout.turn_key(index)
@@ -112,7 +112,7 @@ async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | 
 async def read_live_turn(
     store: ObjectStore, open_sealed: Open, last: Last, sample: LiveSampleJoined, index: int
 ) -> Turn:
-    """Return a live sample's turn from its request's record; raises as `open_live_turn` does."""
+    """Return a live sample's turn from its request's record; raises like `open_live_turn`."""
     key = sample.request_ids[index]
     event = await last(InferenceRecorded, key)
     found = check_turn(event.turn if event is not None else None, sample.turns[index], key)
@@ -120,27 +120,25 @@ async def read_live_turn(
 
 
 def check_turn(found: AnyTurn | None, expected: TurnSummary, key: str) -> AnyTurn:
-    """Return the turn found under a key if it is the one that an event names.
+    """Return a turn from the log if it matches the summary that an event gives.
 
     Raises:
-        CodecError: It is not, or there is none.
+        CodecError: The turn is missing or does not match.
 
     """
     if found is None:
-        raise CodecError(f"turn {key}: is named, but the log does not have it")
+        raise CodecError(f"turn {key}: missing from the log")
     if found.summary != expected:
-        raise CodecError(f"turn {key}: the log has another one than is named")
+        raise CodecError(f"turn {key}: the turn in the log does not match the expected summary")
     return found
 
 
 def own_turns(rollout: RolloutFinished, turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns that are a rollout's to train, from all of its turns.
-
-    Of a branch, those since it left its trunk; the trunk's last segment is context of the first,
-    whose routes cover it (`Generate.routes_from` was 0), unless that starts a segment itself.
-    """
+    """Return the turns on which a rollout is trained; a branch's start where it left its trunk."""
     shared, own = turns[: rollout.num_trunk_turns], list(turns[rollout.num_trunk_turns :])
     if shared and own and not own[0].starts_segment:
+        # The branch continues the trunk's last segment, which therefore becomes context of its
+        # first turn; that turn's routes cover it because `Generate.routes_from` was 0.
         open_segment = segments(shared)[-1]
         past = [ids for turn in open_segment for ids in (turn.context_ids, turn.token_ids)]
         whole = _joined([*past, own[0].context_ids])
@@ -149,7 +147,7 @@ def own_turns(rollout: RolloutFinished, turns: Sequence[Turn]) -> list[Turn]:
 
 
 def segments(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return turns by the segment that each is of; each was sampled in a context of its own."""
+    """Group turns by segment; each segment was sampled in its own context."""
     found: list[list[Turn]] = []
     for turn in turns:
         if turn.starts_segment or not found:
@@ -159,22 +157,22 @@ def segments(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _joined(parts: list[Array]) -> Array:
-    """Return several int32 arrays as one."""
+    """Concatenate int32 arrays."""
     data = b"".join(part.data for part in parts)
     return Array(dtype="int32", shape=(len(data) // 4,), data=data)
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished rollout with all that it recorded."""
+    """Finished rollout with its turns and files."""
 
     finished: RolloutFinished
     turns: list[Turn]
     files: dict[str, bytes]
-    """Those that it changed or added."""
+    """Changed and added files by path."""
 
 
 async def read_turns(store: ObjectStore, last: Last, rollout: RolloutFinished) -> list[Turn]:
-    """Read all turns of a rollout; raises as `read_trajectory` does."""
+    """Read all turns of a rollout; raises like `read_trajectory`."""
     return [
         await load_turn(store, await read_turn(last, rollout, index))
         for index in range(len(rollout.turns))
@@ -185,7 +183,7 @@ async def read_trajectory(store: ObjectStore, last: Last, rollout: RolloutFinish
     """Read a rollout's turns and files.
 
     Raises:
-        CodecError: One of them is absent, or is not what the rollout names.
+        CodecError: A turn or the files are missing or do not match the rollout.
         StoreUnreachableError: The store did not answer.
 
     """

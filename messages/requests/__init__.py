@@ -1,1 +1,1 @@
-"""Services that one role asks alone, and the state that gateways share about their requests."""
+"""Requests of services that only one role calls, and the state that gateways share."""

@@ -1,4 +1,4 @@
-"""Single episodes of a run: their rows, which of them a viewer asks for, and the requests."""
+"""Requests of the episode viewer: rows of episodes, filters, and single episodes."""
 
 from typing import Annotated
 
@@ -11,15 +11,16 @@ from penstock.messages.settings import NonNegativeInt
 from penstock.messages.task import Purpose
 
 ROWS_MAX = 5_000
-"""Most rows that a filter returns."""
+"""Maximum number of rows in a reply."""
 
 PART_BYTES_MAX = 256 << 10
+"""Maximum bytes per part of a reply."""
 
 Words = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class EpisodeRow(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is known of an episode without reading its turns."""
+    """Summary of an episode, known without reading its turns."""
 
     rollout_id: str
     group_id: str = ""
@@ -28,41 +29,41 @@ class EpisodeRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     source: str = ""
     purpose: Purpose = Purpose.TRAIN
     finished_at: float = 0.0
-    """Unix seconds; 0 until it ends."""
+    """End of the episode in Unix seconds; 0 until it ends."""
     end: EpisodeEnd | None = None
     judge: str = ""
-    """Who gave the verdict."""
+    """Name of the judge that gave the verdict."""
     outcome: Outcome | None = None
-    """Of the judge; None until there is a verdict."""
+    """Judge's outcome; None until there is a verdict."""
     reward: float | None = None
-    """None where there is none: no verdict yet, or an outcome that has no reward."""
+    """Reward; None without a verdict or if the outcome has no reward."""
     num_turns: int = 0
     num_tokens: int = 0
-    """Sampled."""
+    """Number of sampled tokens."""
     num_calls: int = 0
     version_min: int = -1
     version_max: int = -1
-    """Oldest and newest policy versions that drew a token; -1 where there is no token."""
+    """Newest policy version that sampled a token (`version_min`: oldest); -1 without tokens."""
     wall_s: float = 0.0
     num_findings: int = 0
-    """Signs of cheating."""
+    """Number of signs of cheating."""
     step: int = 0
-    """The step that took it in or left it out; 0 while none has."""
+    """Step whose batch manifest lists the episode; 0 if none does yet."""
     fate: Outcome | None = None
-    """What became of it in that step: trained as judged, or left out, and why."""
+    """Outcome in that step: the judged one if trained, otherwise why it was left out."""
     advantage: float = 0.0
     label: float | None = None
-    """Mean of what people say of it, 0 to 1; None where nobody has."""
+    """Mean of people's labels, 0 to 1; None without labels."""
     num_labels: int = 0
 
 
 class EpisodeFilter(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Which episodes to list; a field that is left out keeps all."""
+    """Filter of listed episodes; a field that is not set matches all."""
 
     text: Words = ""
-    """Part of the rollout's, group's or task's id, in any case."""
+    """Case-insensitive substring of the rollout's, group's or task's id."""
     purpose: Purpose | None = None
     outcome: Outcome | None = None
     category: Words = ""
@@ -72,16 +73,16 @@ class EpisodeFilter(
     turns_min: NonNegativeInt = 0
     turns_max: NonNegativeInt | None = None
     is_labeled: bool | None = None
-    """Whether a person has said something of it."""
+    """Whether a person has labeled the episode."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = ROWS_MAX
-    """The newest ones."""
+    """Maximum number of rows; the newest are kept."""
 
     def keeps(self, row: EpisodeRow) -> bool:
-        """Return whether a row passes."""
-        words = self.text.casefold()
+        """Return whether a row passes the filter."""
+        text = self.text.casefold()
         ids = (row.rollout_id, row.group_id, row.task_id)
         return (
-            (not words or any(words in each.casefold() for each in ids))
+            (not text or any(text in row_id.casefold() for row_id in ids))
             and self.purpose in {None, row.purpose}
             and self.outcome in {None, row.outcome}
             and self.category in {"", row.category}
@@ -95,23 +96,24 @@ class EpisodeFilter(
     def _has_reward(self, reward: float | None) -> bool:
         low, high = self.reward_min, self.reward_max
         if reward is None:
+            # An episode without a reward is outside any range, but passes when no range is set.
             return low is None and high is None
         return (low is None or low <= reward) and (high is None or reward <= high)
 
 
 class ListEpisodes(Message, frozen=True, kw_only=True):
-    """Gateway -> monitor: the rows that a filter keeps; `EpisodePart`s of a JSON list of them."""
+    """Gateway -> monitor: list episodes; answered by `EpisodePart`s of a JSON list of rows."""
 
     wanted: EpisodeFilter
 
 
 class ReadEpisode(Message, frozen=True, kw_only=True):
-    """Gateway -> monitor: one episode; `EpisodePart`s of the JSON of an `EpisodeView`."""
+    """Gateway -> monitor: read an episode; answered by `EpisodePart`s of a JSON `EpisodeView`."""
 
     rollout_id: str
 
 
 class EpisodePart(Message, frozen=True, kw_only=True):
-    """Monitor -> gateway: the next bytes of a reply, at most `PART_BYTES_MAX`."""
+    """Monitor -> gateway: next bytes of a reply, at most `PART_BYTES_MAX`."""
 
     data: bytes

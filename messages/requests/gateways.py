@@ -1,6 +1,6 @@
-"""What several gateways of one run hold together: limits of keys, and replies to retried requests.
+"""State shared by the gateways of a run: rate limits by key, and replies to retried requests.
 
-In memory, for minutes (`Stream.GATEWAY`), and changed by compare-and-swap.
+It is kept in memory for minutes (`Stream.GATEWAY`) and changed by compare-and-swap.
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ from penstock.messages.settings import Finite
 
 
 class RequestsOpen(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one key in progress at one gateway."""
+    """Number of requests of one key in progress at one gateway."""
 
     num: int
     at: Finite
@@ -21,40 +21,40 @@ class RequestsOpen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsChanged(Event, frozen=True, kw_only=True):
-    """Gateway -> gateways: what a key has left."""
+    """Gateway -> gateways: the remaining allowance of a key."""
 
     stream: ClassVar[Stream] = Stream.GATEWAY
     name: str
-    """The key's id; for its feedback, `<key id>.feedback`."""
+    """Account: the id of the key, or `<key id>.feedback` for its feedback."""
     at: Finite
-    """Unix seconds of the levels."""
+    """Time of the levels in Unix seconds."""
     levels: dict[str, Finite] = {}
-    """Bucket -> what may be spent; a bucket that is not listed is full."""
+    """Bucket -> remaining tokens; a bucket that is not listed is full."""
     open: dict[str, RequestsOpen] = {}
-    """Gateway -> its requests in progress."""
+    """Gateway -> requests of the key in progress there."""
 
     def key(self) -> str:
-        """Name the account; its newest event counts."""
+        """Return the key: the newest event per account counts."""
         return self.name
 
 
 class ReplyKept(Event, frozen=True, kw_only=True):
-    """Gateway -> gateways: a request with an `Idempotency-Key`, and its reply once there is one."""
+    """Gateway -> gateways: a request with an `Idempotency-Key`, and its reply when finished."""
 
     stream: ClassVar[Stream] = Stream.GATEWAY
     name: str
     """Digest of tenant and `Idempotency-Key`."""
     request_digest: str
-    """Of path and body: another request under the same key is refused."""
+    """Digest of path and body; a different request under the same key is refused."""
     holder: str
-    """The gateway that answers it, while it has no reply; "" where it gave up."""
+    """Gateway that is answering the request; empty once it has given up."""
     at: Finite
-    """Unix seconds of this state."""
+    """Time of this state in Unix seconds."""
     reply: Sealed | None = None
-    """Body of the reply, under its user's content key; None while there is none."""
+    """Body of the reply, sealed with the user's content key; None until there is a reply."""
     headers: dict[str, str] = {}
-    """Headers of the reply, its content type among them."""
+    """Headers of the reply, including its content type."""
 
     def key(self) -> str:
-        """One per tenant and `Idempotency-Key`."""
+        """Return the key: one event per tenant and `Idempotency-Key`."""
         return self.name

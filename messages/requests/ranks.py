@@ -1,11 +1,11 @@
-"""Requests of the trainer to the ranks that hold its weights: service `rank.<number>`.
+"""Requests of the trainer to the ranks that hold its weights (service `rank.<number>`).
 
 ```
  trainer ── JoinRank, LoadRank, TakeStep, MeasureSamples, SaveRank, UploadWeights ──▶ each rank
-         ◀── Ack every second, then one reply; figures are rank 0's ───────
+         ◀── Ack every second, then one reply; metrics are rank 0's ───────
 ```
-A session is one use of the ranks by one trainer. A rank belongs to the first session that it sees,
-and ends when it sees another one, so that no two trainers ever share a process group.
+A session is one trainer's use of the ranks. A rank belongs to the first session that it sees and
+exits when it sees another one, so that two trainers never share a process group.
 """
 
 import msgspec
@@ -27,13 +27,13 @@ def rank_service(rank: int) -> str:
 
 
 class JoinRank(Message, frozen=True, kw_only=True):
-    """Trainer -> each rank: belong to a session, or end. Answered by `Ack`."""
+    """Trainer -> each rank: join a session, or exit if in another. Answered by `Ack`."""
 
     session: str
 
 
 class MakeVersion0(Message, frozen=True, kw_only=True):
-    """Trainer -> rank 0: make version 0 and save its checkpoint; the other ranks wait.
+    """Trainer -> rank 0: create version 0 and save its checkpoint, while the other ranks wait.
 
     Answered by `RankSaved`.
     """
@@ -43,36 +43,36 @@ class MakeVersion0(Message, frozen=True, kw_only=True):
 
 
 class LoadRank(Message, frozen=True, kw_only=True):
-    """Trainer -> each rank: load its part of a checkpoint. Answered by `RankLoaded`."""
+    """Trainer -> each rank: load your part of a checkpoint. Answered by `RankLoaded`."""
 
     session: str
     object_key: str
-    """Head of the checkpoint."""
+    """Key of the checkpoint's head."""
 
 
 class RankLoaded(Message, frozen=True, kw_only=True):
-    """Rank -> trainer: it is at the version of a checkpoint."""
+    """Rank -> trainer: the checkpoint is loaded."""
 
     step: int
     object_key: str
     weights_digest: str
     shapes: dict[str, list[NonNegativeInt]]
-    """Of the tensors that are published, by name."""
+    """Shapes of the published tensors, by name."""
     float32: list[str] = []
-    """Those that are published in float32, all others being bfloat16."""
+    """Names of tensors published in float32; all others are bfloat16."""
     probe: list[float]
-    """What the version computes, as `WeightsPublished.probe`."""
+    """Values that the version computes for the probe, as in `WeightsPublished.probe`."""
 
 
 class TakeStep(Message, frozen=True, kw_only=True):
-    """Trainer -> each rank: take the step of a stored manifest. Answered by `StepTaken`."""
+    """Trainer -> each rank: take the step of a stored batch manifest. Answered by `StepTaken`."""
 
     session: str
     step: int
 
 
 class StepTaken(Message, frozen=True, kw_only=True):
-    """Rank -> trainer: what a step did; the fields are those of `StepCompleted`."""
+    """Rank -> trainer: result of a step; the fields are those of `StepCompleted`."""
 
     weights_digest: str
     optimizer_digest: str
@@ -81,11 +81,11 @@ class StepTaken(Message, frozen=True, kw_only=True):
     skipped: str = ""
     drift: dict[int, VersionDrift] = {}
     probe: list[float] = []
-    """As `RankLoaded.probe`."""
+    """Values for the probe, as in `RankLoaded.probe`."""
 
 
 class MeasureSamples(Message, frozen=True, kw_only=True):
-    """Trainer -> each rank: compare the policy with those that drew live samples.
+    """Trainer -> each rank: compare the policy with those that sampled live requests.
 
     Answered by `SamplesMeasured`.
     """
@@ -96,14 +96,14 @@ class MeasureSamples(Message, frozen=True, kw_only=True):
 
 
 class SampleFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One live sample; the fields are those of `SampleEntry`."""
+    """Off-policy metrics of one live sample; the fields are those of `SampleEntry`."""
 
     ess: float
     ratio: float
 
 
 class SamplesMeasured(Message, frozen=True, kw_only=True):
-    """Rank -> trainer: figures by sample."""
+    """Rank -> trainer: metrics by sample id."""
 
     figures: dict[str, SampleFigures]
 

@@ -1,4 +1,4 @@
-"""Groups of machines on sandbox hosts: leased, released and reported as one. Not kept on a stream.
+"""Requests to place, release and report groups of machines on sandbox hosts.
 
 ```
  client ──PlaceGroup──▶ scheduler ──GroupPlaced (a host)──▶ client
@@ -13,59 +13,59 @@ from penstock.messages.base import Message
 
 
 class HeldGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that has machines on the reporting host."""
+    """Group that has machines on the reporting host."""
 
     group_id: str
     holder: str
     num_machines: int
-    """0: it had some since the last report, and needs no room any more."""
+    """Number of machines now; 0 if all have ended since the last report, which frees their room."""
 
 
 class PlaceGroup(Message, frozen=True, kw_only=True):
-    """Rollout worker or judge -> scheduler: choose one host for all of a group."""
+    """Rollout worker or judge -> scheduler: choose one host for all machines of a group."""
 
     group_id: str
-    """A repeat gets the same host while it lives, and renews the placement."""
+    """Group id; repeating a request renews the placement, on the same host while that is up."""
     holder: str
-    """Holder whose quota it counts against."""
+    """Holder whose quota the group counts against."""
     num_machines: int
     image_digest: str = ""
-    """As in `AcquireSandbox`: hosts that have it ready come first."""
+    """Digest as in `AcquireSandbox`; hosts that have the image ready are preferred."""
     lease_s: float = 60.0
-    """The room is kept this long after the last request that names the group, and as long as
-    the host reports machines of it."""
+    """Seconds for which room is reserved after the last request that names the group; it also stays
+    reserved while the host reports machines of the group."""
     avoid_host: str = ""
-    """A host that did not answer: a group placed there is placed elsewhere."""
+    """Host that did not answer; a group placed there is moved to another one."""
     is_grading: bool = False
-    """As in `AcquireSandbox`."""
+    """Whether the group is for grading, as in `AcquireSandbox`."""
 
 
 class GroupPlaced(Message, frozen=True, kw_only=True):
-    """The scheduler's answer."""
+    """Scheduler -> client: the group's host."""
 
     group_id: str
     host: str
-    """Acquire from this host's own service, with `is_placed`."""
+    """Host to acquire machines from, through its own service and with `is_placed`."""
     has_image: bool
-    """Whether the host was chosen for holding the image already."""
+    """Whether the host was chosen because it has the image ready."""
 
 
 class ReleaseGroup(Message, frozen=True, kw_only=True):
-    """To the scheduler: the group needs no room any more. To a host: end all machines of it."""
+    """Client -> scheduler: free the group's room; client -> host: end all of its machines."""
 
     group_id: str
 
 
 class ReportHost(Message, frozen=True, kw_only=True):
-    """Sandbox host -> scheduler, periodically; a host that falls silent gets nothing more."""
+    """Sandbox host -> scheduler: periodic report; a silent host gets no more groups."""
 
     host: str
     num_slots: int
     num_live: int
-    """Machines in use or being made; idle ready ones do not count."""
+    """Number of machines in use or being started, without idle ones."""
     image_digests: list[str] = []
-    """Layers that it has ready: the most recently requested ones."""
+    """Image layers that the host has ready, limited to the most recently requested."""
     groups: list[HeldGroup] = []
-    """Placed groups that have machines here: a scheduler that was started again adopts them."""
+    """Placed groups with machines here, from which a restarted scheduler recovers its state."""
     reserved_slots: int = 0
-    """Slots that only grading may have."""
+    """Number of slots that only grading may use."""

@@ -1,4 +1,4 @@
-"""One declared signal and the score of its values. Pure."""
+"""Declaration of a signal, and the score of its values. Pure."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -11,34 +11,34 @@ from penstock.messages.settings import NonNegativeFloat
 
 
 class SignalKind(StrEnum):
-    """What a signal's value says."""
+    """Kind of value that a signal has."""
 
     EVENT = "event"
-    """Whether something happened: true or false (1, 0; -1 is false)."""
+    """Whether something happened: true (1) or false (0 or -1)."""
     FRACTION = "fraction"
-    """How much, from 0 to 1."""
+    """Degree from 0 to 1."""
     COMMENT = "comment"
-    """Words; they carry no reward."""
+    """Free text, without reward."""
     CORRECTION = "correction"
-    """What the reply should have been; it carries no reward."""
+    """Text that the reply should have been, without reward."""
 
     @property
     def is_text(self) -> bool:
-        """Whether it has a text in place of a value."""
+        """Whether the signal has a text in place of a value."""
         return self in {SignalKind.COMMENT, SignalKind.CORRECTION}
 
 
 class SignalLevel(StrEnum):
-    """What a signal is about."""
+    """Replies that a signal applies to."""
 
     REQUEST = "request"
     """The reply to one request."""
     SESSION = "session"
-    """All replies of the request's session."""
+    """All replies in the request's session."""
 
 
 class SignalDirection(StrEnum):
-    """Which end of a signal is good."""
+    """Which values of a signal are good: high ones (`up`) or low ones (`down`)."""
 
     UP = "up"
     DOWN = "down"
@@ -48,25 +48,27 @@ _NAME = r"^[a-z0-9_-]{1,64}\Z"
 
 
 class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One declared signal: `[[feedback.signals]]`."""
+    """Settings of a declared signal (`[[feedback.signals]]`)."""
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
     kind: SignalKind = SignalKind.EVENT
     level: SignalLevel = SignalLevel.REQUEST
     direction: SignalDirection = SignalDirection.UP
-    """`down`: a large value, or the event itself, is bad."""
+    """Direction; with `down`, a high value or the event itself is bad."""
     maturity_s: NonNegativeFloat = 0.0
-    """Seconds after its request before which it is not believed; one that comes sooner waits."""
+    """Seconds after the request before which the signal does not count; earlier ones wait."""
     weight: NonNegativeFloat = 1.0
-    """In the mean of all signals; 0 records it without reward."""
+    """Weight in the mean of all signals; 0 records the signal without reward."""
     trusted_only: bool = False
-    """Only keys with `is_trusted` may send it; else those of the request's tenant, too."""
+    """Whether only keys with `is_trusted` may send it; otherwise the tenant's own keys may, too."""
 
     def score(self, value: float) -> float:
-        """Return what a value is worth, from -1 to 1; an event that did not happen is its opposite.
+        """Return the score of a value, from -1 to 1.
+
+        An event that did not happen scores the opposite of one that did.
 
         Example:
-            `undo` (an event, down) gives -1 for true and 1 for false.
+            `undo` (an event, down) scores -1 for true and 1 for false.
 
         """
         if self.kind.is_text:
@@ -78,7 +80,7 @@ class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return upward if self.direction is SignalDirection.UP else -upward
 
     def expected(self, value: float) -> str:
-        """Return what was expected in place of a value, or an empty string if it is right."""
+        """Return a description of valid values if a value is invalid, otherwise an empty string."""
         if self.kind is SignalKind.EVENT and value not in {0.0, 1.0, -1.0}:
             return f"expected true or false (1 or 0) for {self.name!r}"
         if self.kind is SignalKind.FRACTION and not 0 <= value <= 1:
@@ -87,7 +89,7 @@ class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def by_name(signals: Iterable[SignalSpec]) -> dict[str, SignalSpec]:
-    """Return a declaration by name.
+    """Return declarations by name.
 
     Raises:
         ConfigError: A name is declared twice.

@@ -1,7 +1,7 @@
-"""The signals that are declared where a run's configuration declares none.
+"""Signals that are declared if a run's configuration declares none.
 
-There is no published rule for what a signal is worth; these are plain: what a user did weighs more
-than what a user said, and what a test found weighs most.
+No rule for weighting such signals has been published. These weights are simple: actions of users
+weigh more than their opinions, and test results weigh most.
 """
 
 from penstock.messages.signals.declaration import (

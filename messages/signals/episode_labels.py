@@ -1,6 +1,6 @@
-"""What people say of a run's episodes, which judges are compared with.
+"""People's labels of a run's episodes, which judges are calibrated against.
 
-Episodes are attempts at tasks, never requests of users: what users say of theirs is feedback.
+Episodes are attempts at tasks, never users' requests; what users say about those is feedback.
 """
 
 from typing import Annotated, ClassVar
@@ -10,8 +10,9 @@ import msgspec
 from penstock.messages.base import Event, Stream
 
 COMMENT_CHARS_MAX = 2_000
+"""Maximum length of a comment in characters."""
 LABELERS_MAX = 64
-"""Of one episode, that are shown: the latest ones."""
+"""Maximum number of labelers kept per episode; the latest ones stay."""
 
 LabelValue = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Comment = Annotated[str, msgspec.Meta(max_length=COMMENT_CHARS_MAX)]
@@ -19,35 +20,36 @@ Labeler = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class EpisodeLabeled(Event, frozen=True, kw_only=True):
-    """Gateway, `penstock label` -> monitor, judges' calibration: what a person says of an episode.
+    """Gateway, `penstock label` -> monitor, judge calibration: a person labeled an episode.
 
-    Of one labeler's labels of an episode the latest counts.
+    Only the latest label by one labeler on an episode counts.
     """
 
     stream: ClassVar[Stream] = Stream.REWARDS
     rollout_id: str
     group_id: str
     label_id: str
-    """One token, drawn at random."""
+    """Random id of the label, one subject token."""
     labeler: Labeler
     value: LabelValue | None = None
-    """From 0, bad, to 1, good; None takes the label back."""
+    """Label from 0 (bad) to 1 (good); None retracts it."""
     comment: Comment = ""
 
     def key(self) -> str:
-        """One per label."""
+        """Return the key: one event per label."""
         return f"{self.rollout_id}.{self.label_id}"
 
 
 class EpisodeLabels:
-    """The labels that count, by episode; a fold."""
+    """Labels that count, by episode, folded from the log."""
 
     def __init__(self) -> None:
         self._labels: dict[str, dict[str, EpisodeLabeled]] = {}
 
     def add(self, event: EpisodeLabeled) -> None:
-        """Take the next event of the log."""
+        """Apply the next event of the log."""
         labels = self._labels.setdefault(event.rollout_id, {})
+        # Removed first, so that a new label moves its labeler to the end: the oldest is dropped.
         labels.pop(event.labeler, None)
         if event.value is not None:
             labels[event.labeler] = event
@@ -61,15 +63,15 @@ class EpisodeLabels:
         self._labels.pop(rollout_id, None)
 
     def of(self, rollout_id: str) -> list[EpisodeLabeled]:
-        """Return an episode's labels, one per labeler, the oldest first."""
+        """Return an episode's labels, one per labeler, oldest first."""
         return list(self._labels.get(rollout_id, {}).values())
 
     def mean(self, rollout_id: str) -> float | None:
-        """Return what an episode's labelers think on average, or None."""
-        values = [one.value for one in self.of(rollout_id) if one.value is not None]
+        """Return the mean of an episode's labels, or None without labels."""
+        values = [label.value for label in self.of(rollout_id) if label.value is not None]
         return sum(values) / len(values) if values else None
 
     @property
     def rollout_ids(self) -> list[str]:
-        """The episodes that have a label."""
+        """Ids of the labeled episodes."""
         return list(self._labels)

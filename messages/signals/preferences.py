@@ -1,8 +1,8 @@
-"""What a correction or a clear judgment says for losses over preferences: names, and no content.
+"""Preferences from corrections and clear judgments, for losses such as DPO and KTO.
 
-The request's record has the context and the reply, its feedback the correction; both are sealed
-under their user's key, so that a pair ends with the key. Written only where the request may be
-trained.
+These events hold references and no content: the request's record has the context and the reply,
+the feedback has the correction. Both are sealed with their user's key, so erasing a key makes the
+pair unusable. They are only written with consent to train on the request.
 """
 
 from enum import StrEnum
@@ -15,147 +15,149 @@ from penstock.messages.settings import NonNegativeFloat
 
 
 class PreferencePair(Event, frozen=True, kw_only=True):
-    """Feedback join -> trainer, export: a user wrote what the reply should have been."""
+    """Feedback join -> trainer, export: a user wrote a correction, preferred to the reply."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     feedback: str
-    """Log key of the feedback that holds the correction, which is preferred."""
+    """Key of the feedback that holds the correction."""
     root: str
-    """Log key of the first where it amends one: the newest counts."""
+    """Key of the original feedback if this is an amendment; the newest amendment counts."""
     request_id: str
-    """Its record holds the context and the reply, which is not."""
+    """Id of the request, whose record holds the context and the rejected reply."""
     tenant: str
     user: str
-    """Who asked."""
+    """Pseudonym of the user who sent the request."""
     author: str = ""
-    """Who wrote the correction, `<tenant>/<user>`, under whose key it is sealed."""
+    """Author of the correction, `<tenant>/<user>`, whose key seals it."""
     policy_version: int
-    """Oldest that sampled a token of the reply."""
+    """Oldest version that sampled a token of the reply."""
 
     def key(self) -> str:
-        """One per piece of feedback."""
+        """Return the key: one event per piece of feedback."""
         return self.feedback
 
 
 class Label(Event, frozen=True, kw_only=True):
-    """Feedback join -> trainer, export: a user judged a reply by itself, without another one."""
+    """Feedback join -> trainer, export: a user judged a single reply."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     feedback: str
-    """Log key."""
+    """Key of the feedback."""
     root: str
-    """Log key of the first where it amends one: the newest counts."""
+    """Key of the original feedback if this is an amendment; the newest amendment counts."""
     request_id: str
     name: str
-    """Of the signal."""
+    """Name of the signal."""
     is_desirable: bool
     weight: NonNegativeFloat
     """The signal's declared weight times the feedback's own."""
     tenant: str
     user: str
-    """Who asked."""
+    """Pseudonym of the user who sent the request."""
     policy_version: int
-    """Oldest that sampled a token of the reply."""
+    """Oldest version that sampled a token of the reply."""
 
     def key(self) -> str:
-        """One per piece of feedback."""
+        """Return the key: one event per piece of feedback."""
         return self.feedback
 
 
 def preference_name(event: PreferencePair | Label) -> str:
-    """Return what names a correction or judgment in a run, as `PreferenceEntry.name`."""
+    """Return the name of a preference that is unique in a run, as in `PreferenceEntry.name`."""
     kind = PreferenceKind.LABEL if isinstance(event, Label) else PreferenceKind.PAIR
     return f"{kind}.{event.feedback}"
 
 
 class PreferenceKind(StrEnum):
-    """What a user said of a reply."""
+    """Kind of preference that a user expressed."""
 
     PAIR = "pair"
-    """A correction: it is preferred to the reply. Trained by DPO."""
+    """Correction, preferred to the reply; trained with DPO."""
     LABEL = "label"
-    """A judgment of the reply by itself. Trained by KTO."""
+    """Judgment of a single reply; trained with KTO."""
 
 
 class PreferenceFate(StrEnum):
-    """The one accounted end of every correction and judgment."""
+    """Final fate of a correction or judgment; each has exactly one."""
 
     TRAINED = "trained"
     RETRACTED = "retracted"
     SUPERSEDED = "superseded"
-    """Its author amended it before it was trained."""
+    """The author amended it before it was trained."""
     ERASED = "erased"
-    """Who asked, or who wrote the correction, was erased."""
+    """The user who sent the request or wrote the correction was erased."""
     CAPPED = "capped"
-    """Too many waited."""
+    """Too many were waiting."""
     UNREADABLE = "unreadable"
-    """The log lacks its request or its correction, or has them as this policy cannot read them."""
+    """The log lacks the request or the correction, or has them in a form the policy cannot read."""
 
 
 class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A correction or a judgment in a batch, or left out of it, and why."""
+    """Correction or judgment in a batch manifest, either trained or left out for a reason."""
 
     kind: PreferenceKind
     fate: PreferenceFate
     feedback: str
-    """Key of its `PreferencePair` or `Label`."""
+    """Key of the `PreferencePair` or `Label`."""
     request_id: str
-    """Its record holds context and reply."""
+    """Id of the request, whose record holds context and reply."""
     tenant: str
     user: str
-    """Who asked."""
+    """Pseudonym of the user who sent the request."""
     author: str = ""
-    """Who wrote the correction: `<tenant>/<user>`."""
+    """Author of the correction, `<tenant>/<user>`; empty for a judgment."""
     is_desirable: bool = False
-    """Of a label."""
+    """Whether a judged reply was good; unused for corrections."""
     weight: NonNegativeFloat = 1.0
-    """Of a label."""
+    """Weight of a judgment; unused for corrections."""
 
     @property
     def name(self) -> str:
-        """Unique in a run."""
+        """Name that is unique in a run."""
         return f"{self.kind}.{self.feedback}"
 
     @property
     def owners(self) -> set[str]:
-        """Whose content keys it needs: `<tenant>/<user>` each."""
+        """Owners (`<tenant>/<user>`) of the content keys needed to read it."""
         return {f"{self.tenant}/{self.user}", *([self.author] if self.author else [])}
 
 
 class PreferencesProgressed(Event, frozen=True, kw_only=True):
-    """Trainer -> command line: the phase on preferences before RL."""
+    """Trainer -> command line: progress of preference training before RL."""
 
     stream: ClassVar[Stream] = Stream.METRICS
     num_steps: int
     num_steps_total: int
     loss: float
     figures: dict[str, float] = {}
-    """Of the newest step: `num_pairs`, `dpo_loss`, `dpo_accuracy`, `dpo_margin`, `num_labels`,
-    `kto_loss`, `kto_kl`."""
+    """Metrics of the newest step: `num_pairs`, `dpo_loss`, `dpo_accuracy`, `dpo_margin`,
+    `num_labels`, `kto_loss`, `kto_kl`."""
 
     def key(self) -> str:
-        """Name all alike; the latest wins."""
+        """Return the key: only the newest event counts."""
         return "preferences"
 
 
 class PreferencesTrained(Event, frozen=True, kw_only=True):
-    """Trainer -> everyone: what the phase on preferences before RL gave; version 0 has it."""
+    """Trainer -> everyone: preference training before RL is done; version 0 includes it."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
     num_pairs: int
     num_labels: int
     num_heldout: int
-    """Of both, those that were not trained."""
+    """Number of pairs and labels that were held out of training."""
     num_steps: int
     loss_first: float
     loss_last: float
-    """Means over the first and the last tenth of the steps."""
+    """Mean loss over the last tenth of the steps (`loss_first`: over the first tenth)."""
     heldout_before: dict[str, float] = {}
-    """`loss`, and as in `PreferencesProgressed.figures`; empty where nothing was held out."""
+    """Held-out `loss` and metrics as in `PreferencesProgressed.figures` before training; empty if
+    nothing was held out."""
     heldout_after: dict[str, float] = {}
+    """The same after training."""
     weights_digest: str
     wall_s: float
 
     def key(self) -> str:
-        """One per run."""
+        """Return the key: one event per run."""
         return "preferences"

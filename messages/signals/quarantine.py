@@ -1,4 +1,4 @@
-"""Bursts of feedback, which are held until somebody looks at them."""
+"""Bursts of feedback, held back until a person reviews them."""
 
 from typing import ClassVar
 
@@ -7,35 +7,35 @@ from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 
 
 class FeedbackQuarantined(Event, frozen=True, kw_only=True):
-    """Feedback join -> monitor, `penstock quarantine`: a user gives far more feedback than ever."""
+    """Feedback join -> monitor, `penstock quarantine`: a user sent far more feedback than usual."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     tenant: str
     user: str
-    """Who gave it."""
+    """Pseudonym of the user who sent it."""
     window: NonNegativeInt
-    """Which one, since the epoch."""
+    """Number of the time window since the Unix epoch."""
     began_at: NonNegativeFloat
-    """Unix seconds."""
+    """Start of the burst in Unix seconds."""
     ends_at: NonNegativeFloat = 0.0
-    """Unix seconds, end of the window: what this user gives until then is held, too."""
+    """End of the window in Unix seconds, until which all feedback of the user is held."""
     num_signals: NonNegativeInt
-    """In the window so far."""
+    """Number of signals in the window so far."""
     usual: NonNegativeFloat
-    """The most that this user gave in a window before."""
+    """Largest number of signals that the user sent in any earlier window."""
 
     def key(self) -> str:
-        """One per user and window."""
+        """Return the key: one event per user and window."""
         return f"{self.tenant}.{self.user}.{self.window}"
 
 
 class QuarantineReleased(Event, frozen=True, kw_only=True):
-    """Command line -> feedback join: the feedback of a burst counts after all."""
+    """Command line -> feedback join: the feedback of a quarantined burst counts after all."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     quarantine: str
-    """Key of the `FeedbackQuarantined`."""
+    """Key of the `FeedbackQuarantined` event."""
 
     def key(self) -> str:
-        """One per quarantine."""
+        """Return the key: one event per quarantine."""
         return self.quarantine

@@ -12,7 +12,7 @@ from penstock.messages.base import FORMAT, check_format
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, CorruptDataError, FormatError
 
-REFUSAL = r"format 1, of Penstock 0\.1\.0; expected format 2: .*start a new run"
+REFUSAL = r"expected format 2, got format 1, written by Penstock 0\.1\.0: .*start a new run"
 
 
 def test_this_version_s_format_passes():
@@ -20,9 +20,9 @@ def test_this_version_s_format_passes():
 
 
 def test_another_format_is_named():
-    with pytest.raises(FormatError, match=f"^a thing: has {REFUSAL}"):
+    with pytest.raises(FormatError, match=f"^a thing: {REFUSAL}"):
         check_format(1, "a thing")
-    with pytest.raises(FormatError, match="has format 9, of another version of Penstock"):
+    with pytest.raises(FormatError, match="got format 9, written by another version of Penstock"):
         check_format(9, "a thing")
 
 
@@ -33,7 +33,7 @@ def test_a_run_folder_of_0_1_0_is_refused(tmp_path, name):
     (folder / "config.toml").write_text("")
     state = {"run_id": "old", "url": "nats://x", "pid": 1, "started_at": 0.0}
     (folder / "state.json").write_bytes(msgspec.json.encode(state))
-    with pytest.raises(FormatError, match=f"^run old: has {REFUSAL}"):
+    with pytest.raises(FormatError, match=f"^run old: {REFUSAL}"):
         find_run(name, tmp_path)
     assert find_run(name, tmp_path, any_format=True).run_id == "old"
     (folder / "state.json").write_bytes(msgspec.json.encode(state | {"format": FORMAT}))
@@ -71,7 +71,7 @@ class Bus:
 
 
 async def test_a_log_of_0_1_0_is_refused():
-    with pytest.raises(FormatError, match=f"^the log of run r1: has {REFUSAL}"):
+    with pytest.raises(FormatError, match=f"^the log of run r1: {REFUSAL}"):
         await check_log(Bus(1))
     await check_log(Bus(FORMAT))
     await check_log(Bus())
@@ -83,7 +83,7 @@ def test_an_exported_log_of_0_1_0_is_refused(tmp_path):
     path = tmp_path / "run.penstock"
     with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
         _write(out, {"penstock_log": 1, "run_id": "r1"})
-    with pytest.raises(FormatError, match=f"run.penstock: has {REFUSAL}"):
+    with pytest.raises(FormatError, match=f"run.penstock: {REFUSAL}"):
         read_header(path)
 
 
@@ -92,5 +92,5 @@ async def test_a_checkpoint_of_another_format_is_refused():
     data = msgspec.json.encode({"step": 3, "weights_digest": "x", "format": 1})
     key = f"checkpoints/00000003-{xxhash.xxh3_128_hexdigest(data)}"
     await store.put(key, data)
-    with pytest.raises(FormatError, match=f"^{key}: has {REFUSAL}"):
+    with pytest.raises(FormatError, match=f"^{key}: {REFUSAL}"):
         await read_head(store, key)

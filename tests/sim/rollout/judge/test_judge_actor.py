@@ -213,7 +213,7 @@ def test_a_rollout_whose_turns_or_files_are_gone_is_masked_with_the_cause(simula
         verdicts = await world.wait_for(Verdict, 2)
         assert {one.outcome for one in verdicts} == {Outcome.JUDGE_ERROR}
         details = {one.rollout_id: one.detail for one in verdicts}
-        assert "g0-m0.0: is named, but the log does not have it" in details["g0-m0"]
+        assert "g0-m0.0: missing from the log" in details["g0-m0"]
         assert "claims/1-gone" in details["g0-m1"]
 
     simulate(scenario)
