@@ -1,5 +1,6 @@
-"""A run's ranks, the processes that share its weights.
+"""Ranks: the trainer processes that share one copy of the weights.
 
-`checks.py`: processes and settings fit; `environment.py`, `units.py`: how they start and end;
-`build.py`: the trainer's engine and the actor of a rank; `arithmetic.py`: what replay has to match.
+`environment.py` and `units.py` define how ranks start and stop together; `build.py` builds the
+trainer's engine and the actor of one rank; `arithmetic.py` records what a replay has to match.
+`infra/config/ranks_checks.py` checks that processes and settings fit.
 """
