@@ -79,6 +79,7 @@ async def prepare(
         log.info("inputs of the run are in its store already")
         return
     section = config.model
+    # Building takes seconds to minutes of CPU time: in a thread, the event loop stays responsive.
     stopped = threading.Event()
     try:
         if section.checkpoint:

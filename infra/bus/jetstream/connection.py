@@ -372,7 +372,7 @@ class NatsConnection:
         headers: dict[str, str] | None = None,
         suffix: str = "",
     ) -> Msg:
-        """Send an idempotent request; repeat it after a break, `attempt_s` of silence, or no server.
+        """Send an idempotent request, again after a break, `attempt_s` of silence, or no server.
 
         Raises:
             DeadlineError: No reply within `deadline_s`.

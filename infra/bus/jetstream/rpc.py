@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.claims import Claims, Packed
+from penstock.infra.bus.claims import Claims, PackedMessage
 from penstock.infra.bus.jetstream.connection import (
     NO_RESPONDERS,
     RETRY,
@@ -109,7 +109,7 @@ class RpcClient:
             await self._claims.forget(packed.object_keys)
 
     async def _replies(
-        self, service: str, subject: str, packed: Packed, idle_s: float, *, is_served: bool
+        self, service: str, subject: str, packed: PackedMessage, idle_s: float, *, is_served: bool
     ) -> AsyncGenerator[Message, None]:
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
         with self._connection.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
@@ -195,7 +195,7 @@ class Server:
         except BusError as error:  # The client sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
 
-    async def _pack(self, reply: Message) -> Packed:
+    async def _pack(self, reply: Message) -> PackedMessage:
         """Encode a reply, or in its place the error that prevents sending it."""
         try:
             return await self._claims.pack_call(reply, PAYLOAD_BYTES_MAX)
