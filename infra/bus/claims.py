@@ -30,7 +30,7 @@ FORGET_S_MAX = 10.0
 _claims = msgspec.msgpack.Decoder(Claim)
 
 
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
+class PackedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message ready for the bus."""
 
     data: bytes
@@ -50,15 +50,15 @@ class Claims:
         self._new_key = new_key
         self._inline_bytes = inline_bytes
 
-    async def pack(self, event: Event, num_bytes_max: int) -> Packed:
+    async def pack(self, event: Event, num_bytes_max: int) -> PackedMessage:
         """Encode an event; what is too large is stored first, and deleted again if that fails."""
         return await self._pack(event, num_bytes_max, _EVENT)
 
-    async def pack_call(self, message: Message, num_bytes_max: int) -> Packed:
+    async def pack_call(self, message: Message, num_bytes_max: int) -> PackedMessage:
         """Encode a request or a reply likewise; it is stored whole or not at all."""
         return await self._pack(message, num_bytes_max, _CALL)
 
-    async def _pack(self, message: Message, num_bytes_max: int, word: str) -> Packed:
+    async def _pack(self, message: Message, num_bytes_max: int, word: str) -> PackedMessage:
         keys: list[str] = []
         try:
             return await self._packed(message, num_bytes_max, word, keys)
@@ -68,7 +68,7 @@ class Claims:
 
     async def _packed(
         self, message: Message, num_bytes_max: int, word: str, keys: list[str]
-    ) -> Packed:
+    ) -> PackedMessage:
         data = encode(message)
         if word == _EVENT and len(data) > self._inline_bytes and isinstance(message, Event):
             stored = {
@@ -82,9 +82,9 @@ class Claims:
             text = f"{len(data)} bytes, a message has at most {MESSAGE_BYTES_MAX}"
             raise CodecError(f"{name}: {text}")
         if len(data) <= num_bytes_max:
-            return Packed(data=data, headers={}, object_keys=tuple(keys))
+            return PackedMessage(data=data, headers={}, object_keys=tuple(keys))
         claim = await self._put(data, word, keys)
-        return Packed(
+        return PackedMessage(
             data=msgspec.msgpack.encode(claim),
             headers={CLAIM_HEADER: "1"},
             object_keys=tuple(keys),

@@ -31,7 +31,7 @@ that reads it. Far above both (`PUBLISH_S_MAX`, deadlines of calls) and the skew
 assert GRACE_S > PUBLISH_S_MAX
 
 
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
+class CollectionReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a collection did."""
 
     num_deleted: int
@@ -40,7 +40,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 async def collect(
     bus: NatsBus, store: ObjectStore, *, now: float, grace_s: float = GRACE_S
-) -> Collected:
+) -> CollectionReport:
     """Delete a run's unreferenced objects that are older than `grace_s`.
 
     Objects are listed before the log is read, so an event that is stored meanwhile names none of
@@ -64,7 +64,7 @@ async def collect(
             unnamed.difference_update(_named(stored))
     for key in sorted(unnamed):
         await store.delete(key)
-    return Collected(num_deleted=len(unnamed), num_kept=len(keys) - len(unnamed))
+    return CollectionReport(num_deleted=len(unnamed), num_kept=len(keys) - len(unnamed))
 
 
 async def collect_if_possible(

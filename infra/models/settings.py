@@ -9,35 +9,35 @@ from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 
 
 class CorpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Documents of one's own for mid-training."""
+    """User-supplied documents for mid-training."""
 
     path: str
-    """A file, or a folder of files; of a `.jsonl` or `.parquet` file, each row is a document."""
+    """File or folder of files; each row of a `.jsonl` or `.parquet` file is one document."""
     kind: Literal["text", "messages"] = "text"
     """text: files, or rows with `text`; every token is a target. messages: rows with `messages`,
     conversations of which only the assistant's tokens are."""
     weight: NonNegativeFloat = 1.0
-    """Of a token as a target."""
+    """Loss weight of each target token."""
     tokens_max: NonNegativeInt = 0
-    """Stop after the document with which so many tokens are read; 0: read all."""
+    """Token budget; reading stops after the document that reaches it. 0: read everything."""
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes version 0; by default a policy of `[policy]`'s shape with random weights."""
+    """Model that becomes version 0; by default random weights in the shape of `[policy]`."""
 
     checkpoint: str = ""
-    """Folder of a model in Hugging Face's layout; its shape and its tokenizer are the run's."""
+    """Folder of a model in Hugging Face layout; the run uses its shape and its tokenizer."""
     chat: str = "penstock"
-    """The chat format that it reads and writes: `penstock`, or `renderers:NAME`, e.g.
-    `renderers:qwen3`, over the package `renderers`."""
+    """Chat format of the model: `penstock`, or `renderers:NAME` (for example `renderers:qwen3`),
+    which uses the package `renderers`."""
     corpora: tuple[CorpusConfig, ...] = ()
-    """What mid-training reads; without a checkpoint, after what `prepare.corpora` makes."""
+    """Corpora for mid-training; without a checkpoint, they follow those of `prepare.corpora`."""
     preferences: list[str] = []
-    """JSON lines of pairs and labels, trained by DPO and KTO (`[trainer.preferences]`) after
-    mid-training, before RL."""
+    """JSON-lines files of pairs and labels, trained with DPO and KTO (`[trainer.preferences]`)
+    after mid-training and before RL."""
 
     def __post_init__(self) -> None:
-        """Check that what needs a checkpoint has one."""
+        """Check that settings that need a checkpoint come with one."""
         if self.preferences and not self.checkpoint:
             text = "expected with it model.checkpoint: its tokenizer reads them"
             raise ConfigError(f"model.preferences: {text}")
@@ -47,5 +47,5 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def has_corpus(self) -> bool:
-        """Whether mid-training has something to read."""
+        """Whether any corpus is configured for mid-training."""
         return bool(self.corpora)

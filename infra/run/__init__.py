@@ -5,6 +5,7 @@
  launcher.py ──▶ one process.py per entry of `[processes]` ──▶ roles.py builds its actors
  closing.py ◀── the log: replay.py, summary.py, report.html
 ```
-`runs.py` is a run's folder and the connection to its log. To add a role: a builder in `roles.py`
-with its line in `ROLES`, and its settings as a field of `RunConfig` in `infra/config/settings.py`.
+`runs.py` holds the folder layout of a run and the connection to its log. To add a role, write a
+builder in `roles.py`, list it in `ROLES`, and add its settings as a field of `RunConfig`
+(`penstock.infra.config.settings`).
 """

@@ -1,4 +1,4 @@
-"""`penstock run`: one run from its configuration to its closing table."""
+"""`penstock run`: executes one run, from its configuration to its closing table."""
 
 import argparse
 import asyncio
@@ -54,14 +54,15 @@ from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 UNSOUND = 1
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""A run's id is a folder and a token of its subjects."""
+"""Pattern of run ids, which serve as folder names and as tokens of NATS subjects."""
 
 
 def run(arguments: argparse.Namespace, open_server: OpenServer = own_server) -> int:
-    """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
+    """Run the command; return 0 if the run is complete and sound, 130 after Ctrl-C."""
     with images_beside() if arguments.images else contextlib.nullcontext():
         run_dir, config = _open(arguments)
         names = _names(config, arguments.processes)
+        # Two launchers of one run would both start its processes.
         with run_dir.lock():
             check_space(run_dir.path)
             arguments.since = _start(arguments.since)
@@ -69,22 +70,23 @@ def run(arguments: argparse.Namespace, open_server: OpenServer = own_server) -> 
 
 
 def _start(since: float | None) -> float:
-    """Return the unix seconds from which a run's times count.
+    """Return the start of the run in unix seconds.
 
     Raises:
-        ConfigError: `--since` is no time of the last day.
+        ConfigError: `--since` is not a time within the last day.
 
     """
     now = time.time()
-    if since is not None and not now - 86400.0 <= since <= now + 1.0:  # Make counts whole seconds.
+    # One second of tolerance: make counts in whole seconds.
+    if since is not None and not now - 86400.0 <= since <= now + 1.0:
         raise ConfigError(f"--since: expected unix seconds of the last day, got {since:g}")
     return now if since is None else min(since, now)
 
 
 def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
-    """Return the run to work on: a new one, or one that exists."""
+    """Return the run to execute: a new one, or an existing one to resume."""
     if arguments.or_resume and (arguments.resume or not arguments.run_id):
-        raise ConfigError("--or-resume: expected --run-id with it, and no --resume")
+        raise ConfigError("--or-resume: expected together with --run-id, and without --resume")
     if arguments.resume:
         return _resume(arguments)
     try:
@@ -94,7 +96,8 @@ def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
             raise
     arguments.resume = arguments.run_id
     if RunDir(Path(arguments.runs_dir) / arguments.run_id).config.exists():
-        arguments.config = None  # Its folder is here: the launcher has only started again.
+        # The folder is on this host, so the launcher has only been restarted.
+        arguments.config = None
     return _resume(arguments)
 
 
@@ -115,11 +118,11 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
 
 
 def parse_new(data: Table, source: str) -> RunConfig:
-    """Complete and check the tables of a new run; its model's files must be there, too.
+    """Complete and check the tables of a new run, including the files of its model.
 
     Raises:
-        ConfigError: Something in them is wrong.
-        ModelFormatError: The checkpoint cannot be computed.
+        ConfigError: A setting is wrong or a file is missing.
+        ModelFormatError: The checkpoint has an unsupported format.
 
     """
     data |= with_whole_paths(data)
@@ -133,11 +136,11 @@ def parse_new(data: Table, source: str) -> RunConfig:
 
 
 def new_folder(data: Table, config: RunConfig, arguments: argparse.Namespace) -> RunDir:
-    """Make the folder of a new run, `--run-id` below `--runs-dir`, with its configuration.
+    """Create the folder of a new run, `--run-id` in `--runs-dir`, with its configuration.
 
     Raises:
-        ConfigError: The id is none.
-        FileExistsError: There is such a run.
+        ConfigError: The run id has invalid characters.
+        FileExistsError: The run exists already.
 
     """
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
@@ -145,7 +148,7 @@ def new_folder(data: Table, config: RunConfig, arguments: argparse.Namespace) ->
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
-        raise FileExistsError(f"run {run_id}: exists; resume it with --resume {run_id}")
+        raise FileExistsError(f"run {run_id}: exists already; resume it with --resume {run_id}")
     if config.bus.servers:
         asyncio.run(check_new(open_access(config.bus), run_id))
     write_atomic(run_dir.config, tomli_w.dumps(data).encode())
@@ -170,10 +173,10 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
 
 
 def _names(config: RunConfig, given: str | None) -> list[str]:
-    """Return the entries of `[processes]` that start here.
+    """Return the entries of `[processes]` that start on this host.
 
     Raises:
-        ConfigError: There is no such entry, or the others could not be on other hosts.
+        ConfigError: An entry does not exist, or the others cannot run on other hosts.
 
     """
     if given is None:
@@ -231,12 +234,13 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     installer: int | None,
     since: float,
 ) -> bool:
-    """Return True once the run is complete, False when a signal stopped it."""
+    """Execute the run; return True once it is complete, False if a signal stopped it."""
     await check_log(bus)
     cached: list[str] = []
     preparing = prepare(config, run_dir.store(), progress.say, cached.append)
     if not await before(interrupted, preparing):
         return False
+    # Tasks are prepared while an installer is still fetching torch; only devices need it.
     if installer is not None:
         if not await before(interrupted, until_installed(installer, "torch")):
             return False
@@ -245,6 +249,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     if "sandbox_host" in roles_of(config, names) and boots_uml and were_assets_built_before(since):
         cached.append("kernel and image of machines")
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
+    # Published before any process starts: actors on other hosts wait for these events.
     started = await run_started(run_dir, config, cached)
     await bus.publish([started, RunOpened(incarnation=incarnation)])
     processes = Processes(run_dir, config, names)
@@ -256,7 +261,9 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         if progress.is_midtraining:
             progress.say("resumed, mid-training goes on from its last save")
         progress.say("stopping the actors (Ctrl-C again: at once)")
-        with contextlib.suppress(BusError, DeadlineError):  # The servers may be why we stop.
+        # RunClosed goes first so that actors on other hosts stop, too; the servers themselves
+        # may be the reason for stopping.
+        with contextlib.suppress(BusError, DeadlineError):
             await bus.publish([RunClosed(incarnation=incarnation, is_complete=is_complete)])
         await processes.stop()
         if len(names) < len(config.processes):
@@ -271,13 +278,13 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
     progress: Progress,
     interrupted: asyncio.Event,
 ) -> bool:
-    """Return True once the run is complete, False when a signal asks to stop.
+    """Watch the processes; return True once the run is complete, False after a signal.
 
     Raises:
         DeadlineError: `run.wall_s_max` passed.
 
     """
-    beside = [
+    side_tasks = [
         asyncio.create_task(run_users(run_dir, config, bus), name="sample users"),
         asyncio.create_task(progress.follow_gateways(run_dir), name="gateways"),
     ]
@@ -291,6 +298,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
         done, _ = await asyncio.wait(
             tasks, timeout=config.run.wall_s_max, return_when=asyncio.FIRST_COMPLETED
         )
+        # Raises what ended the watch; a run that is complete or interrupted raises nothing.
         for task in done:
             await task
         if not done:
@@ -298,7 +306,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             raise DeadlineError(f"{text}; see `penstock status {run_dir.run_id}`")
         return followed in done
     finally:
-        for task in (*tasks, *beside):
+        for task in (*tasks, *side_tasks):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, *beside, return_exceptions=True)
+            await asyncio.gather(*tasks, *side_tasks, return_exceptions=True)

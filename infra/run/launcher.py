@@ -1,12 +1,13 @@
-"""The launcher: starts a run's processes, watches them, and restarts those that die.
+"""Launcher: starts the processes of a run, watches them, and restarts those that die.
 
-One embedded nats-server and one process per entry of `[processes]`; a process that dies is
-restarted within the restart budget. All state is on the log and in the object store, so a restart,
-`--resume`, and a kill -9 of anything are the same to an actor.
+It runs one embedded nats-server and one process per entry of `[processes]`, and restarts a process
+that dies as long as the restart budget allows. All state is in the log and in the object store, so
+an actor cannot tell a restart from a `--resume` or a `kill -9`.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -56,27 +57,28 @@ from penstock.messages.errors import (
 )
 from penstock.messages.reading.asyncapi import document
 
+log = logging.getLogger(__name__)
 REAP_S = 1.0
 SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
 PAUSE_S = 30.0
-"""Before a service starts a process again that has used up its restarts."""
+"""Pause before a service restarts a process that has used up its restart budget."""
 
 
 class Processes:
-    """The run's actor processes, restarted as the policy says."""
+    """Actor processes of a run, restarted within the restart budget."""
 
     def __init__(
         self, run: RunDir, config: RunConfig, names: Collection[str], *, gives_up: bool = True
     ) -> None:
-        """Prepare; nothing runs yet.
+        """Prepare the processes without starting any.
 
         Args:
-            run: The run's folder.
-            config: Of its processes.
-            names: The entries of `[processes]` that run here.
-            gives_up: Whether a process that dies too often is the run's end; else it is started
-                again after a pause, and the others go on.
+            run: Folder of the run.
+            config: Configuration of the run.
+            names: Entries of `[processes]` that run on this host.
+            gives_up: Whether a process that dies too often ends the run; otherwise it is
+                restarted after a pause while the others continue.
 
         """
         self._gives_up = gives_up
@@ -89,7 +91,7 @@ class Processes:
         )
         self._running: dict[str, Process] = {}
         self._changing = asyncio.Lock()
-        """Held while a process starts, and while orphans are distinguished from own processes."""
+        """Lock that keeps a process that is just starting from being mistaken for an orphan."""
         self._num_deaths: Counter[str] = Counter()
         self._memory = OutOfMemoryWatch()
         self._attribution = Attribution(
@@ -104,17 +106,19 @@ class Processes:
         return process.pid if process and process.returncode is None else None
 
     async def watch(self, bus: NatsBus) -> None:
-        """Start every process and restart the dead, until cancelled.
+        """Start every process and restart those that die, until cancelled.
 
         Raises:
-            RestartBudgetError: One died too often, of nothing in particular.
-            RunStuckError: One cannot get past an event.
-            DiskFullError: The run's file system is full; the log stays as it is.
+            RestartBudgetError: A process died too often for no single known cause.
+            RunStuckError: A process cannot get past an event.
+            DiskFullError: The file system of the run is full; the log is left as it is.
 
         """
         adopt_orphans()
-        log = bus.follow([ItemCharged], stop_at_end=True)
-        charged = [delivery.event async for delivery in log]
+        # A launcher that starts again must remember earlier charges, or an item that crashes
+        # workers would get its full allowance of crashes after every resume.
+        charges = bus.follow([ItemCharged], stop_at_end=True)
+        charged = [delivery.event async for delivery in charges]
         self._attribution.resume(event for event in charged if isinstance(event, ItemCharged))
         try:
             async with asyncio.TaskGroup() as group:
@@ -124,20 +128,23 @@ class Processes:
                 for unit in units(self._specs):
                     group.create_task(self._keep(unit, bus), name=f"keep {', '.join(unit)}")
         except ExceptionGroup as failures:
+            # The first failure cancels the other tasks, so it is the one that callers report.
             raise failures.exceptions[0] from None
 
     async def stop(self) -> None:
-        """Stop all in order; kill those that outlast the deadline, and their orphans."""
+        """Stop all processes, ranks last; kill those that miss the deadline, and their orphans."""
         self._stopping = True
         ranks = {name for name, specs in self._specs.items() if is_rank(specs)}
-        for names in (set(self._running) - ranks, ranks):  # The trainer saves with the ranks' help.
+        # Ranks stop last because the trainer needs them for its final save.
+        for names in (set(self._running) - ranks, ranks):
             await stop_processes([p for name, p in self._running.items() if name in names])
         await self._end_orphans()
 
     async def _keep(self, unit: dict[str, list[str]], bus: NatsBus) -> None:
-        """Start a unit, and start it again whenever one of its processes ends."""
+        """Start a unit of processes, and restart the whole unit whenever one of them ends."""
         while not self._stopping:
             environments = rank_environments(unit, self._trainer)
+            # Under the lock: the reaper must not see a child that is not in `_running` yet.
             async with self._changing:
                 processes = {
                     name: await self._start(name, specs, environments[name])
@@ -149,7 +156,9 @@ class Processes:
             assert code is not None
             if self._stopping:
                 return
+            # Children of the dead process may still run; end them before its successor starts.
             await self._end_orphans()
+            # A full disk ends the run as such, not as a process that died too often.
             check_space(self._run.path)
             self._num_deaths[name] += 1
             death, judgement = await self._judge(name, code, bus)
@@ -158,12 +167,16 @@ class Processes:
                 raise failure
             pause = "" if failure is None else f" in {PAUSE_S:g} s"
             sys.stderr.write(f"[run] {death.words}; restarting it{pause}\n")
+            log.debug(
+                "process %s (pid %d) ended with code %d, cause %s, death %d",
+                *(name, process.pid, code, death.cause.name, self._num_deaths[name]),
+            )
             await self._publish_death(bus, name, process.pid, death.words)
             if failure is not None:
                 await asyncio.sleep(PAUSE_S)
 
     def _failure(self, death: Death, judgement: Judgement) -> PenstockError | None:
-        """Return why a process that died is not simply started again."""
+        """Return the error that forbids an immediate restart, or None."""
         if death.cause is DeathCause.STUCK:
             return RunStuckError(death.words)
         if judgement.counts and not self._budget.allows_restart(time.monotonic()):
@@ -171,7 +184,7 @@ class Processes:
         return None
 
     async def _judge(self, name: str, code: int, bus: NatsBus) -> tuple[Death, Judgement]:
-        """Return a death and what follows from it; charges are published."""
+        """Describe a death, publish the charges that follow from it, and return both."""
         cause = cause_of(code, is_out_of_memory=self._memory.has_risen())
         death = Death(
             process=name,
@@ -181,6 +194,7 @@ class Processes:
             items=tuple(read_in_progress(self._in_progress_path(name))),
         )
         self._attribution.note(death)
+        # One fault often kills several processes; wait for the neighbors' deaths before judging.
         if cause is DeathCause.CRASHED:
             await asyncio.sleep(NEIGHBOR_S)
         judgement = self._attribution.judge(death)
@@ -189,7 +203,7 @@ class Processes:
         return death, judgement
 
     async def _publish_death(self, bus: NatsBus, name: str, pid: int, failure: str) -> None:
-        """Publish a death, if the server is up: nothing depends on it."""
+        """Publish a death if the server is up; no actor depends on the event."""
         event = ActorFailed(
             actor=name,
             incarnation=f"{int(time.time()):x}-{pid:x}",
@@ -203,21 +217,23 @@ class Processes:
         path = self._log_path(name)
         private_folder(path.parent)
         noted = self._in_progress_path(name)
+        # Items noted by the previous process must not be charged for the death of this one.
         noted.unlink(missing_ok=True)
-        with open_private(path, "ab") as log:
+        with open_private(path, "ab") as log_file:
             process = await asyncio.create_subprocess_exec(
                 *self._command_prefix(specs), python_of(self._generator, specs),
                 "-m", "penstock.infra.cli",
                 "actor", *specs, "--run", str(self._run.path), "--in-progress", str(noted),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log_file, stderr=log_file,
                 env=os.environ | environment,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
         self._running[name] = process
+        log.info("process %s started as pid %d, logging to %s", name, process.pid, path)
         return process
 
     def _command_prefix(self, specs: list[str]) -> list[str]:
-        """Return the prefix of a command line that runs in the roles' region."""
+        """Return the command prefix that starts a process in the region of its roles."""
         state = self._run.read_state()
         return state.place(specs).entrance if state else []
 
@@ -243,7 +259,7 @@ class Processes:
             await asyncio.sleep(SPACE_CHECK_S)
 
     async def _collect(self, bus: NatsBus) -> None:
-        """Delete objects that nothing names any more."""
+        """Delete objects that no event references, once an hour."""
         while True:
             await asyncio.sleep(COLLECT_S)
             await collect_if_possible(bus, self._run.store())
@@ -256,7 +272,7 @@ class Processes:
 async def own_server(
     run: RunDir, config: RunConfig
 ) -> AsyncGenerator[tuple[EmbeddedServer, dict[str, RegionPlace]]]:
-    """Yield the run's embedded server; no region has another place."""
+    """Yield an embedded server for the run, reached the same way from every region."""
     async with kept_server(run.events, config.bus.server_path or None) as server:
         yield server, {}
 
@@ -265,11 +281,11 @@ OpenServer = Callable[
     [RunDir, RunConfig],
     contextlib.AbstractAsyncContextManager[tuple[EmbeddedServer, dict[str, RegionPlace]]],
 ]
-"""How a run gets its embedded server, and the places of regions that reach it in their own way.
+"""Function that opens the embedded server and says how each region reaches it.
 
-A caller that puts regions behind networks of their own passes its own function, which yields a
-`RegionPlace` for each: processes whose roles are all of that region are started through its
-`entrance` and connect to its `url` (`tests/lab/regions/command.py` does so).
+A caller that puts regions behind separate networks passes its own function, which yields one
+`RegionPlace` per region: a process whose roles all belong to that region is started through the
+`entrance` of the place and connects to its `url` (`tests/lab/regions/command.py` does so).
 """
 
 
@@ -281,13 +297,14 @@ async def event_server(
     is_service: bool = False,
     open_server: OpenServer = own_server,
 ) -> AsyncGenerator[NatsBus]:
-    """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
+    """Yield a provisioned bus on the servers of `[bus]`, or else on an embedded server."""
     server_pid: Callable[[], int] = int
     write_atomic(run.asyncapi, msgspec.json.encode(document()))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(run.end_state)
         if access := run.access():
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
+            # Ask before answering: this launcher would otherwise hear its own answer.
             await check_alone(bus)
             await bus.serve(LAUNCHER, answer)
             await bus.provision()

@@ -1,9 +1,9 @@
-"""Builds what a run starts from, for its configuration and seed, into its object store.
+"""Builds the inputs of a run from its configuration and seed, and puts them into its object store.
 
-Tasks and their hidden tests of both splits (`envs/tasks/storage.py`); and the tokenizer and the
-corpora of mid-training, or a checkpoint and its own corpora (`infra/models/claim.py`,
-`infra/corpora/own.py`). The same settings and seed give the same bytes. Importing this module
-imports no torch.
+The inputs are the tasks and hidden tests of both splits (`envs/tasks/storage.py`), and either the
+tokenizer and mid-training corpora or a checkpoint with user-supplied corpora
+(`infra/models/claim.py`, `infra/corpora/own.py`). The same settings and seed give the same bytes.
+Importing this module does not import torch.
 """
 
 import asyncio
@@ -60,13 +60,15 @@ async def prepare(
     say: Callable[[str], None],
     note_cached: Callable[[str], None] = log.info,
 ) -> None:
-    """Put all objects unless all are there; cancelled, it ends soon, and has put none.
+    """Build and store all inputs of a run unless they are stored already.
+
+    Cancellation during the build stops it soon and leaves nothing in the store.
 
     Args:
-        config: What to build.
-        store: Of the run.
-        say: Called with progress in words.
-        note_cached: Called with what was taken from the user's cache, in words.
+        config: Configuration of the run.
+        store: Object store of the run.
+        say: Callback for progress messages.
+        note_cached: Callback for the names of inputs that came from the user's cache.
 
     Raises:
         ConfigError: A file that `[model]` names is missing or broken, or a task does not fit the
@@ -74,8 +76,10 @@ async def prepare(
 
     """
     if all([await store.exists(key) for key in _object_keys(config)]):
+        log.info("inputs of the run are in its store already")
         return
     section = config.model
+    # Building takes seconds to minutes of CPU time: in a thread, the event loop stays responsive.
     stopped = threading.Event()
     try:
         if section.checkpoint:
@@ -87,9 +91,12 @@ async def prepare(
             say(f"preparing {counts} and corpora of mid-training")
             objects = await asyncio.to_thread(build, config, stopped, note_cached)
     finally:
-        stopped.set()  # A thread cannot be cancelled: it looks at this before each task and text.
+        # A thread cannot be cancelled; it checks this flag before each task and each text.
+        stopped.set()
+    # Everything is built before the first put, so that a refused configuration stores nothing.
     for key, data in objects.items():
         await store.put(key, data)
+    log.info("stored %d inputs of the run", len(objects))
     if section.checkpoint:
         await claim_model(section, config.policy, store)
 
@@ -97,18 +104,18 @@ async def prepare(
 def build(
     config: RunConfig, stopped: threading.Event, note_cached: Callable[[str], None] = log.info
 ) -> dict[str, bytes]:
-    """Return every object of a run that starts from random weights, by its key.
+    """Build every input of a run that starts from random weights; return objects by key.
 
     Raises:
-        ConfigError: A task does not fit the engine's context, or the own code of
-            `prepare.corpora` is not there or makes no corpora.
-        PreparationStoppedError: `stopped` was set meanwhile.
+        ConfigError: A task does not fit the engine's context, or the function that
+            `prepare.corpora.make` names is missing or returns no corpora.
+        PreparationStoppedError: `stopped` was set during the build.
 
     """
     objects = _task_sets(config, stopped)
     section = config.prepare.corpora
     if section is None:
-        text = "expected own code that makes the tokenizer and what mid-training reads"
+        text = "expected a function that makes the tokenizer and the mid-training corpora"
         raise ConfigError(f"prepare.corpora: {text}, or model.checkpoint")
     make = cast(
         "Callable[[CorpusRequest], object]", load_reference(section.make, "prepare.corpora.make")
@@ -119,6 +126,7 @@ def build(
     def made() -> dict[str, bytes]:
         return _midtrain_objects(make(request), request, section.make, longest)
 
+    # User-supplied corpora bypass the cache: its key does not cover the content of their files.
     if request.corpora or not config.trainer.midtrain.uses_cache:
         return objects | made()
     facts = (
@@ -134,7 +142,7 @@ def build(
 def corpus_request(
     config: RunConfig, section: CorporaConfig, stopped: threading.Event
 ) -> CorpusRequest:
-    """Return what the run asks own code for."""
+    """Return the request that is passed to the function of `prepare.corpora.make`."""
     prepare = config.prepare
     return CorpusRequest(
         seed=config.run.seed,
@@ -152,7 +160,7 @@ def corpus_request(
 def _midtrain_objects(
     made: object, request: CorpusRequest, make: str, tokens_max: int
 ) -> dict[str, bytes]:
-    """Return the tokenizer and both corpora by their keys, `model.corpora` last among these."""
+    """Return the tokenizer and both corpora by key; `model.corpora` follow the made documents."""
     if not isinstance(made, Corpora):
         text = f"expected Corpora, got {type(made).__name__}"
         raise ConfigError(f"prepare.corpora.make: {make!r}: {text}")
@@ -168,11 +176,11 @@ def _midtrain_objects(
 def build_outside(
     config: RunConfig, chat: ChatFormat, stopped: threading.Event
 ) -> dict[str, bytes]:
-    """Return the tasks and corpora of a run that starts from a checkpoint, by key.
+    """Build the tasks and corpora of a run that starts from a checkpoint; return objects by key.
 
     Raises:
-        ConfigError: Texts or traces that are broken, or a task that does not fit.
-        PreparationStoppedError: `stopped` was set meanwhile.
+        ConfigError: A text or trace is malformed, or a task does not fit the context.
+        PreparationStoppedError: `stopped` was set during the build.
 
     """
     objects = _task_sets(config, stopped, chat)
@@ -188,7 +196,7 @@ def build_outside(
 
 
 def _object_keys(config: RunConfig) -> tuple[str, ...]:
-    """Return the keys that a prepared store has."""
+    """Return the keys of all inputs that a prepared store holds."""
     has_corpus = config.model.has_corpus or not config.model.checkpoint
     keys = (TOKENIZER_KEY, *TASK_KEYS, *(CORPUS_KEYS if has_corpus else ()))
     if config.model.preferences:
@@ -212,10 +220,10 @@ def _task_sets(
 
 
 def _check_eval_sets(heldout: Sequence[Task], config: RunConfig) -> None:
-    """Refuse an evaluation set that no held-out task is in.
+    """Refuse an evaluation set that selects no held-out task.
 
     Raises:
-        ConfigError: There is one; the text names it, and what there is.
+        ConfigError: A set is empty; the text names it and the sources and categories that exist.
 
     """
     for each in config.evaluator.sets:
@@ -228,10 +236,10 @@ def _check_eval_sets(heldout: Sequence[Task], config: RunConfig) -> None:
 
 
 def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> TaskCandidate:
-    """Refuse a task whose longest episode, or whose prompt, does not fit.
+    """Return a task after checking that its longest episode and its prompt fit the context.
 
     Raises:
-        ConfigError: It does not; the text names the task and both numbers.
+        ConfigError: One does not fit; the text names the task and both token counts.
 
     """
     task, limits = one.task, one.task.limits
@@ -250,10 +258,11 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
 
 
 def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
-    """Return a task whose machines sleep, where the settings want slow ones."""
+    """Return a task with a drawn delay per call where `prepare.slow_calls` asks for it."""
     slow = config.prepare.slow_calls
     if slow is None:
         return one
+    # Seeded per task: the delay does not depend on the order or number of tasks.
     sleep_s = slow.draw(random.Random(f"slow/{config.run.seed}/{one.task.task_id}"))
     return msgspec.structs.replace(
         one, task=msgspec.structs.replace(one.task, call_sleep_s=sleep_s)
@@ -261,7 +270,12 @@ def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
 
 
 def _check_machine(task: Task, pool: PoolConfig) -> None:
-    """Refuse a task whose machine no host of this configuration has room for; as `_checked`."""
+    """Refuse a task whose machine does not fit any host of this configuration.
+
+    Raises:
+        ConfigError: It does not fit; the text names the task.
+
+    """
     try:
         offer = backend_class(pool.backend)
         own = resolve_machine_size(pool.needs, offer)

@@ -1,8 +1,9 @@
-"""One operating-system process that runs some actors: what `penstock actor ROLE ...` does."""
+"""`penstock actor ROLE ...`: one operating-system process that runs one or more actors."""
 
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir, connect, find_run, remove_needless
 from penstock.messages.errors import PenstockError, StartAgainError
 
+log = logging.getLogger(__name__)
+
 
 async def run_actors(  # noqa: PLR0913 - all of a process
     run: RunDir,
@@ -41,16 +44,18 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
 
     Returns:
-        The exit code: 0, or START_AGAIN where the launcher, which is elsewhere, stopped before the
-        run was complete.
+        The exit code: 0, or START_AGAIN if the launcher, on another host, stopped before the run
+        was complete.
 
     Args:
-        run: The run's folder on this host.
-        config: The run's.
-        specs: Roles.
-        where: Servers of the run.
-        is_apart: No launcher started this process: it runs while one is up, wherever that is.
-        health_port: Where `/healthz` and `/readyz` are answered; 0: nowhere.
+        run: Folder of the run on this host.
+        config: Configuration of the run.
+        specs: Roles of this process.
+        where: NATS servers of the run.
+        in_progress: Record of the items in progress, read by the launcher after a crash.
+        is_apart: Whether no launcher started this process; it then runs while one is up on any
+            host.
+        health_port: Port that serves `/healthz` and `/readyz`; 0 disables it.
 
     Raises:
         PenstockError: The first actor's failure; the others are stopped in order first.
@@ -61,6 +66,7 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     hosts: dict[str, ActorHost] = {}
+    # Health first: it answers "not up yet" while this process connects and waits for the run.
     async with (
         health_server(health_port, lambda: _not_ready(hosts)),
         connect(run, where, "+".join(specs).replace("/", ".")) as bus,
@@ -72,12 +78,15 @@ async def run_actors(  # noqa: PLR0913 - all of a process
         if opened_at is None:
             return 0
         closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
+        # The same event as SIGTERM, so that actors stop in order when the launcher goes away.
         closing.add_done_callback(lambda _: stop.set())
         try:
             await _run_until(stop, run, config, specs, bus, in_progress, hosts)
             if closing.done() and not closing.result():
+                log.warning("launcher of run %s stopped before the run was complete", run.run_id)
                 return ExitCode.START_AGAIN
             if closing.done():
+                log.info("run %s is complete", run.run_id)
                 remove_needless(run, config.sandbox_host.checkpoints)
             return 0
         finally:
@@ -92,7 +101,7 @@ def _not_ready(hosts: Mapping[str, ActorHost]) -> dict[str, str]:
 
 
 async def _opened_at(bus: NatsBus, stop: asyncio.Event) -> int | None:
-    """Wait for a launcher, as `until_open` does; None, too, where a signal comes first."""
+    """Wait for a launcher with `until_open`; return None if a signal comes first."""
     opening = asyncio.create_task(until_open(bus), name="until open")
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -118,7 +127,8 @@ async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
     actors = [named for spec in specs for named in await build_actors(spec, assembly)]
     processor = ProcessorTime()
     gc.collect()
-    gc.freeze()  # Full collections would stop the process for 60 ms to look at all imports.
+    # Without this, every full collection stops the process for 60 ms to scan all imports.
+    gc.freeze()
     async with asyncio.TaskGroup() as group:
         for name, actor in actors:
             hosts[name] = host = ActorHost(
@@ -134,9 +144,7 @@ async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
 
 
 def actor_command(arguments: argparse.Namespace) -> int:
-    """Run the actors to their end; 0 after an orderly stop, else as `ExitCode` (on stderr: why).
-
-    After a failure the process exits at once: a worker thread that hangs must not keep it alive.
+    """Run the actors until they stop; return 0 or an `ExitCode`, with the reason on stderr.
 
     Raises:
         PenstockError: The run is not up.
@@ -171,10 +179,14 @@ def actor_command(arguments: argparse.Namespace) -> int:
             code = ExitCode.START_AGAIN
         for error in failures.exceptions:
             traceback.print_exception(error)
+        roles = "+".join(arguments.roles)
+        log.error("process of %s ends with exit code %d", roles, code)  # noqa: TRY400 - traced above
         sys.stderr.flush()
+        # At once: a worker thread that hangs would keep the interpreter alive.
         os._exit(code)
     if any(role.partition(":")[0] == "rank" for role in arguments.roles):
-        os._exit(code)  # A step may be in progress in a thread, and gloo may abort at the exit.
+        # A thread may be inside a step, and gloo may abort during an orderly exit.
+        os._exit(code)
     return code
 
 
@@ -182,6 +194,6 @@ def _embedded(run: RunDir, roles: Sequence[str]) -> str:
     state = run.read_state()
     if state is None:
         raise PenstockError(
-            f"run {run.run_id} is not up: start it, or name a file with [bus] servers by --config"
+            f"run {run.run_id} is not up: start it, or pass --config FILE with bus.servers"
         )
     return state.place(roles).url

@@ -1,9 +1,8 @@
-"""`penstock serve`: from a run, or a model's folder, to a service that answers users until stopped.
+"""`penstock serve`: serves users from a run or from the folder of a model, until stopped.
 
-A run goes on in its own folder and log: its versions continue, and `penstock replay` covers both
-parts. A folder in Hugging Face's layout becomes version 0 of a new run.
-
-`infra/configs/serve.toml` for one model: its longest context, the chat format that it knows.
+A run continues in its own folder and log with its next versions, and `penstock replay` covers both
+parts. A folder in Hugging Face layout becomes version 0 of a new run; `infra/configs/serve.toml`
+is then adapted to the context length and the chat format of the model.
 """
 
 import argparse
@@ -45,23 +44,25 @@ Table = dict[str, Any]
 
 
 def fit(data: Table, folder: Path) -> None:
-    """Change the tables of a service's configuration to what a model's folder can do.
+    """Adapt the tables of a service configuration, in place, to a model.
 
     Args:
-        data: Tables that name a context and a chat format of their own.
-        folder: Of the model.
+        data: Tables of the configuration, with defaults for context and chat format.
+        folder: Folder of the model.
 
     Raises:
-        ConfigError: The tokenizer is missing, or is not one of bytes.
-        ModelFormatError: The model cannot be computed; the text names file and key.
+        ConfigError: The tokenizer is missing, or does not work on bytes.
+        ModelFormatError: The model has an unsupported format; the text names file and key.
 
     """
     positions = read_hf_config(folder).max_position_embeddings
     generator, limits = data["generator"], data["prepare"]["limits"]
     for table in (generator, limits):
         table["num_tokens_max"] = min(table["num_tokens_max"], positions)
-    midtrain = data["trainer"].setdefault("midtrain", {})  # Of whose corpora there are none.
+    # No corpora are configured, but the sequence length is checked against the context anyway.
+    midtrain = data["trainer"].setdefault("midtrain", {})
     midtrain["sequence_tokens"] = min(MidtrainConfig().sequence_tokens, positions)
+    # Half of the context for a reply leaves the other half for the conversation before it.
     half = max(1, generator["num_tokens_max"] // 2)
     limits["turn_tokens_max"] = min(limits["turn_tokens_max"], half)
     data["gateway"]["reply_tokens_max"] = min(data["gateway"]["reply_tokens_max"], half)
@@ -74,11 +75,11 @@ def fit(data: Table, folder: Path) -> None:
 
 CHECKPOINT_CONFIG = Path(__file__).parents[1] / "configs" / "serve.toml"
 FIRST_VERSION_S_MAX = 3600.0
-"""Longest wait for version 0 of a model's folder."""
+"""Longest wait in seconds for version 0 of a model."""
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM; 0 after an orderly end."""
+    """Serve until Ctrl-C or SIGTERM; return 0 after an orderly end."""
     if arguments.ungated:
         arguments.overrides.append("serve.gated=false")
     run_dir, run = _target(arguments)
@@ -92,12 +93,12 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
-    """Return the run to serve and its configuration; a model's folder becomes a new run."""
+    """Return the run to serve and its configuration; create a run for the folder of a model."""
     folder = Path(arguments.target).expanduser()
     if not (folder / "config.json").is_file() or (folder / "config.toml").exists():
         for option in ("config", "run_id"):
             if getattr(arguments, option) is not None:
-                text = "expected it with the folder of a model"
+                text = "expected only with the folder of a model"
                 raise ConfigError(f"--{option.replace('_', '-')}: {text}, got a run")
         run_dir = find_run(arguments.target, arguments.runs_dir)
         data = apply_overrides(translated(read_toml(run_dir.config)), arguments.overrides)
@@ -118,10 +119,11 @@ async def _serve(run_dir: RunDir, config: RunConfig) -> None:
     progress.say(f"service on run {run_dir.run_id} in {run_dir.path}")
     roles = {spec for specs in config.processes.values() for spec in specs}
     if "trainer" in roles and "gatekeeper" not in roles:
-        progress.say("warning: no gates: all users get each version at once (--ungated)")
+        progress.say("warning: no gates: all users get every version immediately (--ungated)")
     if "gatekeeper" in roles and config.gatekeeper.offline.num_tasks == 0:
-        text = "gates: guards and the test over users alone; nobody evaluates versions on tasks"
+        text = "gates: only guards and the test on users; versions are not evaluated on tasks"
         progress.say(f"{text} (gatekeeper.offline.num_tasks = 0)")
+    # Addresses of gateways of an earlier start must not be announced again.
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     forget_gateways(run_dir)
     with interruption() as interrupted:
@@ -140,11 +142,11 @@ async def _serve(run_dir: RunDir, config: RunConfig) -> None:
             finally:
                 with contextlib.suppress(BusError, DeadlineError):
                     await bus.publish([RunClosed(incarnation=incarnation, is_complete=False)])
-    progress.say(f"stopped; go on with: penstock serve {run_dir.run_id}")
+    progress.say(f"stopped; continue with: penstock serve {run_dir.run_id}")
 
 
 async def _keep_up(run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: Progress) -> None:
-    """Run the service's processes until cancelled; then let open requests end, and stop them."""
+    """Run the processes of the service until cancelled; then drain open requests and stop."""
     processes = Processes(run_dir, config, list(config.processes), gives_up=False)
     try:
         async with asyncio.TaskGroup() as group:
@@ -154,17 +156,17 @@ async def _keep_up(run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: P
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     finally:
-        progress.say("stopping: open requests may end (Ctrl-C again: at once)")
+        progress.say("stopping: waiting for open requests (Ctrl-C again: stop immediately)")
         await processes.stop()
 
 
 async def _make_first_version(
     run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: Progress
 ) -> None:
-    """Have a trainer make version 0 of a new run, where the service has none of its own.
+    """Run a trainer until it publishes version 0, if the service has no trainer of its own.
 
     Raises:
-        DeadlineError: It took too long.
+        DeadlineError: Version 0 was not published within FIRST_VERSION_S_MAX.
 
     """
     specs = [spec for specs in config.processes.values() for spec in specs]
@@ -174,6 +176,7 @@ async def _make_first_version(
     maker = msgspec.structs.replace(config, processes={"trainer": ["trainer"]})
     processes = Processes(run_dir, maker, ["trainer"])
     watching = asyncio.create_task(processes.watch(bus), name="watch")
+    # Watched together: a trainer that cannot start ends the wait at once, with its error.
     published = asyncio.create_task(anext(bus.follow([WeightsPublished])), name="version 0")
     tasks: set[asyncio.Task[Any]] = {watching, published}
     try:
@@ -192,7 +195,7 @@ async def _make_first_version(
 
 
 async def _tell(bus: NatsBus, progress: Progress) -> None:
-    """Say what happens from now on."""
+    """Print a line for each event from now on."""
     since = time.time()
     async for delivery in bus.follow(TYPES):
         if delivery.stored_at >= since and (line := describe(delivery.event, since)):

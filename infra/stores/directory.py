@@ -1,4 +1,4 @@
-"""Objects as files of one folder, on one machine or a shared file system."""
+"""Object store in one folder, on a local or a shared file system."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,8 @@ class DirectoryStore:
         self._root = root
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store, synced to disk; see `ObjectStore.put`."""
+        """Store the object, synced to disk; see `ObjectStore.put`."""
+        # In a thread, like every operation here: an fsync would stall the event loop.
         await asyncio.to_thread(self._put, key, data)
 
     async def get(self, key: str) -> bytes:
@@ -35,7 +36,7 @@ class DirectoryStore:
         return await asyncio.to_thread(self._path(key).is_file)
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine."""
+        """Remove the object if it exists."""
         await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
 
     async def keys(self, prefix: str) -> list[str]:
@@ -48,15 +49,18 @@ class DirectoryStore:
     def _put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
         if not path.is_file():
+            # Another writer may create the file between the check and the write: compare bytes.
             try:
-                with contextlib.suppress(FileExistsError):  # Another writer was quicker.
+                with contextlib.suppress(FileExistsError):
                     return write_atomic(path, bytes(data), is_exclusive=True)
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
                 raise StoreFullError(f"object {key!r}: {error}") from error
         if path.read_bytes() != data:
-            raise CorruptDataError(f"object {key!r} is in {self._root} with other bytes")
+            raise CorruptDataError(
+                f"object {key!r} already exists in {self._root} with different bytes"
+            )
 
     def _keys(self, prefix: str) -> list[str]:
         folder = prefix.rpartition("/")[0]

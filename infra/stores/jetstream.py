@@ -1,4 +1,4 @@
-"""Objects in a JetStream bucket over core NATS, in the layout of the NATS object store.
+"""Object store in a JetStream bucket over core NATS, in the layout of the NATS object store.
 
 ```
  stream OBJ_<bucket>     $O.<bucket>.C.<id>      the chunks of one object, in order
@@ -50,17 +50,17 @@ from penstock.messages.reading.parsing import parse_json
 from penstock.messages.retries import with_retries
 
 SMALL_BYTES = 32 << 10
-"""Up to here an object's bytes come with what it is: in one round trip, rather than two."""
+"""Size up to which the description carries the bytes of an object: one round trip, not two."""
 _DATA = "penstock-data"
 
 
 class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The message under an object's name; fields of other clients that we need not are ignored."""
+    """Description of an object, stored under its name; unknown fields are ignored."""
 
     name: str
     bucket: str
     nuid: str
-    """Names its chunks."""
+    """Identifier in the subject of the chunks."""
     size: int
     """Size in bytes."""
     mtime: str
@@ -68,7 +68,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str
     deleted: bool = False
     metadata: dict[str, str] = {}
-    """The layout's room for what clients add; ours, the bytes of a small object once more."""
+    """Client-defined metadata of the layout; here, a copy of the bytes of a small object."""
 
     @classmethod
     def describe(
@@ -88,10 +88,10 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def data(self) -> bytes | None:
-        """Return the bytes, where they are here; their digest is not checked.
+        """Return the bytes of a small object, or None; the digest is not checked.
 
         Raises:
-            CorruptDataError: not base64.
+            CorruptDataError: The bytes are not valid base64.
 
         """
         if (text := self.metadata.get(_DATA)) is None:
@@ -102,15 +102,15 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise CorruptDataError(f"object {self.name!r}: its bytes: {error}") from error
 
     def encode(self) -> bytes:
-        """Return the JSON."""
+        """Encode the description as JSON."""
         return msgspec.json.encode(self)
 
 
 def decode_info(data: bytes) -> ObjectInfo:
-    """Read the JSON.
+    """Decode a description from JSON.
 
     Raises:
-        CorruptDataError: it is none, or lacks a field.
+        CorruptDataError: It is not valid JSON, or lacks a field.
 
     """
     try:
@@ -120,7 +120,7 @@ def decode_info(data: bytes) -> ObjectInfo:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Return the digest of an object's bytes, as it is written there."""
+    """Return the digest of the bytes of an object, in the notation of its description."""
     return f"SHA-256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()}"
 
 
@@ -130,7 +130,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(token: str) -> str:
-    """Return the name of a subject token."""
+    """Return the object name that a subject token encodes."""
     return base64.urlsafe_b64decode(token).decode()
 
 
@@ -139,12 +139,12 @@ CHUNK_BYTES = 256 << 10
 WINDOW = 32
 """Chunks sent ahead of their acknowledgements: 8 MiB."""
 _FULL = {10023, 10047, 10077}
-"""Insufficient resources, insufficient storage, and the stream's own bound."""
+"""Error codes: insufficient resources, insufficient storage, and the limit of the stream."""
 _SUBJECTS_PER_PAGE = 100_000
 
 
 class JetStreamStore:
-    """An `ObjectStore` over a connection of its own. Make it with `connect`."""
+    """An `ObjectStore` with its own connection, created with `connect`."""
 
     def __init__(self, connection: NatsConnection, bucket: str) -> None:
         self._connection = connection
@@ -155,16 +155,16 @@ class JetStreamStore:
     async def connect(
         cls, where: str | Access, bucket: str, *, num_bytes_max: int = -1
     ) -> "JetStreamStore":
-        """Connect, and make the bucket where it is absent.
+        """Connect, and create the bucket if it does not exist.
 
         Args:
-            where: an embedded server's address, or what `open_access` returned.
-            bucket: letters, digits, `_` and `-`.
-            num_bytes_max: bound of the whole bucket; -1: the server's.
+            where: Address of an embedded server, or the result of `open_access`.
+            bucket: Name of the bucket: letters, digits, `_` and `-`.
+            num_bytes_max: Most bytes in the bucket; -1: the limit of the server.
 
         Raises:
-            BusError: no server there, it refuses us, or has no room for the bucket.
-            ConfigError: the same of servers that `[bus]` names.
+            BusError: No server answers, it refuses us, or it has no space for the bucket.
+            ConfigError: The same for servers that `[bus]` names.
 
         """
         store = cls(await NatsConnection.connect(where, f"objects-{bucket}"), bucket)
@@ -197,14 +197,16 @@ class JetStreamStore:
         await self._connection.close()
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store unless it exists; see `ObjectStore.put`."""
+        """Store the object unless it exists; see `ObjectStore.put`."""
         subject = self._meta_subject(key)
         own_digest = digest(data)
         found = await self._info(subject)
         if found is None:
             found = await self._store(subject, key, bytes(data), own_digest)
         if found.digest != own_digest:
-            raise CorruptDataError(f"object {key!r} is in {self._bucket} with other bytes")
+            raise CorruptDataError(
+                f"object {key!r} already exists in {self._bucket} with different bytes"
+            )
 
     async def get(self, key: str) -> bytes:
         """Read the whole object; see `ObjectStore.get`."""
@@ -229,7 +231,7 @@ class JetStreamStore:
         return await self._info(self._meta_subject(key)) is not None
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine. A small object is overwritten on the server's disk, too."""
+        """Remove the object if it exists; a small object is also erased from the server's disk."""
         subject = self._meta_subject(key)
         info = await self._info(subject)
         if info is not None:
@@ -237,6 +239,7 @@ class JetStreamStore:
             if info.data is not None:
                 for each in (chunks, subject):
                     await self._overwrite(each)
+            # The description first: whoever finds one must also find the chunks.
             await self._purge(subject)
             await self._purge(chunks)
 
@@ -264,12 +267,13 @@ class JetStreamStore:
                 return sorted(key for key in found if key.startswith(prefix))
 
     async def _store(self, subject: str, key: str, data: bytes, own_digest: str) -> ObjectInfo:
-        """Send the chunks, then what they are; return what is there then, ours or another's."""
+        """Store chunks and description; return the stored description, ours or another writer's."""
         pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
         info = ObjectInfo.describe(key, self._bucket, data, own_digest, len(pieces))
         chunks = f"$O.{self._bucket}.C.{info.nuid}"
         is_stored = False
         try:
+            # Chunks first: an object exists for readers only once its description does.
             async with asyncio.timeout(OPERATION_S_MAX):
                 await self._send(chunks, pieces)
                 is_stored = await self._publish(subject, info)
@@ -278,12 +282,13 @@ class JetStreamStore:
         except JetStreamError as error:
             raise _translated(key, error) from error
         finally:
+            # No description names these chunks: nothing else would ever delete them.
             if not is_stored:
                 await self._purge(chunks)
         return info if is_stored else (await self._info(subject)) or info
 
     async def _send(self, subject: str, pieces: list[bytes]) -> None:
-        """Send in order, with at most WINDOW unacknowledged; a break starts over."""
+        """Send chunks in order, at most WINDOW unacknowledged; start over after a break."""
 
         async def attempt() -> None:
             await self._connection.wait_connected()
@@ -292,6 +297,7 @@ class JetStreamStore:
                 await window.send(subject, piece)
             for answer in await window.answers():
                 if isinstance(answer, BaseException):
+                    # Chunks that did arrive would be in the object twice after the next attempt.
                     if isinstance(answer, LOST):
                         await self._purge(subject)
                     raise answer
@@ -299,7 +305,8 @@ class JetStreamStore:
         await with_retries(attempt, RETRY, retry_on=LOST)
 
     async def _publish(self, subject: str, info: ObjectInfo) -> bool:
-        """Publish once; False where something is there, unless it is this very message."""
+        """Publish a description; return whether it is stored, False if another one is there."""
+        # Sequence 0: the server stores it only where the subject has no message yet.
         expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
         publish = partial(
             publish_acked, self._connection, subject, info.encode(), expected, deadline_s=IDLE_S
@@ -309,6 +316,7 @@ class JetStreamStore:
         except JetStreamError as error:
             if error.code not in WRONG_LAST_SEQUENCE:
                 raise
+            # The acknowledgement of an earlier attempt may have been lost.
             return await self._info(subject) == info
         return True
 

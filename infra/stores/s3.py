@@ -1,7 +1,7 @@
-"""Objects in a bucket of S3 or whatever speaks its protocol; needs the extra `s3`.
+"""Object store in a bucket of S3 or a compatible service; needs the extra `s3`.
 
-Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on), never from a run's
-configuration. That an object is written once rests on conditional puts (`If-None-Match: *`).
+Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on), never from the configuration
+of a run. Conditional puts (`If-None-Match: *`) make sure that an object is written only once.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from obstore.store import S3Store as Bucket
 
 _FULL = ("status code: 507", "StorageFull", "QuotaExceeded")
-"""Texts of servers without room."""
+"""Error texts of servers that have no space left."""
 _DETAILS = "Debug source"
-"""Start of the library's internal details in an error's text."""
+"""Marker in error texts after which internal details of the library follow."""
 PATIENCE_S = 60.0
-"""How long a server may be away before an operation fails, all attempts together."""
+"""Longest time in seconds that an operation is retried while the server is unreachable."""
 _PATIENCE_S_MIN = 10.0
 """Deadline of a single attempt, without retries."""
 _PAUSE_S = 0.5
 _NO_RETRY: "RetryConfig" = {"max_retries": 0}
-"""The library does not repeat conditional puts; here, as bytes are compared, all can be."""
+"""Retries of the library, disabled: it repeats no conditional puts, so this module retries."""
 _REFUSAL = re.compile(r"status code: 4(?!08|29)")
-"""A status that trying again does not change."""
-_log = logging.getLogger(__name__)
+"""HTTP status in an error text for which a retry is pointless."""
+log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
@@ -48,7 +48,7 @@ class S3Store:
     def __init__(
         self, bucket: "Bucket", where: str, prefix: str = "", *, patience_s: float = PATIENCE_S
     ) -> None:
-        """Use `open` but for a bucket with settings of its own; `where` names it in errors."""
+        """Wrap an open bucket, named `where` in errors; callers normally use `open`."""
         self._bucket = bucket
         self._where = where
         self._patience_s = patience_s
@@ -58,16 +58,16 @@ class S3Store:
     def open(
         cls, bucket: str, *, prefix: str = "", endpoint: str = "", patience_s: float = PATIENCE_S
     ) -> "S3Store":
-        """Open a bucket that exists; nothing is sent yet.
+        """Open an existing bucket without contacting the server yet.
 
         Args:
-            bucket: its name.
-            prefix: goes before every key.
-            endpoint: of a server other than Amazon's, e.g. `http://minio:9000`.
-            patience_s: how long to try again while the server is away; 0: give up within seconds.
+            bucket: Name of the bucket.
+            prefix: Prefix of every key.
+            endpoint: URL of a server other than Amazon S3, such as `http://minio:9000`.
+            patience_s: Seconds to retry while the server is unreachable; 0: give up soon.
 
         Raises:
-            ConfigError: the extra `s3` is not installed.
+            ConfigError: The extra `s3` is not installed.
 
         """
         try:
@@ -87,7 +87,7 @@ class S3Store:
         return cls(made, where, prefix, patience_s=patience_s)
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store unless it is there; see `ObjectStore.put`."""
+        """Store the object unless it exists; see `ObjectStore.put`."""
         from obstore.exceptions import AlreadyExistsError
 
         path, held = self._path(key), bytes(data)
@@ -97,8 +97,11 @@ class S3Store:
                 lambda: self._bucket.put_async(path, held, mode="create", use_multipart=False),
             )
         except AlreadyExistsError as error:
+            # It may be our own earlier attempt whose answer was lost: equal bytes are fine.
             if await self.get(key) != held:
-                raise CorruptDataError(f"object {key!r} is there with other bytes") from error
+                raise CorruptDataError(
+                    f"object {key!r} already exists with different bytes"
+                ) from error
         except FileNotFoundError as error:
             raise self._translated(key, error) from error
 
@@ -124,14 +127,15 @@ class S3Store:
         return True
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine."""
+        """Remove the object if it exists."""
         path = self._path(key)
         with suppress(FileNotFoundError):
             await self._with_retries(key, lambda: self._bucket.delete_async(path))
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""
-        folder = (self._prefix + prefix).rpartition("/")[0]  # The library lists whole folders.
+        # The library lists whole folders only; keys are filtered by prefix below.
+        folder = (self._prefix + prefix).rpartition("/")[0]
 
         async def read() -> list[str]:
             found: list[str] = []
@@ -143,11 +147,12 @@ class S3Store:
         return sorted(key for key in found if key.startswith(prefix))
 
     async def _with_retries(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
-        """Do something, again and again while the server is away, until the deadline.
+        """Run an operation, and retry it until the deadline while the server is unreachable.
 
         Raises:
-            StoreUnreachableError: it stays away, or refuses; the text names bucket and endpoint.
-            StoreFullError: no room.
+            StoreUnreachableError: The server does not answer, or refuses; the text names bucket
+                and endpoint.
+            StoreFullError: The server has no space left.
 
         """
         deadline_s = max(self._patience_s, _PATIENCE_S_MIN)
@@ -175,20 +180,20 @@ class S3Store:
 
         retry = RetryPolicy(pause_s=_PAUSE_S, deadline_s=self._patience_s)
         return await with_retries(
-            attempt, retry, retry_on=(StoreUnreachableError,), is_final=is_final, log=_log
+            attempt, retry, retry_on=(StoreUnreachableError,), is_final=is_final, log=log
         )
 
     def probe(self) -> None:
-        """Ask for one page of keys and wait for it, without a thread that outlasts the call.
+        """List one page of keys synchronously, to check that the bucket answers.
 
         Raises:
-            StoreUnreachableError: no answer, or a refusal.
+            StoreUnreachableError: The server does not answer, or refuses.
 
         """
         self._probe(self._prefix, lambda: self._bucket.list_with_delimiter(self._prefix))  # pyright: ignore[reportUnknownMemberType]
 
     def probe_put(self, key: str) -> None:
-        """Put a small object twice, of which the second must be refused; raises as `probe`."""
+        """Check that the server refuses to overwrite a small object; raises like `probe`."""
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         try:
@@ -198,15 +203,15 @@ class S3Store:
             return
         except (BaseError, FileNotFoundError) as error:
             raise self._translated(key, error) from error
-        text = "it overwrites objects: expected conditional puts (If-None-Match)"
+        text = "the server overwrites objects: expected conditional puts (If-None-Match)"
         raise StoreUnreachableError(f"object {key!r}: {self._where}: {text}")
 
     def probe_get(self, key: str) -> None:
-        """Read what `probe_put` stored; raises as `probe`."""
+        """Read the object of `probe_put`; raises like `probe`."""
         self._probe(key, lambda: self._bucket.get(self._path(key)).bytes())
 
     def probe_delete(self, key: str) -> None:
-        """Delete what `probe_put` stored; raises as `probe`."""
+        """Delete the object of `probe_put`; raises like `probe`."""
         self._probe(key, lambda: self._bucket.delete(self._path(key)))
 
     def _probe(self, key: str, act: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
-"""One NATS connection: an inbox shared by all requests, and a callback on every break.
+"""A NATS connection that reconnects, and the errors that NATS and JetStream answer with.
 
-The wait for a connection, and whether a failure on the way is final.
-
-What a NATS server answers besides messages, and the errors made of it.
+All requests share one inbox subscription, and everything that waits for a reply is told when the
+connection breaks. `Dialing` decides which failures to connect are final; the status and error
+codes of JetStream become exceptions here.
 """
 
 import asyncio
@@ -28,11 +28,13 @@ log = logging.getLogger(__name__)
 
 _NUM_CANCELS_MAX = 100
 _REFUSALS = ("authorization violation", "authentication expired")
-"""Not "authentication timeout": a busy machine was slow to send them, and tries again."""
+"""Error texts that make a failure final.
+
+"authentication timeout" is not one: a busy machine sent its credentials late and tries again."""
 
 
 class Dialing:
-    """The failures of one client; the client itself would try refused credentials for ever."""
+    """Failures of one client; by itself, the client would retry refused credentials forever."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -40,23 +42,25 @@ class Dialing:
         self._newest: Exception | None = None
 
     def note(self, error: Exception) -> None:
-        """Take a failure; permission denials arrive here and nowhere else."""
+        """Record a failure; permission denials arrive here and nowhere else."""
         self._newest = error
         text = str(error)
         if any(word in text.lower() for word in _REFUSALS):
             self._refuse(PermissionError(f"it refuses our credentials: {text}"))
         elif isinstance(error, ssl.SSLError | PlainServerError):
             self._refuse(error)
-        elif not isinstance(error, OSError):  # An OSError is one more failed reconnect.
+        # An OSError is one more failed reconnect, of which there are ten a second.
+        elif not isinstance(error, OSError):
             log.error("NATS: %s: %s", type(error).__name__, error)
 
     def _refuse(self, error: Exception) -> None:
         if not self._refused.done():
             self._refused.set_exception(error)
-            self._refused.exception()  # Read here, too: after the start nobody waits for it.
+            # Retrieve it: after the start nobody waits for it, and asyncio would complain.
+            self._refused.exception()
 
     def refusal(self, error: Exception | None) -> PenstockError:
-        """Return the error of a client that gave up for good."""
+        """Return the error to raise once the client has given up for good."""
         text = str(error or self._newest or "no reason given")
         return self._access.failure(PermissionError(f"it ended the connection: {text}"))
 
@@ -64,8 +68,8 @@ class Dialing:
         """Wait until the client is connected.
 
         Raises:
-            BusError: An embedded server is not there, or refused us.
-            ConfigError: The same of servers that `[bus]` names; the text names the field.
+            BusError: The embedded server is not reachable, or refused the connection.
+            ConfigError: The same for servers that `[bus]` names; the text names the field.
 
         """
         try:
@@ -87,11 +91,12 @@ class Dialing:
 
 
 async def end_reconnecting(client: Client, wait_s: float) -> None:
-    """Cancel until it takes: the client does so once, then its task would keep us from exiting.
+    """Cancel the reconnection task of a client until it ends.
 
-    `asyncio.wait_for` loses a cancellation that meets a refused connection.
+    The client cancels only once; a task that survives keeps the process from exiting.
     """
     task = client._reconnection_task  # pyright: ignore[reportPrivateUsage]
+    # `asyncio.wait_for` in the client loses a cancellation that meets a refused connection.
     for _ in range(_NUM_CANCELS_MAX):
         if task is None or task.done():
             return
@@ -110,24 +115,24 @@ _UNAVAILABLE = {
     10158: "a message of this id is being stored",
     10163: "the last sequence of the subject is being determined",
 }
-"""What JetStream answers for a moment, mostly in clusters; the texts are for readers of this."""
+"""Transient error codes, mostly of clusters; the texts only explain the codes."""
 RETRY = RetryPolicy(pause_s=0.1)
 
 
 class ConnectionLostError(BusError):
-    """The connection broke while something was outstanding; it may have been done or not."""
+    """The connection broke during a request, which may or may not have taken effect."""
 
 
 class UnavailableError(ConnectionLostError):
-    """JetStream cannot do it now: a cluster without a leader, or a copy that is still in work."""
+    """JetStream is temporarily unavailable: no leader, or the same message is being stored."""
 
 
 LOST = (ConnectionLostError, DeadlineError)
-"""Errors after which the same request may be sent again."""
+"""Errors after which an idempotent request may be sent again."""
 
 
 class JetStreamError(BusError):
-    """JetStream refused a call; `code` is its err_code."""
+    """Refusal of a call by JetStream; `code` is its `err_code`."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -145,11 +150,11 @@ def status(message: Msg) -> str:
 
 
 def check_answer(message: Msg, what: str) -> dict[str, Any]:
-    """Decode JetStream's answer to `what`.
+    """Decode the answer of JetStream to `what`.
 
     Raises:
-        JetStreamError: It refused.
-        UnavailableError: It refuses for now.
+        JetStreamError: JetStream refused the call.
+        UnavailableError: JetStream cannot serve the call at the moment.
 
     """
     answer: dict[str, Any] = json.loads(message.data)
@@ -173,10 +178,10 @@ OnReply = Callable[[Msg], None]
 
 
 class NatsConnection:
-    """A connection that comes back by itself.
+    """Connection that reconnects by itself.
 
-    Every request has its own reply subject under one subscription: a reply to an earlier attempt
-    never answers a later one.
+    Every request has its own reply subject under one subscription, so a late reply to an earlier
+    attempt is never taken for the reply to a later one.
     """
 
     def __init__(self, client: Client, access: Access, inbox: str) -> None:
@@ -190,24 +195,24 @@ class NatsConnection:
         self._is_up.set()
         self._restores: set[asyncio.Task[None]] = set()
         self.restore: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Run after every reconnection."""
+        """Coroutine function that runs after every reconnection."""
         self._dialing = Dialing(access)
         self.is_closed = False
         self._refusal: PenstockError | None = None
-        """Why the servers ended the connection for good."""
+        """Error raised by every later call once the servers have ended the connection for good."""
         self.num_breaks = 0
 
     @classmethod
     async def connect(cls, where: str | Access, name: str) -> "NatsConnection":
-        """Connect.
+        """Connect to a server.
 
         Args:
-            where: The address of an embedded server, or what `open_access` returned.
-            name: Shown by the server.
+            where: Address of an embedded server, or the result of `open_access`.
+            name: Name of the connection in the reports of the server.
 
         Raises:
-            BusError: No embedded server there within CONNECT_S_MAX, or it refused us.
-            ConfigError: The same of servers that `[bus]` names; the text names the field.
+            BusError: No embedded server answered within CONNECT_S_MAX, or it refused us.
+            ConfigError: The same for servers that `[bus]` names; the text names the field.
 
         """
         access = as_access(where)
@@ -240,6 +245,7 @@ class NatsConnection:
         if self.is_closed:
             return
         self.is_closed = True
+        # Waiters first: they must not wait for a reply, or a connection, that will never come.
         self._fire_breaks()
         self._is_up.set()
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
@@ -250,7 +256,7 @@ class NatsConnection:
         await end_reconnecting(self._client, RECONNECT_WAIT_S)
 
     async def flush(self) -> None:
-        """Wait until the server has read all that was sent."""
+        """Wait until the server has read everything that was sent."""
         try:
             await self._client.flush(10)
         except (nats.errors.Error, TimeoutError) as error:
@@ -265,7 +271,7 @@ class NatsConnection:
         )
 
     async def wait_connected(self) -> None:
-        """Wait for the connection; the caller bounds it."""
+        """Wait for the connection; the caller bounds the wait."""
         await self._is_up.wait()
         if self.is_closed:
             raise self._refusal or BusClosedError("the bus was closed")
@@ -273,21 +279,22 @@ class NatsConnection:
     async def send(
         self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Send, or buffer while the connection is away."""
+        """Send a message; while the connection is down, buffer it."""
         if self.is_closed:
             raise self._refusal or BusClosedError("the bus was closed")
         try:
             await self._client.publish(subject, data, reply, headers or None)
         except nats.errors.Error as error:
             if isinstance(error, nats.errors.ConnectionClosedError):
-                await self._on_closed()  # The client has given up, and calls back later.
+                # The client has given up but calls back only later; record the reason now.
+                await self._on_closed()
             raise self._refusal or BusError(f"send to {subject}: {error}") from error
 
     @contextlib.contextmanager
     def replies(
         self, on_reply: OnReply, on_break: Callable[[], None], *, suffix: str = ""
     ) -> Generator[str, None, None]:
-        """Give a reply subject, which ends in `suffix`, for as long as the body runs."""
+        """Yield a reply subject that ends in `suffix` and is valid while the body runs."""
         token = next(self._tokens)
         name = f"{token}{suffix}"
         self._replies[name] = on_reply
@@ -302,11 +309,9 @@ class NatsConnection:
     async def inbox(
         self, on_message: OnReply, on_break: Callable[[], None]
     ) -> AsyncGenerator[str, None]:
-        """Give a prefix `p` whose subjects `p.*` all come to `on_message`.
-
-        Deliveries of JetStream come to a reply subject but bear the subject they were stored
-        under: only a subscription of their own identifies the request.
-        """
+        """Yield a prefix `p`; messages to `p.*` go to `on_message` while the body runs."""
+        # JetStream delivers to the reply subject, but the message bears the subject that it was
+        # stored under: only a separate subscription tells which request it answers.
         prefix = self._client.new_inbox()
         token = next(self._tokens)
 
@@ -331,7 +336,7 @@ class NatsConnection:
         headers: dict[str, str] | None = None,
         suffix: str = "",
     ) -> Msg:
-        """Send and return the first reply, to a subject that ends in `suffix`.
+        """Send a request and return its first reply, sent to a subject that ends in `suffix`.
 
         Raises:
             ConnectionLostError: The connection broke before the reply.
@@ -367,7 +372,7 @@ class NatsConnection:
         headers: dict[str, str] | None = None,
         suffix: str = "",
     ) -> Msg:
-        """Ask an idempotent request, again after a break, `attempt_s` of silence, or no server.
+        """Send an idempotent request, again after a break, `attempt_s` of silence, or no server.
 
         Raises:
             DeadlineError: No reply within `deadline_s`.
@@ -391,10 +396,10 @@ class NatsConnection:
     async def api(
         self, call: str, body: dict[str, Any], *, deadline_s: float = API_S_MAX
     ) -> dict[str, Any]:
-        """Call the JetStream API, again while a cluster chooses a leader.
+        """Call the JetStream API; retry while a cluster elects a leader.
 
         Raises:
-            JetStreamError: It refused.
+            JetStreamError: JetStream refused the call.
             DeadlineError: No answer within `deadline_s`.
 
         """
@@ -420,25 +425,28 @@ class NatsConnection:
     async def _on_break(self) -> None:
         if self.is_closed:
             return
-        log.warning("connection to the NATS server broke")
+        log.warning("connection to the NATS server broke; %d waiters notified", len(self._breaks))
+        # Down before the callbacks: a request that is sent again must wait for the reconnection.
         self._is_up.clear()
         self._fire_breaks()
 
     def _fire_breaks(self) -> None:
         self.num_breaks += 1
+        # A copy: callbacks remove themselves.
         for on_break in list(self._breaks.values()):
             on_break()
 
     async def _on_back(self) -> None:
-        log.warning("connection to the NATS server is back")
+        log.warning("reconnected to the NATS server after %d breaks", self.num_breaks)
         self._is_up.set()
         if self.restore is not None:
             task = asyncio.create_task(self.restore(), name="restore")
+            # asyncio holds tasks weakly: without a reference it could be collected midway.
             self._restores.add(task)
             task.add_done_callback(self._restores.discard)
 
     async def _on_closed(self) -> None:
-        """Give up where the client has: servers end the connection of expired credentials."""
+        """Give up once the client has: servers end a connection whose credentials expired."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -1,8 +1,9 @@
-"""Durable publishing: atomic batches, else a window of single messages, until all are synced."""
+"""Durable publishing of events, in atomic batches or in a window of single messages."""
 
 import asyncio
 import base64
 import itertools
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -25,32 +26,37 @@ from penstock.messages.bus import PublishReceipt
 from penstock.messages.errors import BusError
 from penstock.messages.streams import STREAMS, Dedup, event_subject
 
+log = logging.getLogger(__name__)
 PUBLISH_S_MAX = 60.0
-"""A server gone for longer is an error."""
+"""Longest time in seconds that a publish waits for an absent server."""
 ATTEMPT_S = 10.0
 WINDOW = 256
 BATCH_EVENTS_MAX = 500
-"""The server's own bound is 1000."""
+"""Most events per atomic batch; the server allows 1000."""
 BATCH_BYTES_MAX = 8 << 20
 EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
-"""Sequence of a subject's newest message, 0 for none: else the server stores nothing."""
+"""Header with the expected sequence of the newest message of a subject, 0 for none.
+
+The server stores the message only if the expectation holds."""
 PUBLISH_HEADER = "Penstock-Publish"
-"""Names one publish: distinguishes our own first copy, whose ack was lost, from another's."""
+"""Header that identifies one publish.
+
+It tells our own first copy, whose acknowledgement was lost, from the copy of another publisher."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """One encoded event, ready to send."""
+    """Encoded event, ready to send."""
 
     stream: Stream
     subject: str
     data: bytes
     headers: dict[str, str]
     object_keys: tuple[str, ...]
-    """Objects that it names, and no other event."""
+    """Keys of the objects that only this event references."""
 
 
 class EventPublisher:
-    """Stores events; each once."""
+    """Publisher that stores each event once."""
 
     def __init__(self, connection: NatsConnection, claims: Claims, run_id: str) -> None:
         self._connection = connection
@@ -63,6 +69,7 @@ class EventPublisher:
         outgoing = [await self._pack(event) for event in events]
         receipts = await self._publish(outgoing)
         for item, receipt in zip(outgoing, receipts, strict=True):
+            # The stored event has objects of its own; nothing will ever reference these.
             if receipt.is_duplicate:
                 await self._claims.forget(item.object_keys)
         return receipts
@@ -106,13 +113,13 @@ class EventPublisher:
         )
 
     async def _publish_batch(self, batch: list[Outgoing]) -> list[PublishReceipt]:
-        """Publish atomically; where something in it is stored already, one by one."""
+        """Publish a batch atomically, or one by one if a part of it is stored already."""
         if len(batch) > 1 and STREAMS[batch[0].stream].dedup is Dedup.SUBJECT:
             await self._connection.wait_connected()
             try:
                 return await self._commit(batch)
-            except (JetStreamError, *LOST):
-                pass
+            except (JetStreamError, *LOST) as error:
+                log.debug("batch of %d events is sent one by one: %s", len(batch), error)
         return await self._publish_window(batch)
 
     async def _commit(self, batch: list[Outgoing]) -> list[PublishReceipt]:
@@ -130,6 +137,7 @@ class EventPublisher:
 
     async def _publish_window(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         receipts: dict[int, PublishReceipt] = {}
+        # A batch may have been committed although its acknowledgement was lost.
         is_retry = len(batch) > 1
         while missing := [n for n in range(len(batch)) if n not in receipts]:
             await self._connection.wait_connected()
@@ -140,6 +148,8 @@ class EventPublisher:
                 if not isinstance(answer, LOST):
                     receipts[n] = await self._judge(batch[n], answer, is_retry)
             if len(receipts) < len(batch):
+                num_open = len(batch) - len(receipts)
+                log.warning("%d of %d events unacknowledged; sending again", num_open, len(batch))
                 await asyncio.sleep(RETRY.pause_s)
             is_retry = True
         return [receipts[n] for n in range(len(batch))]
@@ -147,7 +157,7 @@ class EventPublisher:
     async def _judge(
         self, item: Outgoing, answer: dict[str, Any] | BaseException, is_retry: bool
     ) -> PublishReceipt:
-        """Distinguish stored, stored before by us (a lost ack), and a duplicate of another's."""
+        """Return the receipt of an answer: stored now, stored by an earlier attempt, or duplicate."""
         if isinstance(answer, dict):
             if not answer.get("duplicate"):
                 return _receipt(item, answer["seq"], False)
@@ -157,7 +167,7 @@ class EventPublisher:
         return _receipt(item, sequence, sequence == 0)
 
     async def _own_copy(self, item: Outgoing) -> int:
-        """Return the sequence of the stored event if it is this very publish, else 0."""
+        """Return the sequence of the stored event if this publish stored it, else 0."""
         call = f"STREAM.MSG.GET.{stream_name(item.stream)}"
         try:
             stored = (await self._connection.api(call, {"last_by_subj": item.subject}))["message"]
@@ -169,7 +179,7 @@ class EventPublisher:
 
 
 def _batches(outgoing: list[Outgoing]) -> list[list[Outgoing]]:
-    """Cut into runs of one stream, bounded in number and bytes; order is kept."""
+    """Split events into batches of one stream, bounded in number and bytes, in order."""
     batches: list[list[Outgoing]] = []
     num_bytes = 0
     for item in outgoing:

@@ -1,4 +1,4 @@
-"""Reading the log: one stream in order, through breaks of the server, without loss or repeats."""
+"""Reads the log: one stream in order, across server breaks, without loss or repeats."""
 
 import asyncio
 import contextlib
@@ -23,23 +23,23 @@ from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128
-"""Events in flight to one reader of one stream; at most 64 MiB."""
+"""Most events in flight to one reader of one stream; at most 64 MiB."""
 INACTIVE_S = 60.0
 DROP_S_MAX = 2.0
 CREATE_S_MAX = 5.0
-"""A consumer's server may be the one that died; another attempt may choose another."""
+"""Longest wait for a new consumer: its server may have died, and a retry may get another."""
 SAME_S = 1e-4
-"""Times of one event differ by less: they are rounded on the way."""
+"""Tolerance when times of one event are compared; they are rounded in transit."""
 _AGAIN = RetryPolicy(pause_s=0.1, pause_s_max=1.0, deadline_s=60.0)
-"""Of a read that nobody answers: a cluster chooses leaders, a server restarts."""
+"""Retries of an unanswered read, while a cluster elects leaders or a server restarts."""
 T = TypeVar("T", "Delivery", "RawMessage")
 
 
 class LogReader:
-    """One reader's place in one stream.
+    """Reader of one stream that keeps its own position.
 
-    The place is kept here and not on the server: whatever happens to the connection, a new
-    consumer starts right behind the last event that was yielded.
+    The position is not kept on the server: whatever happens to the connection, a new consumer
+    starts right after the last event that was yielded.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LogReader:
         self._stop_at_end = stop_at_end
         self._end: int | None = None
         self._last_at = 0.0
-        """When the server stored the last event; 0 before one was read."""
+        """Unix seconds at which the server stored the last event; 0 before the first."""
         self._name = ""
         self._expected = 1
         self.puller = Puller(intake.connection, stream_name(self._stream), self._ensure, READ_AHEAD)
@@ -68,6 +68,7 @@ class LogReader:
         async for message in self.puller.messages():
             self.puller.settle()
             place = position(message)
+            # A gap means that a delivery was lost with a connection: read again from `_last`.
             if place.consumer_sequence != self._expected:
                 self.puller.restart()
                 continue
@@ -82,12 +83,14 @@ class LogReader:
                 return
 
     async def _ensure(self) -> str:
-        """Make a consumer that starts behind the last event."""
+        """Create a consumer that starts after the last event; return its name."""
+        # Messages of the old consumer would otherwise be yielded twice.
         self.puller.drop()
         stream = stream_name(self._stream)
         if self._stop_at_end or STREAMS[self._stream].in_memory:
             await self._look(stream)
-        if self._name:  # A consumer that cannot be deleted ends by itself, unused.
+        # A consumer that cannot be deleted now expires after INACTIVE_S.
+        if self._name:
             call = f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}"
             with contextlib.suppress(JetStreamError, *LOST):
                 await self._connection.api(call, {}, deadline_s=DROP_S_MAX)
@@ -116,7 +119,7 @@ class LogReader:
         )
 
     async def _look(self, stream: str) -> None:
-        """Find the end to stop at; start over where a stream in memory lost what was read."""
+        """Find the end to stop at; start over if an in-memory stream was reset."""
         state = (await self._connection.api(f"STREAM.INFO.{stream}", {}))["state"]
         if STREAMS[self._stream].in_memory and await self._is_forgotten(stream, state):
             self._last = 0
@@ -124,17 +127,15 @@ class LogReader:
             self._end = int(state["last_seq"])
 
     async def _is_forgotten(self, stream: str, state: dict[str, Any]) -> bool:
-        """Return whether the last event's place is empty again, or another event's.
-
-        A stream's time of creation does not tell: a cluster remembers the stream and its time when
-        all its servers were restarted, while its events, and their numbers, start over.
-        """
+        """Return whether the sequence of the last event is now free, or holds another event."""
+        # The creation time of the stream cannot tell: a cluster whose servers all restarted keeps
+        # the stream and its time, while its events and sequences start over.
         is_held = state["first_seq"] <= self._last <= state["last_seq"]
         if not is_held or not self._last_at:
             return self._last > state["last_seq"]
         try:
             answer = await self._connection.api(f"STREAM.MSG.GET.{stream}", {"seq": self._last})
-        except JetStreamError:  # Removed in between: nothing is known, nothing was missed.
+        except JetStreamError:  # Removed meanwhile: it was read, so nothing was missed.
             return False
         stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
         return abs(stored_at - self._last_at) > SAME_S

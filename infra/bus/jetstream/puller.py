@@ -1,6 +1,7 @@
-"""Pulls messages of one JetStream consumer, with demand bounded and outstanding all the time.
+"""Bulk transfer with JetStream: windowed publishing, batched reads, and a pulling consumer.
 
-Many messages at once, to a stream ahead of their acknowledgements and from it in batches.
+`PublishWindow` sends ahead of acknowledgements, `read_batch` reads many messages with one request,
+and `Puller` keeps a bounded demand outstanding at a consumer.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.retries import with_retries
 
 BATCH = 32
-"""Messages requested at once: a few readers of 256 KiB each stay within what a client buffers."""
+"""Most messages per request; keeps a few readers of 256 KiB messages within client buffers."""
 IDLE_S = 20.0
 
 
@@ -43,7 +44,7 @@ async def publish_acked(
     """Publish once and return the stream's acknowledgement.
 
     Raises:
-        JetStreamError: The stream refused.
+        JetStreamError: The stream refused the message.
         ConnectionLostError: The connection broke, or no stream keeps the subject yet.
         DeadlineError: No answer in time.
 
@@ -64,40 +65,42 @@ class PublishWindow:
         self._tasks: list[asyncio.Task[dict[str, Any]]] = []
 
     async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Send as soon as there is room; tasks start in order, and so do their sends."""
+        """Send as soon as there is room in the window; sends start in the order of calls."""
         await self._room.acquire()
         task = asyncio.create_task(
             publish_acked(self._connection, subject, data, headers, deadline_s=self._deadline_s)
         )
         task.add_done_callback(self._make_room)
         self._tasks.append(task)
+        # Let the task reach its send, so that sends leave in the order of calls.
         await asyncio.sleep(0)
 
     def _make_room(self, task: asyncio.Task[dict[str, Any]]) -> None:
         self._room.release()
         if not task.cancelled():
-            task.exception()  # Read here, too: a sender that is cancelled asks for no answers.
+            # Retrieve it: a sender that is cancelled never calls `answers`.
+            task.exception()
 
     async def answers(self) -> list[dict[str, Any] | BaseException]:
-        """Return every acknowledgement, or why there is none, in the order of sending."""
+        """Return every acknowledgement, or the error in its place, in the order of sending."""
         return await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def read_batch(
     connection: NatsConnection, stream: str, subject: str, sequence: int, num_wanted: int
 ) -> list[Msg]:
-    """Ask for many messages of a subject at once; they come in order, and then a status.
+    """Read up to `num_wanted` messages of a subject with one request, in stream order.
 
     Args:
-        connection: the connection.
-        stream: which allows direct reads.
-        subject: of the chunks.
-        sequence: in the stream, to begin at.
-        num_wanted: how many, at most; BATCH bounds it.
+        connection: Connection to the server.
+        stream: Name of a stream that allows direct reads.
+        subject: Subject, or pattern, of the messages.
+        sequence: Stream sequence to begin at.
+        num_wanted: Most messages to return; at most BATCH.
 
     Raises:
-        ConnectionLostError: the connection broke, or nobody serves the stream for now.
-        DeadlineError: nothing came for IDLE_S.
+        ConnectionLostError: The connection broke, or no server has the stream at the moment.
+        DeadlineError: Nothing arrived for IDLE_S.
 
     """
     replies: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -117,6 +120,7 @@ async def read_batch(
                 raise ConnectionLostError(f"{subject}: connection broke")
             if status(message) == NO_RESPONDERS:
                 raise UnavailableError(f"{subject}: nobody serves stream {stream}")
+            # Any other status ends the batch: the stream holds no more messages for now.
             if status(message):
                 break
             batch.append(message)
@@ -130,18 +134,18 @@ HEARTBEAT_S = 1.0
 STALL_S = 4.0
 """A pull without a message or heartbeat for this long counts as lost and is repeated."""
 AWAY_S_MAX = 60.0
-"""A server gone for longer ends the iteration with an error."""
+"""Longest absence of the server before the iteration ends with an error."""
 STREAM_NOT_FOUND = 10059
-"""Not provisioned yet, or a stream in memory that a restarted server has forgotten."""
+"""Error code of a stream that is not provisioned yet, or was in memory before a restart."""
 ENDED = {"404", "408"}
 
 
 class Puller:
-    """One reader of one consumer.
+    """Reader of one consumer.
 
-    Demand = `num_max` - taken and not settled - asked for. It is asked for in shares of at least a
-    quarter, so that requests overlap with deliveries. `ensure` makes the consumer (again) and
-    returns its name: called at the start, after every break and after every stall.
+    At most `num_max` messages are delivered and unsettled, or requested. `ensure` creates the
+    consumer and returns its name; it is called at the start, after every break, and after every
+    stall.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class Puller:
         self._num_max = num_max
         self._num_unsettled = 0
         self._asked: dict[str, int] = {}
-        """Pull number -> messages still to come from it."""
+        """Number of messages still to come, by pull number."""
         self._pulls = itertools.count()
         self._seen_at = 0.0
         self._is_broken = False
@@ -167,11 +171,11 @@ class Puller:
         self._task: asyncio.Task[None] | None = None
 
     async def messages(self) -> AsyncGenerator[Msg, None]:
-        """Iterate until `close`; every message taken must be settled.
+        """Iterate until `close`; the caller settles every message.
 
         Raises:
             BusError: The server was gone for too long, or refuses the consumer.
-            Exception: Whatever else `ensure` raised.
+            Exception: Any other error of `ensure`.
 
         """
         self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
@@ -185,20 +189,21 @@ class Puller:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def settle(self) -> None:
-        """Free the place of one message."""
+        """Mark one message as settled, which frees room for another."""
         self._num_unsettled -= 1
         self._wake.set()
 
     def drop(self) -> None:
-        """Forget what came and was not taken yet."""
+        """Discard messages that arrived but were not yielded yet."""
         while not self._queue.empty():
             if isinstance(self._queue.get_nowait(), Msg):
                 self._num_unsettled -= 1
+        # The loop above may have removed the end mark, too.
         if self._is_closed:
             self._queue.put_nowait(None)
 
     def restart(self) -> None:
-        """Make the consumer again."""
+        """Create the consumer again."""
         self._on_break()
 
     def close(self) -> None:
@@ -216,11 +221,11 @@ class Puller:
             self._queue.put_nowait(
                 BusError(f"{self._stream}: no NATS server, or no such stream, for {AWAY_S_MAX} s")
             )
-        except Exception as error:  # Whatever it is: raised by `messages`.
+        except Exception as error:  # Of any kind: `messages` raises it in the reader's task.
             self._queue.put_nowait(error)
 
     async def _until_ensured(self) -> str:
-        """Make the consumer, as soon as its stream is there."""
+        """Create the consumer as soon as its stream exists; return its name."""
         async with asyncio.timeout(AWAY_S_MAX):
             return await with_retries(
                 self._ensure,
@@ -238,14 +243,16 @@ class Puller:
             while not self._is_broken:
                 self._wake.clear()
                 await self._top_up(name, inbox)
+                # Not `asyncio.wait_for`, which may lose a cancellation.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(HEARTBEAT_S):  # wait_for may lose a cancellation.
+                    async with asyncio.timeout(HEARTBEAT_S):
                         await self._wake.wait()
                 self._check_stall()
 
     async def _top_up(self, name: str, inbox: str) -> None:
         num_asked = sum(self._asked.values())
         num_free = self._num_max - self._num_unsettled - num_asked
+        # At least a quarter at a time: requests overlap with deliveries, but are not sent singly.
         if num_free < 1 or (num_asked and num_free < self._num_max // 4):
             return
         pull = str(next(self._pulls))
@@ -267,14 +274,16 @@ class Puller:
         if code in ENDED:
             self._asked.pop(message.subject.rsplit(".", 1)[-1], None)
             self._wake.set()
+        # 100 is a heartbeat; anything else means that the consumer or its server is gone.
         elif code != "100":
             log.info("%s: pull ended: %s", self._stream, message.headers)
             self._on_break()
 
     def _on_delivery(self, message: Msg) -> None:
-        """Queue it; it counts for the oldest pull, as the server serves pulls in turn."""
+        """Queue a message and count it for the pull that it answers."""
         self._num_unsettled += 1
         self._queue.put_nowait(message)
+        # The server serves pulls in turn, so a message belongs to the oldest one.
         oldest = next(iter(self._asked), None)
         if oldest is None:
             return
@@ -290,5 +299,7 @@ class Puller:
     def _check_stall(self) -> None:
         silent_s = asyncio.get_running_loop().time() - self._seen_at
         if self._asked and silent_s > STALL_S:
-            log.warning("%s: a pull was silent for %.1f s; made again", self._stream, silent_s)
+            log.warning(
+                "%s: pull silent for %.1f s; creating the consumer again", self._stream, silent_s
+            )
             self._on_break()

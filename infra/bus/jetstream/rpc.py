@@ -6,9 +6,9 @@ client ── request (reply to an inbox of its own) ──▶ one server of the
       ◀── empty, Penstock-End: number of replies
 ```
 
-A number that is missing means that a reply was lost with a connection: the client raises rather
-than continue with a hole. A client of one reply marks that at the end of its inbox's name, and
-gets it without number and end.
+A missing number means that a reply was lost with a connection; the client raises an error rather
+than continue with a gap. A client that wants a single reply says so in the last part of its inbox
+name, and receives that reply without a number or an end message.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.claims import Claims, Packed
+from penstock.infra.bus.claims import Claims, PackedMessage
 from penstock.infra.bus.jetstream.connection import (
     NO_RESPONDERS,
     RETRY,
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 
 PAYLOAD_BYTES_MAX = 512 << 10
 REQUESTS_MAX = 1024
-"""Requests that one served service works on at once; more are answered `busy`."""
+"""Most concurrent requests per served service; further ones are answered `busy`."""
 REPLY_HEADER = "Penstock-Reply"
 END_HEADER = "Penstock-End"
 FIRST_ALONE = "-first"
-"""Ends the inbox of a client that takes one reply."""
+"""Suffix of the inbox of a client that takes one reply."""
 
 
 class RpcClient:
-    """The requesting side."""
+    """Client side of requests."""
 
     def __init__(self, connection: NatsConnection, claims: Claims, run_id: str) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class RpcClient:
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """Return the first reply; asks again after a broken connection (see `Bus.request`).
 
-        The deadline covers the claims of both ways, too.
+        The deadline also covers claim checks, of the request and of the reply.
         """
         subject = service_subject(self._run_id, service)
         async with _within(service, deadline_s):
@@ -76,7 +76,8 @@ class RpcClient:
                     headers=packed.headers,
                     suffix=FIRST_ALONE,
                 )
-            finally:  # Nobody reads it when the call is over.
+            finally:
+                # Nobody reads the request once the call is over.
                 await self._claims.forget(packed.object_keys)
             if END_HEADER in (reply.headers or {}):
                 raise BusError(f"{service}: ended without a reply")
@@ -108,13 +109,14 @@ class RpcClient:
             await self._claims.forget(packed.object_keys)
 
     async def _replies(
-        self, service: str, subject: str, packed: Packed, idle_s: float, *, is_served: bool
+        self, service: str, subject: str, packed: PackedMessage, idle_s: float, *, is_served: bool
     ) -> AsyncGenerator[Message, None]:
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
         with self._connection.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
 
             async def next_reply(num_before: int) -> Msg:
                 while True:
+                    # Only before the first reply: a later repeat would start the handler again.
                     if num_before == 0:
                         await self._connection.wait_connected()
                         await self._connection.send(
@@ -141,7 +143,7 @@ class RpcClient:
 
 
 class Server:
-    """The answering side of one service."""
+    """Server side of one service."""
 
     def __init__(
         self, connection: NatsConnection, claims: Claims, service: str, handler: Serve
@@ -155,11 +157,13 @@ class Server:
     async def start(self, subject: str, queue: str) -> Callable[[], Awaitable[None]]:
         """Subscribe; return the function that stops."""
         subscription = await self._connection.subscribe(subject, queue, self._on_request)
+        # After the flush the server knows the subscription, so that no request misses it.
         await self._connection.flush()
 
         async def stop() -> None:
             with contextlib.suppress(nats.errors.Error):  # Stopped before, or disconnected.
                 await subscription.unsubscribe()
+            # A copy: each task removes itself from the set when it ends.
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -176,6 +180,7 @@ class Server:
         takes_one = message.reply.endswith(FIRST_ALONE)
         try:
             async for reply in self._replies(message):
+                # Run the handler to its end even so: what it does last must not be skipped.
                 if takes_one and num_replies:
                     continue
                 packed = await self._pack(reply)
@@ -190,17 +195,19 @@ class Server:
         except BusError as error:  # The client sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
 
-    async def _pack(self, reply: Message) -> Packed:
-        """Encode a reply, or the error of one that cannot be sent."""
+    async def _pack(self, reply: Message) -> PackedMessage:
+        """Encode a reply, or in its place the error that prevents sending it."""
         try:
             return await self._claims.pack_call(reply, PAYLOAD_BYTES_MAX)
         except (PenstockError, OSError) as error:
             return await self._claims.pack_call(to_remote(error), PAYLOAD_BYTES_MAX)
 
     async def _replies(self, message: Msg) -> AsyncGenerator[Message, None]:
-        """Yield the handler's replies; its error is the last one, and never ends the server."""
+        """Yield the replies of the handler; an error becomes the last reply."""
         try:
+            # Refuse before unpacking, which may fetch a large object.
             if len(self._tasks) > REQUESTS_MAX:
+                log.warning("%s: request refused, %d in progress", self._service, REQUESTS_MAX)
                 raise QueueFullError(f"{self._service}: {REQUESTS_MAX} requests are in work")  # noqa: TRY301
             request = await self._claims.unpack(message.data, message.headers)
             async for reply in self._handler(request):
@@ -213,7 +220,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def _within(service: str, deadline_s: float) -> AsyncGenerator[None]:
-    """Bound what it encloses."""
+    """Bound the time that the body takes."""
     try:
         async with asyncio.timeout(deadline_s):
             yield
@@ -222,7 +229,7 @@ async def _within(service: str, deadline_s: float) -> AsyncGenerator[None]:
 
 
 def _is_end(service: str, reply: Msg, num_expected: int) -> bool:
-    """Return whether it is the end; raise where a reply is missing."""
+    """Return whether a reply is the end message; raise BusError if a reply is missing."""
     headers = reply.headers or {}
     number = headers.get(END_HEADER, headers.get(REPLY_HEADER))
     if number != str(num_expected):

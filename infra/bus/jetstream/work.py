@@ -1,6 +1,7 @@
-"""Shared work: a durable consumer whose deliveries someone must settle.
+"""Shared work: durable consumers whose deliveries must be settled, and decoding of deliveries.
 
-From a stored message to a `Delivery`, or to the dead-letter stream with its cause.
+`Intake` turns a stored message into a `Delivery`, or puts it on the dead-letter stream with the
+cause.
 """
 
 import asyncio
@@ -34,15 +35,13 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     num_delivered: int
     stored_at: float
     num_pending: int
-    """Messages of the consumer's filter after this one."""
+    """Number of later messages that match the filter of the consumer."""
 
 
 def position(message: Msg) -> Position:
-    """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<consumer seq>.<ns>.<pending>`.
-
-    With a domain there are two tokens more in front, and one behind.
-    """
+    """Parse `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<consumer seq>.<ns>.<pending>`."""
     tokens = message.reply.split(".")
+    # With a JetStream domain, two more tokens come first and one more comes last.
     start = 4 if len(tokens) == 9 else 6
     delivered, sequence, consumer_sequence, stored_ns, pending = map(int, tokens[start : start + 5])
     return Position(
@@ -55,7 +54,7 @@ def position(message: Msg) -> Position:
 
 
 class Intake:
-    """Decodes what comes from the server, for one run and one reader."""
+    """Decoder of messages from the server, for one run and one reader."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Intake:
         self._name = name
 
     async def accept(self, stream: Stream, message: Msg) -> Delivery | None:
-        """Return the delivery; None where it was undecodable and is on the dead-letter stream."""
+        """Return the delivery, or None after moving an undecodable message to the dead letters."""
         place = position(message)
         try:
             event = await self.decode(message.subject, message.data, message.headers)
@@ -90,23 +89,23 @@ class Intake:
         )
 
     async def decode(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Event:
-        """Decode an event, claim check included.
+        """Decode an event, and fetch it from the store if the message is a claim.
 
         Raises:
-            CodecError: Undecodable, no event, not the one that its subject names, or its claim is
-                not good.
-            StoreUnreachableError: Its claim lies in a store that did not answer.
+            CodecError: The message cannot be decoded, is no event, does not match its subject, or
+                is an invalid claim.
+            StoreUnreachableError: The store that holds the event did not answer.
 
         """
         return checked_event(self.run_id, subject, await self._claims.unpack(data, headers))
 
     async def reject(self, stream: Stream, message: Msg, cause: str) -> None:
-        """Keep an unusable message, once for each place and reader."""
+        """Publish an unusable message to the dead-letter stream, once per position and reader."""
         claim = None
         place = position(message)
         with contextlib.suppress(CodecError):
             claim = claim_of(message.data, message.headers)
-        log.error("%s %s rejected: %s", stream, place.sequence, cause)
+        log.error("message %d of stream %s rejected: %s", place.sequence, stream, cause)
         rejected = MessageRejected(
             source_stream=stream,
             source_sequence=place.sequence,
@@ -116,15 +115,16 @@ class Intake:
             data=b"" if claim else message.data,
             claim=claim,
         )
+        # Shielded: a reader that is cancelled here must not lose the message without a trace.
         await asyncio.shield(self._publisher.publish([rejected]))
 
 
 UNSETTLED_MAX = 4096
-"""Over all readers of one name; each reader has its own, smaller bound."""
+"""Most unsettled deliveries over all readers of one name; each reader has a smaller bound."""
 
 
 class NatsWorkItem:
-    """One delivery, to be settled once; settling again does nothing."""
+    """Delivery to be settled once; settling it again does nothing."""
 
     def __init__(
         self, delivery: Delivery, reply: str, connection: NatsConnection, puller: Puller
@@ -137,15 +137,15 @@ class NatsWorkItem:
 
     @property
     def delivery(self) -> Delivery:
-        """What was delivered."""
+        """Delivered event with its position."""
         return self._delivery
 
     async def ack(self) -> None:
-        """Done."""
+        """Report the work as done."""
         await self._settle(b"+ACK")
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Deliver again after `delay_s`."""
+        """Ask for another delivery after `delay_s` seconds."""
         await self._settle(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
 
     async def in_progress(self) -> None:
@@ -154,19 +154,20 @@ class NatsWorkItem:
             await self._connection.send(self._reply, b"+WPI")
 
     async def term(self) -> None:
-        """Never deliver again."""
+        """Ask the server never to deliver the event again."""
         await self._settle(b"+TERM")
 
     async def _settle(self, how: bytes) -> None:
         if self._is_settled:
             return
+        # Before the send, which may wait for a connection: a second call must see it.
         self._is_settled = True
         self._puller.settle()
         await self._connection.send(self._reply, how)
 
 
 class WorkQueue:
-    """The share of one process in a durable consumer."""
+    """Share of one process in a durable consumer."""
 
     def __init__(
         self,
@@ -206,6 +207,7 @@ class WorkQueue:
 
     async def _accept(self, message: Msg) -> Delivery | None:
         num_delivered = position(message).num_delivered
+        # An item that ends every worker before it can settle would come back forever.
         if num_delivered > NUM_DELIVERIES_MAX:
             cause = f"delivered {num_delivered - 1} times and never settled"
             await self._intake.reject(self._stream, message, cause)
@@ -213,7 +215,7 @@ class WorkQueue:
         return await self._intake.accept(self._stream, message)
 
     async def create(self) -> str:
-        """Create the consumer, or keep the one that is there; return its name."""
+        """Create the consumer if it does not exist; return its name."""
         stream = stream_name(self._stream)
         await self._connection.api(
             f"CONSUMER.DURABLE.CREATE.{stream}.{self._name}",
