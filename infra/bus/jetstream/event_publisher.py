@@ -157,7 +157,7 @@ class EventPublisher:
     async def _judge(
         self, item: Outgoing, answer: dict[str, Any] | BaseException, is_retry: bool
     ) -> PublishReceipt:
-        """Return the receipt of an answer: stored now, stored by an earlier attempt, or duplicate."""
+        """Return the receipt: stored now, stored by an earlier attempt, or a duplicate."""
         if isinstance(answer, dict):
             if not answer.get("duplicate"):
                 return _receipt(item, answer["seq"], False)
