@@ -1,8 +1,8 @@
 """Claim checks: a large message goes to the object store, and a small claim to the bus.
 
 ```
- event ─▶ above inline_bytes? ─▶ its parts are stored, each replaced by a claim that readers resolve on demand
-       ─▶ still above the limit of its stream? ─▶ stored whole; the bus sends a claim and resolves it
+ event ─▶ above inline_bytes? ─▶ its parts are stored; readers resolve the claims
+       ─▶ still above its stream's limit? ─▶ stored whole; the bus resolves the claim
 ```
 Objects are stored before the event that references them, each under a unique key, and the publisher
 deletes them if the event is refused. `collector.py` deletes objects that nothing references.
@@ -110,7 +110,7 @@ class Claims:
         return decode(data if claim is None else await fetch(self._store, claim))
 
     async def unpack_reply(self, data: bytes, headers: dict[str, str] | None) -> Message:
-        """Unpack a reply and delete its object, which only this client reads; raises like `unpack`."""
+        """Unpack a reply and delete its object, which nobody else reads; raises like `unpack`."""
         message = await self.unpack(data, headers)
         claim = claim_of(data, headers)
         if claim is not None and f"-{_CALL}-" in claim.object_key:

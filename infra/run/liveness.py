@@ -154,7 +154,7 @@ async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
 
 
 async def until_closed(bus: Bus, after: int) -> bool:
-    """Wait until the launcher that started at a sequence stops; return whether the run is complete."""
+    """Wait until the launcher opened at `after` stops; return whether the run is complete."""
     # A launcher that is killed publishes nothing: actors continue, and it finds them on restart.
     async with contextlib.aclosing(bus.follow([RunClosed], after={Stream.CONTROL: after})) as log:
         async for delivery in log:
