@@ -99,7 +99,7 @@ async def join_run(  # noqa: PLR0913
     recorded = parse_toml(started.config_toml, "RunStarted.config_toml")
     for table, value in own.items():
         if compares and table not in OWN_TABLES and value != recorded.get(table):
-            text = f"expected the table of the run, or none: only {', '.join(OWN_TABLES)} may differ by host"
+            text = f"expected that of the run, or none: only {', '.join(OWN_TABLES)} may differ"
             raise ConfigError(f"{file}: {table}: {text}")
     tables = {name: with_whole_paths(own)[name] for name in OWN_TABLES if name in own}
     run = _folder(root, started.run_id)
