@@ -1,11 +1,11 @@
-"""The claim check: what is large goes to the object store, a small claim to the bus.
+"""Claim checks: a large message goes to the object store, and a small claim to the bus.
 
 ```
- event ─▶ above inline_bytes? ─▶ its parts are stored, claims take their place: read by who needs it
-       ─▶ still above what its stream takes? ─▶ stored whole, the claim travels: read by the bus
+ event ─▶ above inline_bytes? ─▶ its parts are stored; readers resolve the claims
+       ─▶ still above its stream's limit? ─▶ stored whole; the bus resolves the claim
 ```
-Objects are stored before the event that names them, each under a key of its own, and deleted by
-who stored them if the event is refused; `collector.py` deletes what nothing names any more.
+Objects are stored before the event that references them, each under a unique key, and the publisher
+deletes them if the event is refused. `collector.py` deletes objects that nothing references.
 """
 
 import asyncio
@@ -25,37 +25,37 @@ from penstock.messages.reading.parsing import parse_with
 INLINE_BYTES = BusSection().inline_bytes
 CLAIM_HEADER = "Penstock-Claim"
 _EVENT, _CALL = "event", "call"
-"""Words in the keys of objects: what a call stored is deleted by its client."""
+"""Words in object keys; the client deletes the objects of its own calls."""
 FORGET_S_MAX = 10.0
 _claims = msgspec.msgpack.Decoder(Claim)
 
 
 class PackedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message ready for the bus."""
+    """Encoded message, ready for the bus."""
 
     data: bytes
     headers: dict[str, str]
     object_keys: tuple[str, ...]
-    """Stored for it just now."""
+    """Keys of the objects that were just stored for the message."""
 
 
 class Claims:
-    """Packs messages for the bus and unpacks them."""
+    """Packer and unpacker of messages for the bus."""
 
     def __init__(
         self, store: ObjectStore, new_key: Callable[[str], str], inline_bytes: int = INLINE_BYTES
     ) -> None:
-        """Args: `new_key` makes a key (`claim_key`) with a word in its name, unlike any other."""
+        """Create with `new_key`, which returns a unique key (`claim_key`) that contains a word."""
         self._store = store
         self._new_key = new_key
         self._inline_bytes = inline_bytes
 
     async def pack(self, event: Event, num_bytes_max: int) -> PackedMessage:
-        """Encode an event; what is too large is stored first, and deleted again if that fails."""
+        """Encode an event; store what is too large, and delete it again if packing fails."""
         return await self._pack(event, num_bytes_max, _EVENT)
 
     async def pack_call(self, message: Message, num_bytes_max: int) -> PackedMessage:
-        """Encode a request or a reply likewise; it is stored whole or not at all."""
+        """Encode a request or a reply, which is stored whole or not at all."""
         return await self._pack(message, num_bytes_max, _CALL)
 
     async def _pack(self, message: Message, num_bytes_max: int, word: str) -> PackedMessage:
@@ -93,6 +93,7 @@ class Claims:
     async def _put(self, data: bytes, word: str, keys: list[str]) -> Claim:
         key = self._new_key(word)
         claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data))
+        # Before the put: a put that is cancelled may still have stored the object.
         keys.append(claim.object_key)
         await self._store.put(claim.object_key, data)
         return claim
@@ -101,7 +102,7 @@ class Claims:
         """Return the message, fetched from the store where `data` is a claim.
 
         Raises:
-            CodecError: Undecodable, or its object is absent or another.
+            CodecError: It cannot be decoded, or its object is missing or different.
             StoreUnreachableError: The store did not answer.
 
         """
@@ -109,7 +110,7 @@ class Claims:
         return decode(data if claim is None else await fetch(self._store, claim))
 
     async def unpack_reply(self, data: bytes, headers: dict[str, str] | None) -> Message:
-        """Unpack a reply and delete its object, which this client alone reads; raises likewise."""
+        """Unpack a reply and delete its object, which nobody else reads; raises like `unpack`."""
         message = await self.unpack(data, headers)
         claim = claim_of(data, headers)
         if claim is not None and f"-{_CALL}-" in claim.object_key:
@@ -117,15 +118,13 @@ class Claims:
         return message
 
     async def fetch(self, data: bytes, headers: dict[str, str] | None) -> bytes:
-        """Return the encoded message, from the store where `data` is a claim; raises likewise."""
+        """Return the encoded message, fetched if `data` is a claim; raises like `unpack`."""
         claim = claim_of(data, headers)
         return data if claim is None else await fetch(self._store, claim)
 
     async def forget(self, keys: tuple[str, ...] | list[str]) -> None:
-        """Delete objects that nothing will name; what cannot be deleted is left to the collector.
-
-        Raises nothing of the store's.
-        """
+        """Delete objects that nothing will reference; never raises an error of the store."""
+        # What cannot be deleted now is left to the collector.
         with contextlib.suppress(PenstockError, OSError):  # A TimeoutError is one.
             async with asyncio.timeout(FORGET_S_MAX):
                 for key in keys:
@@ -133,10 +132,10 @@ class Claims:
 
 
 def claim_of(data: bytes, headers: dict[str, str] | None) -> Claim | None:
-    """Return the claim that travels in a message's place, or None.
+    """Return the claim that replaces a message, or None.
 
     Raises:
-        CodecError: It is said to be one, and is none.
+        CodecError: The header announces a claim, but the data is not one.
 
     """
     if not headers or CLAIM_HEADER not in headers:

@@ -1,9 +1,9 @@
-"""Deletes the objects that no event names any more: a done command's, a trimmed event's.
+"""Garbage collector of objects that no event references anymore.
 
-Who stores an object for an event that is then refused deletes it at once, and a client those of its
-calls; the collector has what is left: events that their streams dropped, and writers that died
-between object and event. A run's launcher is its owner, hourly and at the end of the run; `penstock
-log collect` does the same for a run whose streams were purged or trimmed by hand.
+A publisher deletes the objects of a refused event at once, and a client those of its calls. The
+collector deletes the rest: objects of events that their streams dropped, and of writers that died
+between storing the object and the event. The launcher of a run collects hourly and at the end;
+`penstock log collect` does the same after streams were purged or trimmed by hand.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from penstock.messages.reading.claims import CLAIM_PREFIX, created_at
 log = logging.getLogger(__name__)
 COLLECT_S_MAX = 1800.0
 GRACE_S = 3600.0
-"""Age below which an object is kept though nothing names it: its event may be on its way, or a call
-that reads it. Far above both (`PUBLISH_S_MAX`, deadlines of calls) and the skew of clocks."""
+"""Age in seconds below which an unreferenced object is kept, since its event or the call that reads
+it may be in flight. Far above `PUBLISH_S_MAX`, the deadlines of calls, and clock skew."""
 assert GRACE_S > PUBLISH_S_MAX
 
 
 class CollectionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a collection did."""
+    """Result of one collection."""
 
     num_deleted: int
     num_kept: int
@@ -43,20 +43,20 @@ async def collect(
 ) -> CollectionReport:
     """Delete a run's unreferenced objects that are older than `grace_s`.
 
-    Objects are listed before the log is read, so an event that is stored meanwhile names none of
-    those that may be deleted. Memory: one key per old object.
+    Memory: one key per old object.
 
     Args:
-        bus: the run's log, all of whose streams are read.
-        store: its objects; those without the claims' prefix are other owners'.
-        now: unix seconds.
-        grace_s: 0 only where nobody writes.
+        bus: Bus of the run; all streams of the log are read.
+        store: Object store of the run; only keys with the prefix of claims are considered.
+        now: Unix seconds.
+        grace_s: Age in seconds below which objects are kept; 0 only if nothing is writing.
 
     Raises:
-        BusError: the log cannot be read; nothing is deleted.
-        StoreUnreachableError: the store does not answer.
+        BusError: The log cannot be read; nothing is deleted.
+        StoreUnreachableError: The store does not answer.
 
     """
+    # List objects before reading the log: an event stored meanwhile cannot reference any of them.
     keys = await store.keys(CLAIM_PREFIX)
     unnamed = {key for key in keys if created_at(key) <= now - grace_s}
     if unnamed:
@@ -64,22 +64,23 @@ async def collect(
             unnamed.difference_update(_named(stored))
     for key in sorted(unnamed):
         await store.delete(key)
+    log.info("collected %d unreferenced objects of %d", len(unnamed), len(keys))
     return CollectionReport(num_deleted=len(unnamed), num_kept=len(keys) - len(unnamed))
 
 
 async def collect_if_possible(
     bus: NatsBus, store: ObjectStore, *, grace_s: float = GRACE_S
 ) -> None:
-    """Collect now; what servers or store do not allow is left to the next collection."""
+    """Collect now; on a failure, leave the objects to the next collection."""
     try:
         async with asyncio.timeout(COLLECT_S_MAX):
             await collect(bus, store, now=time.time(), grace_s=grace_s)
     except (PenstockError, OSError) as error:  # A TimeoutError is one.
-        log.warning("objects that no event names were not collected: %s", error)
+        log.warning("unreferenced objects were not collected: %s", error)
 
 
 def _named(stored: RawMessage) -> Iterator[str]:
-    """Yield the objects that a stored message needs, its own claim and those of its parts."""
+    """Yield the keys that a stored message references: its own claim and those of its parts."""
     if stored.claim_key:
         yield stored.claim_key
     yield from _keys_in(stored.data)

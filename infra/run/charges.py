@@ -1,19 +1,19 @@
-"""Who killed a process: deaths are charged to what was in progress, where that can be the cause.
+"""Attribution of process deaths to the items in progress that may have caused them.
 
 ```
  death ─▶ killed from outside (SIGKILL without out-of-memory, SIGTERM ...) ─▶ nobody
        ├▶ its actor said why (exit code) ─────────────────────────────────▶ nobody, or as it said
        └▶ crashed (SIGSEGV, abort, out of memory, an exit unannounced)
-            ├─ another process crashed or was killed then, too ─▶ nobody: it is the host
-            ├─ more in progress than was noted ───────────────▶ nobody: it may be that
+            ├─ another process crashed or was killed then, too ─▶ nobody: the host is at fault
+            ├─ more in progress than was noted ───────────────▶ nobody: the rest may be the cause
             ├─ one item in progress ──────────────────────────▶ proven
             ├─ one item in common with an earlier crash whose others differ ─▶ proven
-            └─ several ─▶ suspects: of these, a process works on one at a time from now on
+            └─ several ─▶ suspects: from now on a process works on one of them at a time
 ```
-An item with two proven charges is quarantined. Two crashes have at most one suspect in common, as
-suspects are never in progress together; one that shares a crash with another's culprit is charged
-once at most, since from then on the two are apart. What nobody is charged with counts against the
-run's restart budget.
+An item with two proven charges is quarantined. Suspects are never in progress together, so two
+crashes have at most one suspect in common; an innocent item that shares a crash with a culprit is
+charged at most once, because the two are separated afterwards. A death that is charged to nobody
+counts against the restart budget of the run.
 """
 
 import signal
@@ -28,29 +28,29 @@ from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 from penstock.messages.errors import PenstockError
 
 NEIGHBOR_S = 2.0
-"""Deaths of other processes within this time before or after one make it the host's."""
+"""Seconds before or after a death within which another death points to the host."""
 DEATHS_KEPT = 64
 CRASHES_PER_RESTART = 5
-"""A process that crashes this many times as often as the restart budget allows is broken itself,
-whatever it was working on."""
+"""Multiple of the restart budget above which the process itself is considered broken, whatever
+items it was working on."""
 _OUTSIDE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 
 class ExitCode(IntEnum):
-    """How a process of actors says why it ended."""
+    """Exit code by which an actor process reports why it ended."""
 
     FAILED = 1
-    """By an error that is nobody's in particular."""
+    """An error without a known culprit."""
     STUCK = 3
-    """A fold cannot get past an event: the run cannot go on."""
+    """A fold cannot get past an event, so the run cannot continue."""
     CHARGED = 4
-    """By an error that was charged to an item."""
+    """An error that was charged to an item."""
     START_AGAIN = 5
-    """To be started again: as it was asked to, or because its launcher will come up again."""
+    """A requested restart, or a launcher that stopped and will start again."""
 
 
 class DeathCause(StrEnum):
-    """What ended a process."""
+    """Cause of the end of a process."""
 
     FAILED = "failed"
     CHARGED = "charged"
@@ -61,9 +61,10 @@ class DeathCause(StrEnum):
 
 
 def cause_of(code: int, *, is_out_of_memory: bool) -> DeathCause:
-    """Return what an exit code (negative: a signal) says."""
+    """Return the cause that an exit code indicates; a negative code is a signal."""
     if code < 0:
         number = -code
+        # The kernel's out-of-memory killer sends SIGKILL as well: then the process is at fault.
         if number == signal.SIGKILL and not is_out_of_memory:
             return DeathCause.KILLED
         return DeathCause.KILLED if number in _OUTSIDE else DeathCause.CRASHED
@@ -74,27 +75,27 @@ def cause_of(code: int, *, is_out_of_memory: bool) -> DeathCause:
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one process that nobody asked for."""
+    """Unrequested end of one process."""
 
     process: str
     at: float
-    """Monotonic seconds."""
+    """Time of the death in monotonic seconds."""
     cause: DeathCause
     words: str
     items: tuple[NotedItem, ...] = ()
-    """In progress."""
+    """Items in progress at the time of the death."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from a death."""
+    """Consequences of a death."""
 
     events: list[ItemCharged | ItemQuarantined] = []
     counts: bool = True
-    """Whether it counts against the restart budget."""
+    """Whether the death counts against the restart budget."""
 
 
 class Attribution:
-    """Charges deaths. Pure: give it each death once, when its neighbors' deaths are noted too."""
+    """Attribution of deaths to items; pure. Judge each death once, after noting its neighbors."""
 
     def __init__(self, *, crashes_max: int, period_s: float) -> None:
         self._crashes_max = crashes_max
@@ -102,21 +103,21 @@ class Attribution:
         self._noted: deque[Death] = deque(maxlen=DEATHS_KEPT)
         self._crashes: deque[Death] = deque(maxlen=DEATHS_KEPT)
         self._numbers: dict[str, int] = {}
-        """Item -> its charges so far, proven or not."""
+        """Number of charges per item, proven or not."""
         self._proven: dict[str, int] = {}
 
     def resume(self, charged: Iterable[ItemCharged]) -> None:
-        """Take up the charges of an earlier launcher."""
+        """Restore the charges that an earlier launcher published."""
         for event in charged:
             self._numbers[event.item] = max(self._numbers.get(event.item, 0), event.number)
             self._proven[event.item] = self._proven.get(event.item, 0) + event.is_proven
 
     def note(self, death: Death) -> None:
-        """See a death at once; it may explain another's."""
+        """Record a death immediately; it may explain the death of another process."""
         self._noted.append(death)
 
     def judge(self, death: Death) -> Judgement:
-        """Return what follows from a noted death, `NEIGHBOR_S` after it."""
+        """Return the consequences of a noted death; call it `NEIGHBOR_S` after the death."""
         if death.cause in {DeathCause.CHARGED, DeathCause.START_AGAIN}:
             return Judgement(counts=False)
         is_known = death.items and all(noted.item != UNNAMED for noted in death.items)
@@ -125,10 +126,12 @@ class Attribution:
         earlier = [crash for crash in self._crashes if crash.at >= death.at - self._period_s]
         self._crashes.append(death)
         same = [crash for crash in earlier if crash.process == death.process]
+        # So many crashes with so many items point to the process, not to the items.
         if len(same) >= self._crashes_max:
             return Judgement()
         if len(death.items) == 1:
             return self._charged(death.items, death.words, death.items[0])
+        # The one item that two otherwise different crashes share is the culprit.
         for crash in earlier:
             common = set(death.items) & set(crash.items)
             if len(common) == 1:
@@ -146,7 +149,7 @@ class Attribution:
     def _charged(
         self, items: Sequence[NotedItem], words: str, culprit: NotedItem | None = None
     ) -> Judgement:
-        """Charge one item, if it is known, and make suspects of those with no charge yet."""
+        """Charge the culprit, if known, and mark items without an earlier charge as suspects."""
         events: list[ItemCharged | ItemQuarantined] = []
         for noted in items:
             item, task_id, is_proven = noted.item, noted.task_id, noted == culprit
@@ -166,7 +169,7 @@ class Attribution:
 
 
 def describe_death(process: str, code: int, cause: DeathCause, log: object) -> str:
-    """Return a death in words."""
+    """Return a one-line description of a death."""
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     why = " (from outside)" if cause is DeathCause.KILLED else ""
     return f"process {process} ended {how}{why}; see {log}"
@@ -177,11 +180,11 @@ class RestartBudgetError(PenstockError, RuntimeError):
 
 
 class RunStuckError(PenstockError, RuntimeError):
-    """A process cannot get past an event that it must not leave out; the text names its log."""
+    """A process cannot get past an event that it must not skip; the text names its log."""
 
 
 class RestartBudget:
-    """Restart intensity and period: at most `intensity` failures within `period_s` are restarted.
+    """Budget of restarts: at most `intensity` failures within `period_s` seconds are restarted.
 
     The unit of failure is an operating-system process: actors that need each other (a generator
     and its receiver share one engine) share a process, and an actor that fails takes its process

@@ -1,4 +1,4 @@
-"""The end of a run: replay, summary, report and closing table, from one reading of its log."""
+"""Closes a run: replay, summary, report and closing table, from one reading of its log."""
 
 import os
 import shlex
@@ -33,8 +33,8 @@ async def close_run(  # noqa: PLR0913 - all of a run
     """Write `summary.json` and `report.html`, and print the closing table.
 
     Returns:
-        Whether the run is sound: it was not given up, the ledger balances, and the replay gave the
-        same bits.
+        Whether the run is sound: it was not given up, the ledger balances, and the replay
+        reproduced the weights bit for bit.
 
     """
     ended_at = time.time()
@@ -67,7 +67,7 @@ async def close_run(  # noqa: PLR0913 - all of a run
 
 
 def faults_of(figures: dict[str, Any], replay: dict[str, Any], given_up: str | None) -> list[str]:
-    """Return what makes a run unsound: of its figures, its replay, and why it was given up."""
+    """Return the reasons why a run is unsound, from its metrics, its replay and its end."""
     faults: list[str] = []
     if not figures["ledger"]["balanced"]:
         faults.append("the ledger does not balance: see `penstock status`")
@@ -79,12 +79,12 @@ def faults_of(figures: dict[str, Any], replay: dict[str, Any], given_up: str | N
 
 
 def write_report(run: RunDir, state: MonitorState, episodes: tuple[bytes, bytes]) -> None:
-    """Write `report.html`: the page with a run's state and episodes, readable without a server."""
+    """Write `report.html`, a page with state and episodes that needs no server."""
     write_atomic(run.report, render_page(encode_state(state), episodes).encode())
 
 
 def next_steps(run_dir: RunDir, config: RunConfig) -> list[str]:
-    """Return commands that look at a finished run, as they can be typed here."""
+    """Return commands that inspect a finished run, ready to be typed in this folder."""
     program = os.path.relpath(sys.argv[0])
     if program.endswith(".py"):  # Started by `python -m`.
         program = f"{os.path.relpath(sys.executable)} -m penstock.infra.cli"
@@ -112,7 +112,7 @@ def _names_own_code(config: RunConfig) -> bool:
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:
-    """Return the figures as aligned lines, one per section."""
+    """Return the metrics as aligned lines, one per section."""
     rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
     if cached := figures.get("cached"):
         rows.append(("from the cache", ", ".join(cached)))
@@ -124,7 +124,7 @@ def closing_table(figures: dict[str, Any]) -> list[str]:
 
 
 def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return a section's line, and one per group of figures within it."""
+    """Return the line of a section, followed by one per group of metrics in it."""
     plain = {name: value for name, value in values.items() if not _is_table(value)}
     text = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
     rows = [(section, text)] if text else []

@@ -148,7 +148,7 @@ def new_folder(data: Table, config: RunConfig, arguments: argparse.Namespace) ->
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
-        raise FileExistsError(f"run {run_id}: exists already; resume it with --resume {run_id}")
+        raise FileExistsError(f"run {run_id}: exists; resume it with --resume {run_id}")
     if config.bus.servers:
         asyncio.run(check_new(open_access(config.bus), run_id))
     write_atomic(run_dir.config, tomli_w.dumps(data).encode())

@@ -1,10 +1,10 @@
-"""A run on several hosts: what a host learns from the log instead of the launcher's folder.
+"""Runs on several hosts: a host gets the configuration from the log, not from the launcher.
 
 ```
  launcher ── RunStarted (configuration), RunOpened ... RunClosed ──▶ log ─┬▶ penstock actor
                                                                          └▶ penstock status
 ```
-A host's own file says how it reaches the servers and the store; everything else is the log's.
+A file on each host says how to reach the servers and the store; the rest comes from the log.
 """
 
 import argparse
@@ -41,19 +41,19 @@ from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.streams import type_filter
 
 OWN_TABLES = ("bus", "store")
-"""What a host may have of its own: addresses and paths differ from host to host."""
+"""Tables that may differ from host to host: addresses and paths."""
 READS_CONTENT = {"trainer", "rank", "gateway"}
-"""Roles that seal or open users' content."""
+"""Roles that encrypt or decrypt user content."""
 READ_S_MAX = 30.0
 
 
 async def reached_run(arguments: argparse.Namespace, *, any_format: bool = False) -> RunDir:
-    """Return the run that a command names: by its folder, or with `--config` by its log.
+    """Find the run that a command names, by its folder or, with `--config`, by its log.
 
     Raises:
-        NotFoundError: No such run.
-        ConfigError: The file's `[bus]` or `[store]` is wrong.
-        FormatError: It has another format version, unless `any_format` accepts it.
+        NotFoundError: The run does not exist.
+        ConfigError: `[bus]` or `[store]` of the file is wrong.
+        FormatError: The run has another format version, unless `any_format` accepts it.
 
     """
     if arguments.config is None:
@@ -72,21 +72,21 @@ async def join_run(  # noqa: PLR0913
     any_format: bool = False,
     compares: bool = True,
 ) -> RunDir:
-    """Write this host's folder of a run that another host started.
+    """Create a folder on this host for a run that another host started.
 
     Args:
-        name: The run's id; `latest` is the newest on the servers.
+        name: Id of the run, or `latest` for the newest on the servers.
         root: Folder of all runs.
-        file: TOML with the tables `[bus]` and `[store]` of this host; other tables must be the
-            run's.
-        wait_s: How long to wait for the run to start.
+        file: TOML file with `[bus]` and `[store]` of this host; other tables must equal those of
+            the run.
+        wait_s: Longest wait in seconds for the run to start.
         any_format: Accept any format version.
-        compares: Whether other tables of the file must be the run's, and are not passed over.
+        compares: Whether other tables of the file are compared with the run, not ignored.
 
     Raises:
-        ConfigError: The file says otherwise, or the servers refuse us.
-        NotFoundError: No such run on the servers.
-        DeadlineError: It did not start in time.
+        ConfigError: The file contradicts the run, or the servers refuse the connection.
+        NotFoundError: The servers do not know the run.
+        DeadlineError: The run did not start in time.
 
     """
     own = read_toml(file)
@@ -99,7 +99,7 @@ async def join_run(  # noqa: PLR0913
     recorded = parse_toml(started.config_toml, "RunStarted.config_toml")
     for table, value in own.items():
         if compares and table not in OWN_TABLES and value != recorded.get(table):
-            text = f"expected the run's own, or none: only {', '.join(OWN_TABLES)} are a host's"
+            text = f"expected that of the run, or none: only {', '.join(OWN_TABLES)} may differ"
             raise ConfigError(f"{file}: {table}: {text}")
     tables = {name: with_whole_paths(own)[name] for name in OWN_TABLES if name in own}
     run = _folder(root, started.run_id)
@@ -113,9 +113,9 @@ _PATHS: dict[str, Sequence[str]] = {
     "prepare": ("tasks",),
     "sandbox_host": ("checkpoints", "images"),
 }
-"""Fields of tables that are paths; `[model]`'s are made absolute with its shape."""
+"""Fields that are paths, by table; `fill_shape` makes those of `[model]` absolute."""
 _LISTED_PATHS = (("prepare", "sources", "path"), ("judge", "judges", "calibration"))
-"""The same of tables in lists."""
+"""Fields that are paths in lists of tables."""
 
 
 def _folder(root: Path, run_id: str) -> RunDir:
@@ -123,11 +123,11 @@ def _folder(root: Path, run_id: str) -> RunDir:
 
 
 def with_whole_paths(data: dict[str, Any]) -> dict[str, Any]:
-    """Return tables that name their files by absolute paths, valid in every folder."""
+    """Return the tables with absolute paths, valid from every folder."""
     found = data | {
         name: _with_whole_paths(data[name], files)
         for name, files in _PATHS.items()
-        if isinstance(data.get(name), dict)  # What is not a table is refused as such.
+        if isinstance(data.get(name), dict)  # Anything else is refused when it is parsed.
     }
     for table, name, field in _LISTED_PATHS:
         if isinstance(found.get(table), dict) and isinstance(items := found[table].get(name), list):
@@ -145,7 +145,7 @@ def _with_whole_paths(table: Table, files: Sequence[str]) -> dict[str, Any]:
 
 
 async def _until_started(access: Access, name: str, wait_s: float) -> RunStarted:
-    """Return a run's first event, as soon as it is there."""
+    """Return the first event of a run; wait for it if `wait_s` is positive."""
     run_id = await newest_run(access) if name == "latest" else name
     bus = await NatsBus.connect(access, run_id=run_id, store=MemoryStore(), name="join")
     try:
@@ -183,10 +183,10 @@ async def newest_run(access: Access) -> str:
 
 
 def check_remote(run: RunDir, roles: Sequence[str]) -> None:
-    """Check that these roles can run in one process apart from the launcher's folder.
+    """Check that these roles can run in one process without the folder of the launcher.
 
     Raises:
-        ConfigError: They would look for objects in a folder of another host, or a bucket refuses.
+        ConfigError: They need objects in a folder of another host, or a bucket refuses access.
 
     """
     config = load_config(run.config)
@@ -195,7 +195,7 @@ def check_remote(run: RunDir, roles: Sequence[str]) -> None:
     for role in roles:
         kind = role.partition(":")[0]
         if kind in READS_CONTENT and not config.store.master_key_file:
-            text = "expected the file that the launcher's host has, too"
+            text = "expected a copy of the file on the host of the launcher"
             raise ConfigError(f"store.master_key_file: role {role}: {text}")
         if kind == "publisher":
             text = "shares the snapshot with the trainer in a mapped file: start it on its host"
@@ -209,10 +209,10 @@ def check_remote(run: RunDir, roles: Sequence[str]) -> None:
 
 
 def check_apart(config: RunConfig) -> None:
-    """Check that processes of this run can be apart from its launcher.
+    """Check that processes of this run can run on other hosts than its launcher.
 
     Raises:
-        ConfigError: They would look for objects in the launcher's folder.
+        ConfigError: They would need objects in the folder of the launcher.
 
     """
     if not config.bus.servers:
@@ -223,11 +223,11 @@ def check_apart(config: RunConfig) -> None:
 
 
 async def check_new(access: Access, run_id: str) -> None:
-    """Make the streams, and check that the servers hold no run of this id yet.
+    """Create the streams, and check that the servers hold no run with this id.
 
     Raises:
-        ConfigError: The servers cannot keep the streams.
-        FileExistsError: They hold such a run.
+        ConfigError: The servers cannot store the streams.
+        FileExistsError: The servers hold a run with this id.
 
     """
     bus = await NatsBus.connect(access, run_id=run_id, store=MemoryStore(), name="launcher")
@@ -246,7 +246,7 @@ def roles_of(config: RunConfig, names: Sequence[str]) -> set[str]:
 
 
 def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = True) -> None:
-    """Check that machines boot here, that devices are there and stores serve us, before a start.
+    """Check before a start that this host has the machines, devices, keys and stores it needs.
 
     Raises:
         BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
@@ -267,10 +267,10 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
 
 
 def check_devices(config: RunConfig, names: Sequence[str]) -> None:
-    """Check that the devices of some entries of `[processes]` are there.
+    """Check that the devices of some entries of `[processes]` exist.
 
     Raises:
-        DeviceUnavailableError: A GPU that a setting names is not.
+        DeviceUnavailableError: A GPU that a setting names does not exist.
 
     """
     roles = roles_of(config, names)
@@ -287,10 +287,10 @@ def check_devices(config: RunConfig, names: Sequence[str]) -> None:
 
 
 def check_judge_keys(config: RunConfig, names: Sequence[str]) -> None:
-    """Check that the keys of rubric judges are there, where the judge is one of some entries.
+    """Check that the API keys of rubric judges exist if some entries run the judge.
 
     Raises:
-        ConfigError: One is not where the settings say, or is none.
+        ConfigError: A key is missing or malformed.
 
     """
     if "judge" in roles_of(config, names):
@@ -300,10 +300,10 @@ def check_judge_keys(config: RunConfig, names: Sequence[str]) -> None:
 
 
 def check_stores(config: RunConfig) -> None:
-    """Check that the buckets of the run and of its regions serve us.
+    """Check that the buckets of the run and of its regions are usable.
 
     Raises:
-        ConfigError: One does not; the text names the field, the bucket and the operation.
+        ConfigError: A bucket is not usable; the text names the field, the bucket and the operation.
 
     """
     check_store(config.store, "store")

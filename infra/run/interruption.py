@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any
 
 INTERRUPTED = 130
-"""Exit code."""
+"""Exit code after an interruption, as shells use it for SIGINT."""
 
 
 @contextlib.contextmanager
@@ -20,7 +20,8 @@ def interruption() -> Generator[asyncio.Event]:
 
     def interrupt() -> None:
         if interrupted.is_set():
-            os._exit(INTERRUPTED)  # Every child asked to die with its parent.
+            # Every child asked the kernel to kill it when its parent dies.
+            os._exit(INTERRUPTED)
         interrupted.set()
 
     for number in numbers:
@@ -33,7 +34,7 @@ def interruption() -> Generator[asyncio.Event]:
 
 
 async def before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Await the work; False if an interruption came first."""
+    """Await the work and return True; cancel it and return False after an interruption."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

@@ -1,4 +1,4 @@
-"""Who is up: launchers and actors of a run, by the log and by their answers; and an installer."""
+"""Checks of who is running: launchers, trainers and actors of a run, and an installer."""
 
 import asyncio
 import contextlib
@@ -22,19 +22,19 @@ from penstock.messages.telemetry import ActorReported
 LAUNCHER, TRAINER = "launcher", "trainer"
 ANSWER_S = 3.0
 START_S_MAX = 600.0
-"""How long a process waits for its run to start."""
+"""Longest wait in seconds of a process for its run to start."""
 POLL_S = 1.0
 SILENT_S = 4.0
-"""Actors report once a second: after this time none runs."""
+"""Silence in seconds after which no actor runs; each reports once a second."""
 STOP_S_MAX = 60.0
 INSTALL_S_MAX = 3600.0
 INSTALL_POLL_S = 0.2
 TRAINER_S_MAX = 60.0
-"""How long a trainer waits for the end of another one, which may save while it stops."""
+"""Longest wait in seconds for another trainer to stop; it may save on the way."""
 
 
 async def answer(_message: Message) -> AsyncIterator[Message]:
-    """Serve LAUNCHER or TRAINER: the answer says that one is up."""
+    """Answer a request to LAUNCHER or TRAINER, which shows that one is running."""
     yield Ack()
 
 
@@ -42,7 +42,7 @@ async def check_alone(bus: Bus) -> None:
     """Check that no other launcher of this run answers, on any host.
 
     Raises:
-        BusError: One does.
+        BusError: Another launcher answers.
 
     """
     if await _answers(bus, LAUNCHER):
@@ -50,32 +50,30 @@ async def check_alone(bus: Bus) -> None:
 
 
 async def until_installed(pid: int, name: str) -> None:
-    """Return once a process that installs a package has ended, and the package is there, whole.
+    """Wait for the process that installs a package, and check that the package is complete.
 
     Raises:
-        ConfigError: It is not, or this is no process to wait for.
-        DeadlineError: The process did not end.
+        ConfigError: The package is missing or incomplete, or the process id is not usable.
+        DeadlineError: The process did not end in time.
 
     """
     if pid <= 1 or pid == os.getpid():
         raise ConfigError(f"--after: expected the id of a process that ends, got {pid}")
     give_up_at = asyncio.get_running_loop().time() + INSTALL_S_MAX
+    # The start time guards against another process that gets the same id.
     began = _began(pid)
     while began and _began(pid) == began:
         if asyncio.get_running_loop().time() >= give_up_at:
-            raise DeadlineError(f"--after {pid}: still runs after {INSTALL_S_MAX:g} s")
+            raise DeadlineError(f"--after {pid}: still running after {INSTALL_S_MAX:g} s")
         await asyncio.sleep(INSTALL_POLL_S)
     importlib.invalidate_caches()
     if not _is_whole(name):
-        text = f"expected it to install {name}, which is not there or not whole"
+        text = f"expected it to install {name}, which is missing or incomplete"
         raise ConfigError(f"--after {pid}: {text}; run the installation again")
 
 
 def _began(pid: int) -> bytes:
-    """Return when a process began, in ticks; empty once it has ended, also if nobody waited yet.
-
-    Another process that gets the same id began later.
-    """
+    """Return the start time of a process in ticks; empty once it has ended, reaped or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -84,7 +82,8 @@ def _began(pid: int) -> bytes:
 
 
 def _is_whole(name: str) -> bool:
-    """Whether a package is installed: who installs it writes its own name there last."""
+    """Return whether a package is completely installed."""
+    # Installers write the file INSTALLER last.
     try:
         return distribution(name).read_text("INSTALLER") is not None
     except PackageNotFoundError:
@@ -92,10 +91,10 @@ def _is_whole(name: str) -> bool:
 
 
 async def become_trainer(bus: Bus) -> None:
-    """Become the one trainer of a run's ranks, once another that is stopping is gone.
+    """Become the only trainer of the ranks of a run; wait for another one that is stopping.
 
     Raises:
-        BusError: Another trainer still answers after TRAINER_S_MAX, or came first.
+        BusError: Another trainer still answers after TRAINER_S_MAX, or took over first.
 
     """
     now = asyncio.get_running_loop().time
@@ -104,14 +103,17 @@ async def become_trainer(bus: Bus) -> None:
     while True:
         before = await last_stored(bus, RanksTaken)
         if not await _answers(bus, TRAINER):
-            # Of those that hear nobody at the same time, the log lets one through.
+            # Several trainers may hear no answer at the same time; the compare-and-swap on the
+            # log lets only one of them through.
             stop = await bus.serve(TRAINER, answer)
             receipt = await bus.swap(taken, before.sequence if before else 0)
             if not receipt.is_duplicate:
                 return
             await stop()
         if now() >= give_up_at:
-            raise BusError(f"run {bus.run_id}: its ranks belong to another trainer, which is up")
+            raise BusError(
+                f"run {bus.run_id}: its ranks belong to another trainer, which is running"
+            )
         await asyncio.sleep(POLL_S)
 
 
@@ -123,22 +125,22 @@ async def _answers(bus: Bus, service: str) -> bool:
 
 
 async def has_launcher(run: RunDir, bus: Bus) -> bool:
-    """Return whether a run is up and its launcher alive; one that was killed closed nothing."""
+    """Return whether a run is open and its launcher answers; a killed one leaves it open."""
     return await is_up(run, bus) and (run.access() is None or await _answers(bus, LAUNCHER))
 
 
 async def is_up(run: RunDir, bus: Bus) -> bool:
-    """Return whether a run is open: by its launcher's process, or by the log of its servers."""
+    """Return whether a run is open, according to the launcher process or the log."""
     if run.access() is None:
         return run.read_state() is not None
     return await _open_at(bus) is not None
 
 
 async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
-    """Wait until a launcher is up; return the sequence of its `RunOpened`, None for a complete run.
+    """Wait for a launcher; return the sequence of its `RunOpened`, or None if the run is complete.
 
     Raises:
-        DeadlineError: None came in time.
+        DeadlineError: No launcher started in time.
 
     """
     try:
@@ -152,10 +154,8 @@ async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
 
 
 async def until_closed(bus: Bus, after: int) -> bool:
-    """Wait until the launcher that came up at a sequence stops; return if the run is complete.
-
-    A launcher that dies says nothing: the actors go on, and its next start finds them at work.
-    """
+    """Wait until the launcher opened at `after` stops; return whether the run is complete."""
+    # A launcher that is killed publishes nothing: actors continue, and it finds them on restart.
     async with contextlib.aclosing(bus.follow([RunClosed], after={Stream.CONTROL: after})) as log:
         async for delivery in log:
             assert isinstance(delivery.event, RunClosed)
@@ -164,7 +164,7 @@ async def until_closed(bus: Bus, after: int) -> bool:
 
 
 async def _open_at(bus: Bus) -> int | None:
-    """Return the sequence at which the newest launcher came up; None if it has stopped since."""
+    """Return the sequence at which the newest launcher started, or None if it has stopped."""
     opened, closed = await last_stored(bus, RunOpened), await last_stored(bus, RunClosed)
     if opened is None or (closed is not None and closed.sequence > opened.sequence):
         return None
@@ -177,7 +177,7 @@ async def _is_complete(bus: Bus) -> bool:
 
 
 async def until_silent(bus: Bus) -> None:
-    """Wait until no actor reports any more, on any host; give up after STOP_S_MAX."""
+    """Wait until no actor on any host reports anymore; give up after STOP_S_MAX."""
     now = asyncio.get_running_loop().time
     newest, heard_at, give_up_at = -1, now(), now() + STOP_S_MAX
     while now() < min(heard_at + SILENT_S, give_up_at):
@@ -188,7 +188,7 @@ async def until_silent(bus: Bus) -> None:
 
 
 async def last_stored(bus: Bus, kind: type[Event]) -> Delivery | None:
-    """Return the newest event of a type; None, too, before the streams are there."""
+    """Return the newest event of a type, or None; also None before the streams exist."""
     try:
         return await bus.last(kind)
     except JetStreamError as error:

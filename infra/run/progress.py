@@ -25,16 +25,16 @@ POLL_S = 0.05
 
 
 def forget_gateways(run: RunDir) -> None:
-    """Delete where the gateways of an earlier start of a run listened."""
+    """Delete the addresses of gateways from an earlier start of a run."""
     for file in run.path.glob("gateway_url*"):
         file.unlink()
 
 
 class Progress:
-    """Prints what happens, and knows when the run is complete.
+    """Printer of progress lines that detects when the run is complete.
 
     Args:
-        eval_sets: Names of those on which the last version is evaluated.
+        eval_sets: Names of the evaluation sets on which the last version is evaluated.
 
     """
 
@@ -44,10 +44,7 @@ class Progress:
         self.is_midtraining = False
 
     async def follow(self, bus: Bus) -> None:
-        """Print the events of the log until the last step's version is evaluated.
-
-        A run that was given up is over at once.
-        """
+        """Print events until the last version is evaluated, or the run is given up."""
         finished: RunFinished | None = None
         evaluated: set[str] = set()
         async for delivery in bus.follow(TYPES):
@@ -74,12 +71,12 @@ class Progress:
                 return
 
     def _awaited(self, finished: RunFinished) -> set[str]:
-        """Return the evaluations of the last version; nobody asks for those of a failed run."""
+        """Return the evaluations to wait for; a failed run has none."""
         names = () if finished.is_failure else self._eval_sets
         return {evaluation_id(finished.step, name) for name in names}
 
     async def follow_gateways(self, run: RunDir) -> None:
-        """Say where the gateways listen, once each is up."""
+        """Print the address of each gateway once it listens."""
         said: dict[Path, str] = {}
         while True:
             for file in sorted(run.path.glob("gateway_url*")):
@@ -90,6 +87,6 @@ class Progress:
             await asyncio.sleep(POLL_S if not said else 1.0)
 
     def say(self, line: str) -> None:
-        """Print one line, with the time since the start."""
+        """Print one line with the time since the start."""
         seconds = int(time.monotonic() - self._started)
         print(f"[{seconds // 60:2d}:{seconds % 60:02d}] {printable(line)}", flush=True)

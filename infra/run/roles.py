@@ -1,7 +1,7 @@
-"""The roles, and the builder of each: one line per role in `ROLES`.
+"""Roles of a run and the function that builds the actors of each, listed in `ROLES`.
 
-A role that is local to a region is named `role:region`; a region's several generators are
-`generator:region/name`. Only the builders of the trainer and the generator import torch.
+A role that is local to a region is named `role:region`; several generators of one region are
+named `generator:region/name`. Only the builders of trainer and generator import torch.
 """
 
 import importlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything that actors are built from."""
+    """Everything that the builders of actors need."""
 
     run: RunDir
     config: RunConfig
@@ -43,7 +43,7 @@ class Assembly:
     store: ObjectStore
 
     async def chat_format(self) -> "ChatFormat":
-        """Open the run's chat format over its tokenizer."""
+        """Open the chat format of the run with its tokenizer."""
         from penstock.actors.policy.chat.open import open_chat
         from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 
@@ -51,7 +51,7 @@ class Assembly:
         return open_chat(self.config.model.chat, Tokenizer.from_json(text, TOKENIZER_KEY))
 
     def region_store(self, region: str) -> ObjectStore:
-        """Return a region's own store: its bucket, or a directory of this host."""
+        """Return the store of a region: its bucket, or a directory on this host."""
         section = self.config.region(region).store_section()
         if section is None:
             return DirectoryStore(self.run.regions / region)
@@ -87,6 +87,7 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
     config = assembly.config
     if config.trainer.engine == "ranks":
+        # Two trainers would command the same ranks.
         await become_trainer(assembly.bus)
     engine = training_engine(
         config, assembly.store, assembly.run.handover, assembly.bus.stream_request
@@ -121,7 +122,7 @@ async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Acto
 
 
 async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
-    """Build a generator and the receiver of its weights: one engine, one process."""
+    """Build a generator and the receiver of its weights, which share one engine."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.generator.lag import Lag
     from penstock.actors.relay.replica.receiver import HeldVersion, Receiver
@@ -183,7 +184,8 @@ async def _sandbox_host(assembly: Assembly, region: str) -> list[tuple[str, Acto
 
 
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    """Build a worker once machines can be: what it takes up waits for one only so long."""
+    """Build a rollout worker once the images of machines are built."""
+    # A rollout that it takes up waits for a machine only for a limited time.
     from penstock.actors.rollout_worker.actor import RolloutWorker
     from penstock.envs.microvm.images.assets import wait_for_build
 
@@ -273,7 +275,7 @@ async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 def _plain(module: str, name: str, section: str) -> Build:
-    """Return the builder of an actor that takes its settings alone."""
+    """Return the builder of an actor that needs only its settings."""
 
     async def build(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
         make = getattr(importlib.import_module(module), name)
@@ -304,14 +306,14 @@ _WORKERS = {
     "rollout_worker": "penstock.actors.rollout_worker.actor:RolloutWorker",
     "judge": "penstock.actors.judge.actor:JudgeActor",
 }
-"""Roles that share work; the others only follow the log."""
+"""Roles that share a work queue, with their actor classes; the others only follow the log."""
 REGIONAL = frozenset({"generator", "relay"})
 NAMED = frozenset({"sandbox_host", "publisher", "gateway", "rank"})
-"""Roles that may run several times: a name follows the colon, not a region."""
+"""Roles that can have several named instances: a name, not a region, follows the colon."""
 
 
 def work_queues(config: RunConfig) -> dict[str, Sequence[type[Event]]]:
-    """Return the types of events that the roles of a run share, by the consumer's name."""
+    """Return the event types of each work queue of a run, by name of the consumer."""
     roles = {spec.partition(":")[0] for specs in config.processes.values() for spec in specs}
     found: dict[str, Sequence[type[Event]]] = {}
     for role in sorted(roles & set(_WORKERS)):

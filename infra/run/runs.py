@@ -1,23 +1,21 @@
-"""Where a run lives on disk, and how to reach its event log.
+"""Folder of a run on disk, its disk space, its vault, and connections to its event log.
 
 ```
 runs/<run_id>/
   config.toml   as given, overrides applied    gateway_key   bearer key of the gateway, 0600
-  service.toml  what `penstock serve` makes of config.toml, while it serves
-  state.json    embedded server, launcher pid  summary.json  closing figures
-  asyncapi.json its subjects and messages, for programs in any language
+  service.toml  configuration that `penstock serve` derives from config.toml
+  state.json    embedded server, launcher pid  summary.json  closing metrics
+  asyncapi.json subjects and messages, for programs in any language
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
   handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
   machines/<h>/ each host's saved machines, until the run is complete
   gateway_spool/  records of replies that wait for the log
-  in_progress/<process>  what each process works on, for the launcher that finds it dead
+  in_progress/<process>  items in progress, read by the launcher after a death
 ```
 
-A run's vault: users' content keys in its store, under a master key that is in a file.
-
-The disk that a run takes: what must be free, and what is removed at its end.
+The vault holds the content keys of users in the object store, wrapped by a master key in a file.
 """
 
 import contextlib
@@ -68,16 +66,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     url: str
-    """Address of the embedded server; empty: servers that `[bus]` names."""
+    """Address of the embedded server; empty if `[bus]` names servers."""
     pid: int
-    """Process id of the launcher; 0: it ended in order."""
+    """Process id of the launcher; 0 after an orderly end."""
     started_at: float
     regions: dict[str, RegionPlace] = {}
-    """Regions behind a link."""
+    """Places of regions that reach the server through a separate network."""
     format: int = 1
     """Format version of the folder; 0.1.0 recorded none."""
     is_service: bool = False
-    """Whether `penstock serve` runs it, by `service.toml`."""
+    """Whether `penstock serve` runs it, configured by `service.toml`."""
 
     def place(self, specs: Iterable[str]) -> RegionPlace:
         """Return where a process of these roles (`role` or `role:region`) belongs."""
@@ -85,7 +83,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDir:
-    """Paths of one run."""
+    """Folder of one run: its paths, state, lock and object store."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,11 +110,11 @@ class RunDir:
         self._store: ObjectStore | None = None
 
     def gateway_url_of(self, name: str) -> Path:
-        """Return the file with the address of `gateway:NAME`; that of any is in `gateway_url`."""
+        """Return the file with the address of `gateway:NAME`, or without a name of any gateway."""
         return self.path / f"gateway_url.{name}" if name else self.gateway_url
 
     def store(self) -> ObjectStore:
-        """Return the run's object store, as `[store]` of its configuration says.
+        """Return the object store of the run, as configured in `[store]`.
 
         Raises:
             ConfigError: `[store]` is wrong, or its kind needs an extra that is not installed.
@@ -127,22 +125,22 @@ class RunDir:
         return self._store
 
     async def close_store(self) -> None:
-        """Disconnect from the object store, if it is one that connects."""
+        """Disconnect from the object store if it holds a connection."""
         if isinstance(self._store, LazyJetStreamStore):
             await self._store.close()
 
     def access(self) -> Access | None:
-        """Return how to reach the servers that `[bus]` of its configuration names, if any.
+        """Return the access to the servers of `[bus]`, or None for an embedded server.
 
         Raises:
-            ConfigError: `[bus]` is wrong, or a file that it names.
+            ConfigError: `[bus]` or a file that it names is wrong.
 
         """
         section = self.bus_section()
         return open_access(section) if section.servers else None
 
     def bus_section(self) -> BusSection:
-        """Return `[bus]` of its configuration; raises as `access` does."""
+        """Return the table `[bus]` of the configuration; raises like `access`."""
         return read_section(read_file(self.config), str(self.config), "bus", BusSection)
 
     def _server(self) -> str | Access:
@@ -163,7 +161,7 @@ class RunDir:
 
     @property
     def config_in_use(self) -> Path:
-        """The configuration of the processes of a run that is up."""
+        """Configuration file that the processes of the run use at present."""
         state = self.read_state()
         return self.service if state is not None and state.is_service else self.config
 
@@ -174,7 +172,7 @@ class RunDir:
         *,
         is_service: bool = False,
     ) -> None:
-        """Write `state.json` for other processes of this user, with the servers' token."""
+        """Write `state.json`, which includes the token of the server, for this user only."""
         state = RunState(
             run_id=self.run_id,
             url=url,
@@ -187,7 +185,8 @@ class RunDir:
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 
     def end_state(self) -> None:
-        """Say that the run is down, if it can be: this process may live on without it."""
+        """Mark the run as ended in `state.json`, if this process is its launcher."""
+        # Best effort: a full disk must not hide the error that ended the run.
         with contextlib.suppress(OSError, CodecError):
             state = parse_json(self.state.read_bytes(), RunState, str(self.state))
             if state.pid == os.getpid():
@@ -196,10 +195,10 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Hold the run exclusively.
+        """Hold the run exclusively while the block runs.
 
         Raises:
-            BusError: Another launcher has it.
+            BusError: Another process holds the run.
 
         """
         private_folder(self.path)
@@ -213,10 +212,10 @@ class RunDir:
 
 
 def find_run(name: str, root: Path, *, any_format: bool = False) -> RunDir:
-    """Return the run of that id or path; `latest` is the newest.
+    """Return the run with this id or path; `latest` is the newest.
 
     Raises:
-        NotFoundError: No such run; the text lists the newest ones.
+        NotFoundError: The run does not exist; the text lists the newest ones.
         FormatError: Its folder has another format version, unless `any_format` accepts it.
         CorruptDataError: Its `state.json` is damaged.
         ConfigError: The folder was renamed; its log is stored under the run's id.
@@ -251,20 +250,21 @@ def _find(name: str, root: Path) -> RunDir:
 
 @contextlib.asynccontextmanager
 async def connect(run: RunDir, where: str | Access, name: str) -> AsyncGenerator[NatsBus]:
-    """Connect to the run's log and objects on a server."""
+    """Connect to the log and the objects of a run."""
     run.where = where
     names, inline = {"run_id": run.run_id, "name": name}, run.bus_section().inline_bytes
     bus = await NatsBus.connect(where, **names, store=run.store(), inline_bytes=inline)
     try:
         yield bus
     finally:
-        await bus.close()  # First: what it ends may use the store.
+        # The bus first: iterators and services that it stops may still use the store.
+        await bus.close()
         await run.close_store()
 
 
 @contextlib.asynccontextmanager
 async def open_log(run: RunDir, name: str, *, any_format: bool = False) -> AsyncGenerator[NatsBus]:
-    """Connect to a run's log: to its servers, or to an embedded one started for the reading.
+    """Connect to the log of a run; start its embedded server for the reading if it is down.
 
     Raises:
         NotFoundError: The servers that `[bus]` names have no log of this run.
@@ -278,10 +278,10 @@ async def open_log(run: RunDir, name: str, *, any_format: bool = False) -> Async
 
 
 async def check_log(bus: Bus) -> None:
-    """Refuse a log of another format version, as its `RunStarted` records it.
+    """Refuse a log whose `RunStarted` records another format version.
 
     Raises:
-        FormatError: It has another.
+        FormatError: The format version differs.
 
     """
     if started := await bus.last(RunStarted):
@@ -306,7 +306,8 @@ async def _connected(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
         await server.start()
         try:
             async with connect(run, server.url, name) as bus:
-                await bus.provision()  # The streams kept in memory went with the last server.
+                # In-memory streams ended with the last server.
+                await bus.provision()
                 yield bus
         finally:
             await server.stop()
@@ -334,15 +335,15 @@ def _is_alive(pid: int) -> bool:
 
 
 def open_vault(run: RunDir) -> Vault:
-    """Return the vault; raises as `master_key` does."""
+    """Return the vault of a run; raises like `master_key`."""
     return Vault(run.store(), master_key(run))
 
 
 def master_key(run: RunDir) -> bytes:
-    """Return the secret that wraps content keys and makes pseudonyms, the same on every host.
+    """Return the secret that wraps content keys and derives pseudonyms, the same on every host.
 
     Raises:
-        ConfigError: `[store]` is wrong, or the file that it names.
+        ConfigError: `[store]` or the file that it names is wrong.
 
     """
     section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
@@ -355,19 +356,19 @@ def master_key(run: RunDir) -> bytes:
 
 
 DISK_FREE_MIB_MIN = 32
-"""Below this a run stops in order, before a write fails halfway."""
+"""Free MiB below which a run stops in order, before a write fails halfway."""
 
 
 class DiskFullError(PenstockError, OSError):
-    """The run's file system has no room left; the text names the folder."""
+    """The file system of the run is full; the text names the folder."""
 
 
 def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
     """Remove what a complete run no longer needs: saved machines and handed-over weights.
 
     Args:
-        run_dir: the run's.
-        elsewhere: `sandbox_host.checkpoints`, where hosts save if it is given.
+        run_dir: Folder of the run.
+        elsewhere: Value of `sandbox_host.checkpoints`, where hosts save machines if set.
 
     """
     machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
@@ -376,10 +377,10 @@ def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
 
 
 def check_space(folder: Path) -> None:
-    """Check the free space of a run's file system.
+    """Check the free space of the file system of a run.
 
     Raises:
-        DiskFullError: Too little is left.
+        DiskFullError: Less than DISK_FREE_MIB_MIN is free.
 
     """
     free_mib = shutil.disk_usage(folder).free >> 20

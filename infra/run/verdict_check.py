@@ -1,4 +1,4 @@
-"""Replay's second look at verdicts: each reward composed again from what its verdict records."""
+"""Check of verdicts during replay: each reward is recomputed from what its verdict records."""
 
 import math
 from collections.abc import AsyncIterator
@@ -17,17 +17,17 @@ TOLERANCE = 1e-6
 
 
 async def recorded_judge(bus: Bus, own: JudgeConfig) -> JudgeConfig:
-    """Return the settings that a run's rewards were composed by, from its log.
+    """Return the judge settings that composed the rewards of a run, as its log records them.
 
-    The configuration of an imported run has none of them: it keeps what names no server.
+    The configuration of an imported run lacks them, because it keeps nothing that names a server.
 
     Args:
-        bus: The run's.
-        own: Of the run's configuration, where the log does not say.
+        bus: Bus of the run.
+        own: Judge settings of the configuration, used if the log has none.
 
     Raises:
-        CodecError: What the log has is no TOML.
-        ConfigError: It has wrong settings of the judge.
+        CodecError: The recorded configuration is not TOML.
+        ConfigError: The recorded judge settings are wrong.
 
     """
     started = await bus.last(RunStarted)
@@ -42,7 +42,7 @@ async def recorded_judge(bus: Bus, own: JudgeConfig) -> JudgeConfig:
 
 
 class VerdictCheck:
-    """Compares the verdicts of a log with the run's own rule, as they are read."""
+    """Comparison of the verdicts in a log with rewards recomputed from the judge settings."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
@@ -50,14 +50,15 @@ class VerdictCheck:
         self.first_difference = ""
 
     async def along(self, deliveries: AsyncIterator[Delivery]) -> AsyncIterator[Delivery]:
-        """Yield all events."""
+        """Yield all events unchanged, and check the verdicts among them."""
         async for delivery in deliveries:
             if isinstance(event := delivery.event, Verdict):
                 self.add(event)
             yield delivery
 
     def add(self, verdict: Verdict) -> None:
-        """Compose one verdict again; a solved one that records no lengths is of an older log."""
+        """Recompute the reward of one verdict and count a difference."""
+        # Older logs record no lengths, without which a solved reward cannot be recomputed.
         is_older = verdict.outcome is Outcome.SOLVED and verdict.lengths is None
         if is_older or verdict.judge != self._config.judge:
             return

@@ -1,20 +1,20 @@
-"""A service's configuration, made of its run's.
+"""Derives the configuration of a service from the configuration of its run.
 
 ```
  config.toml ──▶ service ──▶ service.toml, which the service's processes read
      │
-     └─ as it was: it says how the run's own steps were taken; manifests hold the service's
+     └─ unchanged: it describes the steps of the run; manifests record those of the service
 ```
 
-A service between whose training and whose users gates stand: the default of one that learns.
+A service that learns has gates between training and users by default:
 
 ```
- regions of the run      ─▶ what they serve but `live`: simulated tasks, evaluations
- region `live-stable`    ─▶ users, by the version that the gates let pass
- region `live-candidate` ─▶ users of the candidate's arm, while it is tested
+ regions of the run      ─▶ everything except `live`: simulated tasks, evaluations
+ region `live-stable`    ─▶ users, with the version that passed the gates
+ region `live-candidate` ─▶ users in the candidate arm, during its test
 ```
-Users get regions of their own, since a replica that serves evaluations holds the version under
-evaluation, which is no version for users.
+Users get separate regions because a replica that serves evaluations holds the version under
+evaluation, which has not passed the gates.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from penstock.messages.gates import Arm
 from penstock.messages.task import Purpose
 
 EVALUATING = frozenset({"pacer", "evaluator", "rollout_worker", "sandbox_host", "judge"})
-"""Roles that a gatekeeper has versions evaluated by."""
+"""Roles that a gatekeeper needs for evaluations on tasks."""
 _IDLE = "idle"
 
 
 def region_name(arm: Arm) -> str:
-    """Return the region that serves an arm's users."""
+    """Return the name of the region that serves the users of an arm."""
     return f"live-{arm}"
 
 
@@ -46,10 +46,10 @@ def has_gates(run: RunConfig) -> bool:
 
 
 def stable_config(run: RunConfig) -> RunConfig:
-    """Return a run's configuration whose users are served by the stable version.
+    """Return a configuration that serves users the stable version, without training.
 
-    Where no channel was ever moved, that is the newest. What the regions of users serve beside
-    them, training and evaluations, is nobody's: such a service has neither.
+    If no channel was ever moved, the stable version is the newest. An idle region takes training
+    and evaluations, which such a service does not have.
     """
     regions = [
         msgspec.structs.replace(region, serves=[Purpose.LIVE], channel=Arm.STABLE.value)
@@ -64,12 +64,12 @@ def stable_config(run: RunConfig) -> RunConfig:
 
 
 def gated_config(run: RunConfig) -> RunConfig:
-    """Return a run's configuration with gates between its trainer and its users.
+    """Return a configuration with gates between trainer and users.
 
-    Where nobody could evaluate a version, guards and the test over users are the only gates.
+    If no process can evaluate versions, guards and the test on users are the only gates.
 
     Args:
-        run: Without gates.
+        run: Configuration of a run without gates.
 
     Raises:
         ConfigError: A region of the run has the name of one that is added.
@@ -113,7 +113,7 @@ def gated_config(run: RunConfig) -> RunConfig:
 
 
 def _can_evaluate(run: RunConfig) -> bool:
-    """Return whether the run's processes attempt held-out tasks and judge them."""
+    """Return whether the processes of a run can attempt and judge held-out tasks."""
     regions = run.regions_serving(Purpose.EVAL)
     specs = [spec for specs in run.processes.values() for spec in specs]
     has_engine = any(s.startswith("generator:") and region_of_role(s) in regions for s in specs)
@@ -132,9 +132,9 @@ def _is_of(spec: str, regions: set[str]) -> bool:
 
 
 STEPS_MAX = 1_000_000_000
-"""Versions of a service: no end that it could reach."""
+"""Number of steps that no service reaches, so that training never ends."""
 WAIT_S_MAX = 1e9
-"""For as long may a service have no users."""
+"""Seconds that a service may wait for samples: practically forever."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
 LEARNING = SERVING | {"trainer", "rank", "publisher", "feedback", "gatekeeper"}
 
@@ -143,11 +143,11 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
     """Return the configuration of a service on a run.
 
     Args:
-        run: The run's own.
-        learns: Whether it trains on what users say.
+        run: Configuration of the run.
+        learns: Whether the service trains on user feedback.
 
     Raises:
-        ConfigError: The run has nobody who could answer users.
+        ConfigError: The run has no generator that serves users.
 
     """
     if run.serve.gated and not has_gates(run):
@@ -176,7 +176,7 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
 
 
 def _endless(trainer: TrainerConfig) -> TrainerConfig:
-    """Return settings without a last step, at the learning rate that the run ended with."""
+    """Return trainer settings without a last step, at the final learning rate of the run."""
     optimizer = trainer.optimizer
     if optimizer.decay_fraction > 0:
         rate = optimizer.learning_rate * DECAYED_RATE
@@ -192,7 +192,7 @@ def _endless(trainer: TrainerConfig) -> TrainerConfig:
 
 
 def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, list[str]]:
-    """Return the processes that a service needs of its run's."""
+    """Return the processes of the run that a service needs, with those that it adds."""
     if has_tasks:
         kept = {name: list(specs) for name, specs in run.processes.items()}
     else:
@@ -221,7 +221,7 @@ def _is_needed(spec: str, roles: frozenset[str], regions: list[str]) -> bool:
 
 
 def service_tables(config: RunConfig) -> dict[str, Any]:
-    """Return a configuration as tables of TOML, which has no null."""
+    """Return a configuration as TOML tables; None is left out, since TOML has no null."""
     return _without_none(msgspec.to_builtins(config))
 
 

@@ -1,4 +1,4 @@
-"""What an object's key looks like, in every store."""
+"""Syntax of object keys, the same in every store."""
 
 import re
 
@@ -8,15 +8,16 @@ _KEY = re.compile(r"(?!\.)[A-Za-z0-9._=+\-]+(/(?!\.)[A-Za-z0-9._=+\-]+)*")
 
 
 def is_key(key: str) -> bool:
-    """Return whether a name is one; names with a leading dot are not: `..`, temporary files."""
+    """Return whether a name is a valid object key."""
+    # Names with a leading dot are not: `..` would escape the folder, and temporary files have one.
     return _KEY.fullmatch(key) is not None
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one.
+    """Return `key` after checking that it is a valid object key.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The key is not valid.
 
     """
     if not is_key(key):

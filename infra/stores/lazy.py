@@ -1,4 +1,4 @@
-"""A JetStream bucket that is connected to when it is first used."""
+"""JetStream object store that connects on first use."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ class LazyJetStreamStore:
     """An `ObjectStore` for parts that are built before the server is up."""
 
     def __init__(self, where: Callable[[], str | Access], bucket: str) -> None:
-        """Args: `where` returns what to connect to; it is called at the first use."""
+        """Create without connecting; `where` returns the server and is called on first use."""
         self._where = where
         self._bucket = bucket
         self._opening = asyncio.Lock()
@@ -45,6 +45,7 @@ class LazyJetStreamStore:
         return await (await self._opened()).keys(prefix)
 
     async def _opened(self) -> JetStreamStore:
+        # Concurrent first uses must share one connection.
         async with self._opening:
             if self._store is None:
                 self._store = await JetStreamStore.connect(self._where(), self._bucket)

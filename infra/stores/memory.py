@@ -1,19 +1,19 @@
-"""Objects in memory, for simulations."""
+"""In-memory object store for simulations."""
 
 from penstock.infra.stores.keys import check_key
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 
 class MemoryStore:
-    """An `ObjectStore` that ends with the process."""
+    """An `ObjectStore` that lives as long as the process."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store; see `ObjectStore.put`."""
+        """Store the object; see `ObjectStore.put`."""
         if self._objects.setdefault(check_key(key), bytes(data)) != data:
-            raise CorruptDataError(f"object {key!r} is there with other bytes")
+            raise CorruptDataError(f"object {key!r} already exists with different bytes")
 
     async def get(self, key: str) -> bytes:
         """Return the bytes; see `ObjectStore.get`."""
@@ -26,7 +26,7 @@ class MemoryStore:
         return check_key(key) in self._objects
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine."""
+        """Remove the object if it exists."""
         self._objects.pop(check_key(key), None)
 
     async def keys(self, prefix: str) -> list[str]:

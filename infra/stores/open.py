@@ -1,4 +1,4 @@
-"""From the table `[store]` of a run's configuration to its object store."""
+"""Opens and checks the object store that `[store]` of a configuration describes."""
 
 import os
 import re
@@ -24,16 +24,16 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 def open_store(
     config: Path, folder: Path, run_id: str, where: Callable[[], str | Access]
 ) -> ObjectStore:
-    """Open a run's object store; nothing is sent yet.
+    """Open the object store of a run without contacting a server yet.
 
     Args:
-        config: the run's TOML file; absent: all defaults.
-        folder: where a directory store lies.
-        run_id: keeps runs apart that share a server or a bucket.
-        where: returns what to connect to for the run's NATS server, when it is needed.
+        config: TOML file of the run; if it is missing, all defaults apply.
+        folder: Folder of a directory store.
+        run_id: Id that separates runs which share a server or a bucket.
+        where: Function that returns the NATS server of the run, called on first use.
 
     Raises:
-        ConfigError: a wrong table, or an extra that is not installed.
+        ConfigError: The table is wrong, or an extra is not installed.
 
     """
     section = read_section(read_file(config), str(config), "store", StoreSection)
@@ -47,10 +47,10 @@ def open_store(
 
 
 def read_file(config: Path) -> dict[str, Any]:
-    """Return the tables of a run's TOML file; absent: none.
+    """Return the tables of a TOML file, none if the file is missing.
 
     Raises:
-        ConfigError: not TOML.
+        ConfigError: The file is not valid TOML.
 
     """
     try:
@@ -62,10 +62,10 @@ def read_file(config: Path) -> dict[str, Any]:
 
 
 def read_section(data: dict[str, Any], source: str, name: str, section: type[Section]) -> Section:
-    """Return one table of a configuration; absent: all defaults.
+    """Return one table of a configuration, with all defaults if it is missing.
 
     Raises:
-        ConfigError: a wrong table.
+        ConfigError: The table is wrong.
 
     """
     try:
@@ -76,20 +76,20 @@ def read_section(data: dict[str, Any], source: str, name: str, section: type[Sec
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _PREFIX = "penstock-check"
-"""A prefix without objects, so that the reply is short."""
+"""Prefix without objects, so that the reply to a listing is short."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = {"401", "403"}
 
 
 def check_store(section: StoreSection, field: str = "store") -> None:
-    """Ask an S3 server for what a run needs: list, put once, get, delete; others are the run's own.
+    """Try the operations of a run on an S3 bucket: list, put once, get, delete; skip other kinds.
 
     Args:
-        section: the store's settings.
-        field: where they are in the configuration, for error texts.
+        section: Settings of the store.
+        field: Path of the settings in the configuration, for error texts.
 
     Raises:
-        ConfigError: credentials, bucket or endpoint are missing or wrong, the bucket refuses an
+        ConfigError: Credentials, bucket or endpoint are missing or wrong, the bucket refuses an
             operation, or the extra is not installed.
 
     """

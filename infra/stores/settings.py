@@ -1,4 +1,4 @@
-"""Which object store a run keeps its objects in: the table `[store]` of its configuration."""
+"""Settings of the object store of a run: the table `[store]` of its configuration."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -12,18 +12,18 @@ ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?\Z"
 
 
 class StoreKind(StrEnum):
-    """The kinds of store; each passes `tests/contract/stores/check_store.py`."""
+    """Kind of object store; each passes `tests/contract/stores/check_store.py`."""
 
     DIRECTORY = "directory"
-    """The run's own folder, on this machine or a shared file system."""
+    """Folder of the run, on a local or a shared file system."""
     JETSTREAM = "jetstream"
-    """A bucket on the run's NATS server."""
+    """Bucket on the NATS server of the run."""
     S3 = "s3"
-    """A bucket of S3 or a server like it; needs the extra `s3`."""
+    """Bucket of S3 or a compatible service; needs the extra `s3`."""
 
 
 class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The origin store. Each region's own is a directory beside its relay."""
+    """Settings of the origin store; each region has its own store next to its relay."""
 
     kind: StoreKind = StoreKind.DIRECTORY
     bucket: Annotated[str, msgspec.Meta(pattern=BUCKET)] = ""

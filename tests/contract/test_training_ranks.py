@@ -143,7 +143,7 @@ async def test_of_two_trainers_the_second_waits_and_is_refused(tmp_path, monkeyp
         later.push_async_callback(second.close)
         await build_actors("trainer", Assembly(run, config, first, run.store()))
         monkeypatch.setattr(liveness, "ANSWER_S", 20.0)  # One that is up is never missed.
-        with pytest.raises(BusError, match="its ranks belong to another trainer, which is up"):
+        with pytest.raises(BusError, match="its ranks belong to another trainer, which is running"):
             await build_actors("trainer", Assembly(run, config, second, run.store()))
         await first.close()
         monkeypatch.setattr(liveness, "ANSWER_S", 0.5)

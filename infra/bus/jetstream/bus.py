@@ -43,7 +43,7 @@ def _new_key(word: str) -> str:
 
 
 class NatsBus:
-    """A `Bus` over one connection. Make it with `connect`."""
+    """A `Bus` over one connection, created with `connect`."""
 
     def __init__(
         self,
@@ -75,25 +75,25 @@ class NatsBus:
         name: str,
         inline_bytes: int = INLINE_BYTES,
     ) -> "NatsBus":
-        """Connect; `name` signs what this process rejects.
+        """Connect; `name` identifies this process in the messages that it rejects.
 
-        Events above `inline_bytes` have their parts in the store.
+        The parts of events above `inline_bytes` go to the store.
 
         Raises:
-            BusError: No embedded server there, or it refused us.
-            ConfigError: The same of servers that `[bus]` names.
+            BusError: The embedded server does not answer, or refused the connection.
+            ConfigError: The same for servers that `[bus]` names.
 
         """
         return cls(await NatsConnection.connect(where, name), run_id, store, name, inline_bytes)
 
     @property
     def run_id(self) -> str:
-        """The run whose subjects this bus speaks."""
+        """Id of the run whose subjects this bus uses."""
         return self._run_id
 
     @property
     def num_breaks(self) -> int:
-        """How often the connection broke."""
+        """Number of times that the connection broke."""
         return self._connection.num_breaks
 
     async def provision(self) -> None:
@@ -115,7 +115,7 @@ class NatsBus:
         try:
             await restore(self._connection)
         except (BusError, DeadlineError) as error:
-            log.warning("streams in memory were not made again: %s", error)
+            log.warning("in-memory streams were not created again: %s", error)
 
     async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""

@@ -1,4 +1,4 @@
-"""Streams as JetStream keeps them."""
+"""Creates the streams in JetStream and keeps them up to date."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
 
 START_S_MAX = 15.0
-"""How long JetStream may take to answer: a cluster that has just started elects leaders."""
+"""Longest wait for JetStream to answer; a cluster that has just started elects leaders."""
 NOT_ENABLED = {10035, 10039, 10076}
-"""For the account, or on the server."""
+"""Error codes: JetStream is not enabled for the account, or on the server."""
 NO_STORAGE = {10002, 10023, 10028, 10047, 10122}
-"""Limits of the account, of memory, of the disk, of one stream."""
+"""Error codes: limits of the account, of memory, of the disk, or of one stream."""
 NO_PEERS = {10005, 10074}
-"""No server for a replica, or no cluster at all."""
+"""Error codes: no server for a replica, or no cluster at all."""
 
 
 def stream_name(stream: Stream) -> str:
@@ -70,7 +70,7 @@ async def _check_kept(connection: NatsConnection, name: str, config: dict[str, A
 
 
 async def check_jetstream(connection: NatsConnection) -> None:
-    """Check that JetStream answers; without it nobody does."""
+    """Check that JetStream is enabled and answers; raise ConfigError otherwise."""
     text = f"bus.servers: expected JetStream at {connection.access.place}"
     try:
         await connection.api("INFO", {}, deadline_s=START_S_MAX)
@@ -111,7 +111,7 @@ def _explained(
 
 
 async def restore(connection: NatsConnection) -> None:
-    """Create again what a restarted server has forgotten: the streams in memory."""
+    """Create the in-memory streams again, which a restarted server has lost."""
     for stream, spec in STREAMS.items():
         if spec.in_memory:
             config = stream_config(stream, spec, connection.access.section)
@@ -119,7 +119,8 @@ async def restore(connection: NatsConnection) -> None:
 
 
 def stream_config(stream: Stream, spec: StreamSpec, section: BusSection) -> dict[str, Any]:
-    """Translate. A full log refuses new events: it never forgets old ones in silence."""
+    """Return the JetStream configuration of a stream."""
+    # `discard: new`: a full log refuses new events rather than silently dropping old ones.
     is_queue = spec.retention is Retention.WORK_QUEUE
     is_lossy = spec.dedup is Dedup.NONE
     config: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""An embedded server for as long as a block runs, started again whenever it dies."""
+"""Embedded server that is restarted whenever it dies, for as long as a block runs."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ SERVER_PAUSE_S = 0.5
 async def kept_server(
     store_dir: Path, binary: str | None, *, leaf_listen: str = ""
 ) -> AsyncGenerator[EmbeddedServer]:
-    """Yield a server that is up; `leaf_listen` is the host:port for leaf nodes, empty: none."""
+    """Yield a running server; `leaf_listen` is the host:port for leaf nodes, empty for none."""
     async with contextlib.AsyncExitStack() as stack:
         server = EmbeddedServer(store_dir=store_dir, binary=binary, leaf_listen=leaf_listen)
         await server.start()
@@ -27,12 +27,13 @@ async def kept_server(
 
 
 async def keep_server(server: EmbeddedServer) -> None:
-    """Restart the server, on its port and store, whenever it dies: also while it starts."""
+    """Restart the server on the same port and store whenever it dies, even during a start."""
     while True:
         await server.wait()
         sys.stderr.write("[run] nats-server died; restarting it\n")
         try:
             await server.start()
         except (BusError, DeadlineError) as error:
+            # Keep trying: clients wait for it and decide themselves when to give up.
             sys.stderr.write(f"[run] {error}\n")
             await asyncio.sleep(SERVER_PAUSE_S)

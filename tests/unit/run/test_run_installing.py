@@ -37,7 +37,7 @@ async def test_what_was_installed_in_part_is_not_there(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     paths = [str(tmp_path / name) for name in PARTS]
     with subprocess.Popen([sys.executable, "-c", INSTALL, *paths]) as process:
-        with pytest.raises(ConfigError, match="installed_late, which is not there or not whole"):
+        with pytest.raises(ConfigError, match="installed_late, which is missing or incomplete"):
             await asyncio.wait_for(until_installed(process.pid, "installed_late"), 60.0)
         assert (tmp_path / PARTS[0]).exists()
 
@@ -69,7 +69,7 @@ async def test_an_installer_that_never_ends_ends_the_wait(monkeypatch):
     monkeypatch.setattr(liveness, "INSTALL_S_MAX", 0.3)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         began = time.monotonic()
-        with pytest.raises(DeadlineError, match=rf"--after {process.pid}: still runs after 0.3 s"):
+        with pytest.raises(DeadlineError, match=rf"--after {process.pid}: still running after 0.3 s"):
             await until_installed(process.pid, "numpy")
         process.kill()
     assert time.monotonic() - began < 20.0

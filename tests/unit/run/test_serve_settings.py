@@ -189,7 +189,7 @@ def test_the_configuration_for_a_model_s_folder_is_valid():
 def test_options_of_a_checkpoint_are_refused_with_a_run(tmp_path, capsys):
     words = ["--runs-dir", str(tmp_path), "serve", "r1"]
     assert cli.main([*words, "--run-id", "x"]) == 2
-    assert "--run-id: expected it with the folder of a model" in capsys.readouterr().err
+    assert "--run-id: expected only with the folder of a model" in capsys.readouterr().err
     assert cli.main(words) == 2
     assert "run 'r1': not found" in capsys.readouterr().err
 
