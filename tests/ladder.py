@@ -1,6 +1,6 @@
 """The quickstart's tasks and corpora as settings, for tests that need some."""
 
-from penstock.infra.tasks.settings import CorporaConfig, PrepareConfig, SourceConfig, SourceKind
+from penstock.infra.config.prepare import CorporaConfig, PrepareConfig, SourceConfig, SourceKind
 
 MAKE = "penstock.examples.quickstart:"
 

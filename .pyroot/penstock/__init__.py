@@ -46,8 +46,8 @@ if TYPE_CHECKING:  # The table again: no checker looks into `__getattr__`.
     from penstock.infra.corpora.builder import CorpusBuilder as CorpusBuilder
     from penstock.infra.corpora.request import Corpora as Corpora
     from penstock.infra.corpora.request import CorpusRequest as CorpusRequest
-    from penstock.infra.tasks.users import UsersRequest as UsersRequest
-    from penstock.infra.tasks.sources import TaskRequest as TaskRequest
+    from penstock.infra.run.users import UsersRequest as UsersRequest
+    from penstock.infra.run.task_sources import TaskRequest as TaskRequest
     from penstock.messages.errors import ConfigError as ConfigError
     from penstock.messages.errors import PenstockError as PenstockError
     from penstock.messages.rollout import ToolCall as ToolCall

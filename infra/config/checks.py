@@ -8,8 +8,8 @@ import re
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
+from penstock.infra.config.regions import region_of_role, replica_name
 from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
-from penstock.infra.run.regions import region_of_role, replica_name
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned, pinned_version
 from penstock.messages.task import Limits, Purpose

@@ -20,9 +20,9 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection
+from penstock.infra.config.prepare import PrepareConfig
 from penstock.infra.models.settings import ModelSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
-from penstock.infra.tasks.settings import PrepareConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import REFERENCE, NonNegativeInt, PositiveFloat, PositiveInt

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 import msgspec
 
+from penstock.infra.config.regions import region_of_role
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.hosts import check_apart
-from penstock.infra.run.regions import region_of_role
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose

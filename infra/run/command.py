@@ -48,7 +48,7 @@ from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress, forget_gateways
 from penstock.infra.run.replay import run_started
 from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
-from penstock.infra.tasks.users import run_users
+from penstock.infra.run.users import run_users
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 

@@ -26,9 +26,9 @@ from penstock.infra.bus.jetstream.connection import JetStreamError, NatsConnecti
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.settings import FILES, BusSection
 from penstock.infra.config.file import Table, load_config, read_toml
+from penstock.infra.config.regions import region_of_role
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.liveness import POLL_S, last_stored
-from penstock.infra.run.regions import region_of_role
 from penstock.infra.run.roles import REGIONAL
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.infra.stores.memory import MemoryStore

@@ -27,6 +27,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.kept import kept_server
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.config.regions import RegionPlace
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.environment import python_of
 from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
@@ -46,7 +47,6 @@ from penstock.infra.run.charges import (
     describe_death,
 )
 from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
-from penstock.infra.run.regions import RegionPlace
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed, ItemCharged

@@ -30,6 +30,7 @@ from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
 from penstock.infra.config.checks import check_window
+from penstock.infra.config.prepare import CorporaConfig
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.corpora.builder import (
     MIDTRAIN_HELDOUT_KEY,
@@ -42,8 +43,7 @@ from penstock.infra.corpora.own import add_corpora, corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
 from penstock.infra.corpora.request import Corpora, CorpusRequest
 from penstock.infra.models.claim import claim_model, open_model
-from penstock.infra.tasks.settings import CorporaConfig
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference

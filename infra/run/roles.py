@@ -17,9 +17,9 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.config.checks import check_host_name
 from penstock.infra.config.former_names import present_role
+from penstock.infra.config.regions import region_of_role, replica_name
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.liveness import become_trainer
-from penstock.infra.run.regions import region_of_role, replica_name
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.s3 import S3Store

@@ -43,7 +43,7 @@ from penstock.infra.bus.jetstream.connection import JetStreamError
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.bus.settings import BusSection
-from penstock.infra.run.regions import RegionPlace, region_of
+from penstock.infra.config.regions import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store, read_file, read_section
 from penstock.infra.stores.settings import StoreSection

@@ -24,8 +24,8 @@ import msgspec
 
 from penstock.actors.trainer.config import DECAYED_RATE, EpochConfig, TrainerConfig
 from penstock.infra.config.checks import check_config
+from penstock.infra.config.regions import region_of_role
 from penstock.infra.config.settings import RegionSection, RunConfig, UsersSection
-from penstock.infra.run.regions import region_of_role
 from penstock.messages.errors import ConfigError
 from penstock.messages.gates import Arm
 from penstock.messages.task import Purpose

@@ -30,9 +30,9 @@ from penstock.envs.tasks.source import (
     difficulty_label,
     difficulty_terms,
 )
+from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
 from penstock.infra.output import print_result
-from penstock.infra.tasks.settings import PrepareConfig, SourceConfig, SourceKind
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reading.references import is_reference

@@ -10,7 +10,7 @@ import pytest
 from tests.ladder import prepared
 
 from penstock.envs.tasks.harbor.write import write_harbor
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 
 from .launched import Launched, gone, machines, penstock
 

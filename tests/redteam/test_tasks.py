@@ -14,8 +14,8 @@ from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import difficulty
 from penstock.envs.tasks.storage import TaskBook, load_hidden_tests, load_tasks
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
-from penstock.infra.tasks.settings import PrepareConfig
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.config.prepare import PrepareConfig
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.errors import CodecError
 from penstock.messages.task import HiddenTests, Limits, Purpose, Split
 

@@ -13,9 +13,9 @@ from tests.lab.regions.settings import check_links, read_links
 from penstock.infra.bus.server.kept import kept_server
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.cli import add_run_options
+from penstock.infra.config.regions import RegionPlace
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.run.command import run as run_command
-from penstock.infra.run.regions import RegionPlace
 from penstock.infra.run.runs import RunDir
 
 

@@ -20,7 +20,7 @@ from tests.lab.regions.links import (
 from tests.lab.regions.settings import LinkSection
 
 from penstock.infra.bus.server.server import EmbeddedServer, find_server
-from penstock.infra.run.regions import RegionPlace
+from penstock.infra.config.regions import RegionPlace
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from penstock.infra.bus.server.server import (
     LEAF_USER,
     MAX_PAYLOAD_BYTES,
 )
-from penstock.infra.run.regions import RegionPlace
+from penstock.infra.config.regions import RegionPlace
 
 START_S_MAX = 60.0
 STOP_S_MAX = 10.0

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 
 from penstock.infra.config.file import read_toml
+from penstock.infra.config.regions import region_of, region_of_role
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.run.regions import region_of, region_of_role
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 

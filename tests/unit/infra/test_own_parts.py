@@ -23,9 +23,9 @@ from penstock.examples.quickstart.ladder.dry_run import DryRunSandbox
 from penstock.infra.commands.init import init_command
 from penstock.infra.commands.log import imported_config
 from penstock.infra.config.file import load_config
+from penstock.infra.config.prepare import PrepareConfig
 from penstock.infra.run.prepare import build
-from penstock.infra.tasks.settings import PrepareConfig
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference
 from penstock.messages.rollout import ToolCall

@@ -10,8 +10,8 @@ from tests.lab.regions.shaping import InFlight, Shaper
 
 from penstock.infra.cli import main
 from penstock.infra.config.file import load_config, parse_config, read_toml
+from penstock.infra.config.regions import RegionPlace, region_of
 from penstock.infra.run.command import parse_new
-from penstock.infra.run.regions import RegionPlace, region_of
 from penstock.infra.run.runs import RunDir, RunState
 from penstock.messages.errors import ConfigError
 

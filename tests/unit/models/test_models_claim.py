@@ -14,7 +14,7 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.infra.config.file import apply_overrides, parse_config, read_toml
 from penstock.infra.models.claim import claim_model, fill_shape, open_model
 from penstock.infra.run import prepare as preparing
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.errors import ConfigError, CorruptDataError
 from penstock.messages.task import Split
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.infra.config.file import load_config
-from penstock.infra.run.regions import region_of, region_of_role, replica_name
+from penstock.infra.config.regions import region_of, region_of_role, replica_name
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("examples/quickstart/config.toml")

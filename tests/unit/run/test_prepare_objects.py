@@ -28,11 +28,11 @@ from penstock.examples.quickstart.ladder.repository import HIDDEN_FILE
 from penstock.examples.quickstart.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.examples.quickstart.midtrain_data import add_transcript, attempts
 from penstock.examples.quickstart.settings import LadderCorpora
+from penstock.infra.config.prepare import PrepareConfig, SlowCalls
 from penstock.infra.config.settings import RunConfig, RunSection
 from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.models.settings import CorpusConfig, ModelSection
 from penstock.infra.run import prepare as preparing
-from penstock.infra.tasks.settings import PrepareConfig, SlowCalls
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task

@@ -12,9 +12,9 @@ from penstock.actors.evaluator.schedule import EvalSetConfig, EvaluatorConfig
 from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.storage import load_tasks
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection, ladder_tasks
+from penstock.infra.config.prepare import EpisodeLimits, PrepareConfig, SourceConfig, SourceKind
 from penstock.infra.run import prepare as preparing
-from penstock.infra.tasks.settings import EpisodeLimits, PrepareConfig, SourceConfig, SourceKind
-from penstock.infra.tasks.sources import drawn_tasks
+from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference
 from penstock.messages.task import Split

@@ -69,7 +69,9 @@ async def test_an_installer_that_never_ends_ends_the_wait(monkeypatch):
     monkeypatch.setattr(liveness, "INSTALL_S_MAX", 0.3)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         began = time.monotonic()
-        with pytest.raises(DeadlineError, match=rf"--after {process.pid}: still running after 0.3 s"):
+        with pytest.raises(
+            DeadlineError, match=rf"--after {process.pid}: still running after 0.3 s"
+        ):
             await until_installed(process.pid, "numpy")
         process.kill()
     assert time.monotonic() - began < 20.0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
-from penstock.infra.tasks.settings import PrepareConfig, SourceConfig, SourceKind
+from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference, read_settings
 from penstock.messages.task import Limits, Split
