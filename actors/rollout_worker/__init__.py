@@ -1,7 +1,7 @@
 """Rollout workers: whole agent sessions, turn by turn, each in a machine of its own.
 
-`actor.py` takes a command and makes one or several episodes of it, `episode.py` is the loop of one,
-`episode_runner.py` plays turns in a machine and counts them, `conversation.py` holds the tokens and
+`actor.py` takes a command and makes one or several episodes of it, `episode.py` runs one
+episode in a machine and counts its turns, `conversation.py` holds the tokens and
 the rules of an episode's end (pure), `turns.py` samples a turn and keeps it in the log.
 What an episode changed is read by `envs/tasks/changes.py`.
 

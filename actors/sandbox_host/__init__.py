@@ -2,6 +2,6 @@
 
 The pool (`envs/microvm/pool/`) boots, leases and reaps machines; `actor.py` serves requests with
 it. Clients use `envs/sandbox_client`, which speaks the `Sandbox` protocol. To add an operation: a
-message in `messages`, its handler in `operations.py`, a method in
+message in `messages`, its handler in `actor.py`, a method in
 `envs/sandbox_client/remote_sandbox.py`.
 """
