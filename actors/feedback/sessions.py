@@ -84,7 +84,7 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
     rewards: list[float | None]
     """By turn, 0 to 1; None where no signal reaches it."""
     roots: list[str]
-    """Of the signals that count."""
+    """Roots of the signals that count."""
 
     @property
     def is_empty(self) -> bool:

@@ -81,9 +81,9 @@ class _Attempted:
 
     task: Task
     num_groups: int = 0
-    """Granted for it."""
+    """Number of groups granted for the task."""
     num_open: int = 0
-    """Of these, those that no manifest has settled."""
+    """Number of granted groups that no manifest has settled."""
     evidence: _Evidence = _Evidence()
 
 

@@ -30,7 +30,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disk_mib: NonNegativeInt = 0
     """Files of a machine in MiB, at most 70% of its memory; 0: all of these."""
     processors: PositiveInt = 1
-    """Of a machine; `uml` has one."""
+    """Processors of each machine; `uml` has one."""
 
     @property
     def needs(self) -> MachineNeeds:

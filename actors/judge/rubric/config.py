@@ -55,7 +55,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     key_file: Annotated[str, msgspec.Meta(pattern=r"^(/.*)?\Z")] = ""
     """File that holds it and nothing else, by its absolute path."""
     timeout_s: PositiveFloat = 60.0
-    """Of one call."""
+    """Timeout of one call in seconds."""
     reply_tokens_max: PositiveInt = 16
     """Asked for; a model that thinks first needs more."""
     temperature: NonNegativeFloat = 0.0
@@ -84,15 +84,15 @@ class RubricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shows: tuple[Annotated[str, one_of(SECTIONS)], ...] = ("task", "diff", "final")
     """What of an episode the judge sees."""
     section_chars_max: PositiveInt = 12_000
-    """Of each; what is longer loses its middle."""
+    """Maximum characters of each section; a longer one loses its middle."""
     on_failure: Annotated[str, one_of((MASK, VERIFIABLE))] = VERIFIABLE
-    """Of a rollout that the judge could not score: the reward without this judge, or masked."""
+    """Whether a rollout that the judge could not score keeps its other reward or is masked."""
     num_attempts_max: PositiveInt = 3
     """Tries of one call."""
     retry_delay_s: PositiveFloat = 1.0
     """First pause before the next; doubles."""
     deadline_s: PositiveFloat = 180.0
-    """Of all calls for one rollout."""
+    """Time limit in seconds on all calls for one rollout."""
     num_concurrent: PositiveInt = 8
     """Calls at once."""
     down_s: PositiveFloat = 30.0

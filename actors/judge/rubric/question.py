@@ -47,7 +47,7 @@ class JudgeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Calls about one episode share it."""
     messages: list[ChatMessage]
     scores: list[float]
-    """Of the letters, from A."""
+    """Scores of the letters, from A."""
     takes_several: bool = False
     """Whether any number of letters may be answered, none of them, too."""
 
