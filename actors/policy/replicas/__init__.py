@@ -1,5 +1,5 @@
-"""The replicas of generators as those who ask them see them.
+"""Client side of the generator replicas.
 
-`affinity.py` says which replica a session belongs to, `table.py` which are there, how loaded they
-are and which one is asked, and `client.py` asks it.
+`table.py` tracks which replicas exist and how loaded they are, and chooses one for each request;
+`client.py` sends the request.
 """
