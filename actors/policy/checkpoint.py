@@ -1,10 +1,10 @@
-"""Checkpoints in Qwen3-MoE's and Qwen3's format, published weights, and digests.
+"""Checkpoints in the format of Qwen3-MoE and Qwen3, published weights, and digests.
 
-One table, `hf_views`, names every tensor of the format as a contiguous view of the model's own
-(fused) parameters; saving, loading, publishing and in-flight updates all go through it, so flat
-indices of a delta mean the same in `transformers`, in vLLM and here.
+One table, `hf_views`, maps every tensor name of the format to a contiguous view of the model's
+fused parameters. Saving, loading, publishing and in-flight updates all use it, so the flat indices
+of a delta mean the same in `transformers`, in vLLM and here.
 
-The multi-token-prediction head is no part of the format: mid-training alone uses it, and it is
+The multi-token-prediction head is not part of the format. Only mid-training uses it, and it is
 neither published nor saved here.
 """
 
@@ -25,12 +25,12 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.kernels.digest import root_digest
 
 PUBLISHED_DTYPE = torch.bfloat16
-"""The format of the weights that generators sample with; the trainer's masters are float32."""
+"""Dtype of the weights that generators sample with; the trainer's master weights are float32."""
 _BYTES = {torch.float8_e4m3fn: FP8_E4M3, torch.float8_e8m0fnu: E8M0}
 
 
 def hf_views(policy: Policy) -> dict[str, torch.Tensor]:
-    """Name every tensor of the checkpoint format as a detached view of the policy's parameters."""
+    """Return a detached view of the parameters for every tensor name of the checkpoint format."""
     views = {
         "model.embed_tokens.weight": policy.embedding,
         "model.norm.weight": policy.final_norm,
@@ -70,7 +70,7 @@ def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, tor
 
 
 def publishable_state(policy: Policy) -> dict[str, torch.Tensor]:
-    """Copy the policy's tensors, rounded to `PUBLISHED_DTYPE`, under the format's names."""
+    """Return copies of the policy's tensors, rounded to `PUBLISHED_DTYPE`, by checkpoint name."""
     return {
         name: view.to(PUBLISHED_DTYPE, copy=True).contiguous()
         for name, view in hf_views(policy).items()
@@ -82,7 +82,7 @@ def load_published(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
     """Copy a full state into the policy's parameters, in place.
 
     Raises:
-        ValueError: names or shapes that are not exactly the policy's.
+        ValueError: The names or shapes differ from the policy's.
 
     """
     views = hf_views(policy)
@@ -92,31 +92,33 @@ def load_published(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_state(views: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a state whose names or shapes differ from the views'.
+    """Check that a state has the names and shapes of the views.
 
     Raises:
-        ValueError: naming the tensors.
+        ValueError: They differ; the text names the tensors.
 
     """
     if views.keys() != state.keys():
         missing, unknown = sorted(views.keys() - state.keys()), sorted(state.keys() - views.keys())
-        raise ValueError(f"weights do not fit: missing {missing[:5]}, unknown {unknown[:5]}")
+        raise ValueError(
+            f"weights: expected the policy's tensors, missing {missing[:5]}, unknown {unknown[:5]}"
+        )
     for name, view in views.items():
         if view.shape != state[name].shape:
             raise ValueError(
-                f"tensor {name} must have shape {tuple(view.shape)}, not {tuple(state[name].shape)}"
+                f"tensor {name}: expected shape {tuple(view.shape)}, got {tuple(state[name].shape)}"
             )
 
 
 def state_digest(state: Mapping[str, torch.Tensor]) -> str:
-    """Digest named tensors: equal digests mean equal names, dtypes, shapes and bits."""
+    """Return a digest of named tensors, equal exactly if names, dtypes, shapes and bits are."""
     return root_digest({name: as_numpy(tensor) for name, tensor in state.items()})
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """View a tensor as numpy, as `Snapshot` says where numpy has no dtype.
+    """Return a tensor as a numpy array; for dtypes that numpy lacks, see `Snapshot`.
 
-    A CPU tensor is not copied; one on a GPU is.
+    CPU tensors are not copied; tensors on a GPU are.
     """
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
@@ -127,28 +129,27 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    """View what `as_numpy` returned of bfloat16 or float32 weights as a tensor, without copying."""
+    """Return a tensor that shares memory with an array of `as_numpy`; bfloat16 or float32 only."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write config.json and the weights, which come last; each file is replaced atomically."""
+    """Write config.json and then the weights; each file is replaced atomically."""
     name = str(dtype).removeprefix("torch.")
     write_atomic(folder / CONFIG_FILE, config_json(policy.config, name).encode())
     write_weights(folder, {name: view.to(dtype) for name, view in hf_views(policy).items()})
 
 
 def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Policy:
-    """Read a folder of the format into a float32 policy.
+    """Load a checkpoint folder into a float32 policy.
 
     Args:
-        folder: with config.json and safetensors, as transformers writes it.
-        numerics: how the policy computes.
+        folder: Folder with config.json and safetensors files, as transformers writes it.
+        numerics: Numerics of the policy; None uses the defaults.
 
     Raises:
-        ModelFormatError: A file that is missing or not of the format, tensors that do not fit the
-            config.
+        ModelFormatError: A file is missing or malformed, or tensors do not match the config.
 
     """
     config = read_hf_config(folder)
@@ -160,7 +161,7 @@ def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Pol
 
 
 def tensor_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the format's tensors; allocates none of them."""
+    """Return the names and shapes of a policy's tensors without allocating them."""
     with torch.device("meta"):
         policy = Policy(config)
     return {name: tuple(view.shape) for name, view in hf_views(policy).items()}

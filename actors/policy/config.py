@@ -1,12 +1,12 @@
-"""The policy's shape, in the field names of Qwen3's `config.json`, and its numerics.
+"""Shape of the policy, with the field names of Qwen3's `config.json`, and its numerics.
 
-Imports no torch. How exactly trainer and sampler compute alike:
+Must not import torch. `numerics.mode` sets how closely the trainer matches the sampler:
 
-    off     what a plain trainer does: experts routed again, scores in bfloat16
-    fast    recorded routes replayed, scores in float32, sums in an order fixed by the batch
+    off     like a plain trainer: experts are routed again, scores in bfloat16
+    fast    recorded routes are replayed, scores in float32, sums in an order fixed by the batch
     exact   the sampler's own arithmetic: equal logprobs, to the bit (`exact.py`)
 
-docs/numerics.md has the price of each, and what it removes.
+See docs/numerics.md for the cost of each mode and the mismatch that it removes.
 """
 
 from typing import Annotated
@@ -20,32 +20,33 @@ MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
 DEVICES = ("cpu", "cuda")
 KERNEL_BOUNDS = {"num_experts": 1024, "num_experts_per_tok": 32, "vocab_size": 2**19}
-"""Largest sizes that the CUDA kernels compute."""
+"""Largest sizes that the CUDA kernels support."""
 _BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
-"""Elements of a matmul's summed dimension that share a scale."""
+"""Number of elements that share a scale, along the summed dimension of a matmul."""
 
 
 class ExactModeError(PenstockError, RuntimeError):
-    """Exact mode was asked for where the sampler's arithmetic is not available."""
+    """Exact mode was requested where the sampler's arithmetic is not available."""
 
 
 class ForeignArithmeticError(PenstockError, ValueError):
-    """Tokens were sampled in an arithmetic that this trainer does not compute in."""
+    """Tokens were sampled with an arithmetic that this trainer does not use."""
 
 
 class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Remedies against mismatch between trainer and sampler."""
+    """Settings that reduce the mismatch between trainer and sampler."""
 
     mode: Annotated[str, one_of(MODES)] = "fast"
+    """How closely the trainer matches the sampler: off, fast or exact."""
     plausible: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    """A replayed expert gives way to the router's own best where its probability is below this
-    share of the weakest of the experts that the router itself would choose; 0 keeps them all
-    (Composer 2, arXiv 2603.24477)."""
+    """Threshold below which a replayed expert is replaced by the router's own best one, as a
+    fraction of the probability of the weakest expert that the router would choose; 0 keeps all
+    replayed experts (Composer 2, arXiv 2603.24477)."""
 
     expert_format: Annotated[str, one_of(EXPERT_FORMATS)] = "bf16"
-    """Format of the operands of the experts' matmuls, or of a dense model's layers, for
-    training and sampling alike; bf16 rounds the published weights and nothing else. mxfp8 and nvfp4
-    are emulated exactly (`experts.py`)."""
+    """Number format of the operands of the experts' matmuls (or of a dense model's feed-forward
+    layers) in training and sampling. bf16 only rounds the published weights; mxfp8 and nvfp4 are
+    emulated exactly (`experts.py`)."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -56,31 +57,33 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
 
     def check_sampler(self, arithmetic: str) -> None:
-        """Refuse tokens of another arithmetic; what does not say its own is taken.
+        """Check that the trainer can train on tokens that were sampled with this arithmetic.
 
         Args:
-            arithmetic: the sampler's step and format, e.g. `native/mxfp8`, or empty.
+            arithmetic: Step and expert format of the sampler, e.g. `native/mxfp8`, or empty.
 
         Raises:
-            ForeignArithmeticError: Other experts' format, or in exact mode another step.
+            ForeignArithmeticError: The expert format differs or, in exact mode, the step.
 
         """
+        # A sampler that does not report its arithmetic is accepted.
         if not arithmetic:
             return
         step, _, expert_format = arithmetic.partition("/")
         if expert_format != self.expert_format:
             raise ForeignArithmeticError(
-                f"sampled with {expert_format} experts, trained with {self.expert_format}: set "
-                "policy.numerics.expert_format to the same on both sides"
+                f"tokens were sampled with {expert_format} experts, but this trainer uses "
+                f"{self.expert_format}: set the same policy.numerics.expert_format for both"
             )
         if self.is_exact and step != "native":
             raise ForeignArithmeticError(
-                f"sampled with the {step} step, and policy.numerics.mode is exact: expected native"
+                f"tokens were sampled with the {step} step, but policy.numerics.mode exact expects "
+                "native"
             )
 
     @property
     def replays(self) -> bool:
-        """Whether recorded routes are used."""
+        """Whether recorded routes are replayed."""
         return self.mode != "off"
 
     @property
@@ -95,15 +98,16 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-"""Far beyond any model: what a folder claims is bounded before anything is allocated."""
+"""Integer with an upper bound far above any real model, so that a malicious folder cannot cause a
+huge allocation."""
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shape of the transformer, sparse or dense; the defaults make 1.9M parameters."""
+    """Shape of the transformer, sparse or dense; the defaults give 1.9M parameters."""
 
     architecture: str = ""
-    """Model type of a Hugging Face folder that transformers and vLLM compute, and nothing here;
-    empty for Qwen3-MoE and Qwen3."""
+    """Model type of a Hugging Face folder that only transformers and vLLM can compute; empty for
+    Qwen3-MoE and Qwen3."""
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**22)] = 1024
     hidden_size: _Width = 128
     num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=2**10)] = 4
@@ -111,27 +115,27 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_key_value_heads: PositiveInt = 2
     head_dim: Annotated[int, msgspec.Meta(ge=2, le=2**12, multiple_of=2)] = 32
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=2**15)] = 8
-    """Experts of each layer; 0 is a dense model, Qwen3's architecture, which has no routes."""
+    """Number of experts per layer; 0 for a dense model (Qwen3), which has no routes."""
     num_experts_per_tok: NonNegativeInt = 2
-    """Experts that a token goes through; 0 in a dense model."""
+    """Number of experts per token; 0 in a dense model."""
     moe_intermediate_size: _Width = 128
-    """Width of one expert; without effect in a dense model."""
+    """Width of one expert; ignored in a dense model."""
     intermediate_size: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
-    """Width of a dense model's feed-forward layers; 0 with experts."""
+    """Width of a dense model's feed-forward layers; 0 in a model with experts."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's chosen experts are scaled to sum to one."""
     rope_theta: PositiveFloat = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-6
     tie_word_embeddings: bool = True
     max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=2**21)] = 2048
-    """Longest sequence, in tokens, that the rotary table covers."""
+    """Longest sequence in tokens that the rotary table covers."""
     mtp_num_heads: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
-    """Multi-token-prediction heads, 0 or 1; used by mid-training only."""
+    """Number of multi-token-prediction heads, 0 or 1; only mid-training uses them."""
     numerics: NumericsConfig = NumericsConfig()
-    """How it is computed; no part of the checkpoint format."""
+    """Numerics of the policy; not part of the checkpoint format."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no model can have."""
+        """Check fields against each other."""
         _require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_attention_heads must be a multiple of num_key_value_heads",
@@ -161,21 +165,21 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     def check_device(self, device: str, setting: str) -> None:
-        """Refuse a device that cannot compute this policy.
+        """Check that a device can compute this policy.
 
         Args:
-            device: one of `DEVICES`.
-            setting: that names it, for the error.
+            device: One of `DEVICES`.
+            setting: Setting that names the device, for the error.
 
         Raises:
-            ConfigError: It cannot; the text says which setting of the policy is against it.
+            ConfigError: It cannot; the text names the setting of the policy that prevents it.
 
         """
         if device == "cpu":
             return
         on_device = f"with {setting} = {device!r}"
         if self.numerics.is_exact:
-            expected = f"expected 'fast' or 'off' {on_device}, got 'exact', the CPU's compiled step"
+            expected = f"expected 'fast' or 'off' {on_device}, got 'exact', which needs the CPU"
             raise ConfigError(f"policy.numerics.mode: {expected}")
         if self.numerics.expert_format == "nvfp4":
             expected = f"expected 'bf16' or 'mxfp8' {on_device}, got 'nvfp4', which has no kernel"
@@ -188,12 +192,12 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_foreign(self) -> bool:
-        """Whether neither the own policy nor the native generator computes it."""
+        """Whether only transformers and vLLM can compute it, not the built-in policy or engine."""
         return bool(self.architecture)
 
     @property
     def is_dense(self) -> bool:
-        """Whether every token goes through the same feed-forward layer: no experts, no routes."""
+        """Whether the model has no experts and therefore no routes."""
         return self.num_experts == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Where a policy computes: the settings `trainer.device` and `generator.device`."""
+"""Devices on which a policy computes (settings `trainer.device` and `generator.device`)."""
 
 import os
 from typing import Any
@@ -10,22 +10,22 @@ from penstock.kernels.cuda.launch import check_cuda
 from penstock.messages.errors import PenstockError
 
 _CUBLAS_WORKSPACE = ":4096:8"
-"""Without a fixed workspace, cuBLAS may sum in another order from one run to the next."""
+"""Fixed workspace for cuBLAS, which may otherwise sum in a different order in every run."""
 
 
 class DeviceUnavailableError(PenstockError, RuntimeError):
-    """A setting names a device that is not there; the text says what is missing."""
+    """A setting names a device that is not available; the text says what is missing."""
 
 
 def check_device(name: str, setting: str) -> None:
-    """Check that a device is there, with all that computing on it takes.
+    """Check that a device is available, with everything needed to compute on it.
 
     Args:
-        name: of `DEVICES`.
-        setting: that names it, for the error.
+        name: One of `DEVICES`.
+        setting: Setting that names the device, for the error.
 
     Raises:
-        DeviceUnavailableError: It is not.
+        DeviceUnavailableError: It is not available.
 
     """
     if name == "cpu":
@@ -37,18 +37,18 @@ def check_device(name: str, setting: str) -> None:
 
 
 def open_device(name: str, setting: str, index: int = 0) -> torch.device:
-    """Return a device that gives the same bits on every run.
+    """Return a device that gives the same bits in every run.
 
-    On CUDA this is a matter of the whole process: torch's deterministic algorithms, and float32
-    products without TF32.
+    For CUDA this changes settings of the whole process: deterministic algorithms of torch, and
+    float32 products without TF32.
 
     Args:
-        name: of `DEVICES`.
-        setting: that names it, for the error.
-        index: of several CUDA devices that this process sees.
+        name: One of `DEVICES`.
+        setting: Setting that names the device, for the error.
+        index: Index among the CUDA devices that this process sees.
 
     Raises:
-        DeviceUnavailableError: It is not there.
+        DeviceUnavailableError: It is not available.
 
     """
     check_device(name, setting)
@@ -56,27 +56,28 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
-    # Kernels write all of their results; to fill these beforehand is a start more for each.
+    # Our kernels write all of their outputs, so filling them first only adds a launch to each.
     settings: Any = torch.utils.deterministic
     settings.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("highest")
     if index >= (num_found := torch.cuda.device_count()):
-        expected = f"expected a GPU of its own for each process of a host, at least {index + 1}"
+        expected = f"expected one GPU per process on this host, at least {index + 1} in all"
         raise DeviceUnavailableError(f"{setting}: {expected}, this process sees {num_found}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def copied_to(device: torch.device, value: torch.Tensor) -> torch.Tensor:
-    """Copy a weight or a moment to a device; scalars stay on the host, where AdamW counts steps."""
+    """Copy a weight or optimizer state to a device.
+
+    Scalars stay on the host, where AdamW counts its steps.
+    """
     return value.clone() if value.dim() == 0 else value.to(device, copy=True)
 
 
 def fix_threads(num_threads: int) -> None:
-    """Fix torch's thread count in the calling thread; bits depend on it.
-
-    At its first operation a thread takes over the count that any thread of the process set last. So
-    that comes first here: else another thread's count could come between this one and the work.
-    """
+    """Fix torch's thread count in the calling thread; the bits of results depend on it."""
+    # At its first torch operation, a thread adopts the count that any thread set last. So let this
+    # be that operation; otherwise another thread's count could replace ours later.
     torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -1,11 +1,11 @@
-"""The sampler's own arithmetic for a trainer's batch: zero mismatch, to the bit.
+"""Forward pass of the trainer in the sampler's own arithmetic: no mismatch, to the bit.
 
 The compiled step (`kernels/decode`) gives a token the same bits in any batch, chunk or cache. Here
-it runs the tokens of a packed tree, so the trainer's logprobs are those that the engine sampled
-with. Gradients are torch's, each layer's taken at the exact input: `TakeValue` puts exact
-values in the place of torch's, which differ in the last bits only.
+it runs the tokens of a packed tree, so the trainer gets the logprobs that the engine sampled with.
+Gradients come from torch, taken at each layer's exact input: `TakeValue` replaces torch's values,
+which differ only in the last bits, with the exact ones.
 
-A piece of the tree continues in its parent's row of the cache; its siblings get copies.
+The first child of a piece continues in its parent's cache row; its siblings get copies.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,56 +22,57 @@ from penstock.kernels.decode.kernel import DecodeKernel, Trace
 from penstock.kernels.decode.layout import StepCache, round_up
 
 _CHUNK_TOKENS = 512
-"""Tokens of one call: what a call touches stays in the cache. Changes the time and no bit."""
+"""Tokens per call, so that the data of a call stays in the CPU cache. Affects time, never bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactPass:
-    """What the compiled step gives for T packed tokens, N of whose successors are known."""
+    """Results of the compiled step for T packed tokens and N requested logprobs."""
 
     states: torch.Tensor
-    """[L, T, d] what each layer gave."""
+    """Output of each layer, [L, T, d]."""
     routed_experts: torch.Tensor
-    """[T, L, K] int64 the experts that were used."""
+    """Experts that were used, int64 [T, L, K]."""
     logprobs: torch.Tensor
-    """[N] float32."""
+    """Requested logprobs, float32 [N]."""
     flips: np.ndarray
-    """[L, 2]: see `kernels.decode.Trace`."""
+    """Counts of replayed experts per layer, [L, 2]; see `kernels.decode.Trace`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which logprobs a pass over a tree is to give, and of which distribution.
-
-    Shapes: N tokens whose logprobs are wanted.
-    """
+    """The N logprobs that a pass over a tree should return, and their distribution."""
 
     rows: np.ndarray
-    """[N] int64: places in the tree that they follow."""
+    """Indices in the tree of the tokens before the targets, int64 [N]."""
     targets: np.ndarray
-    """[N] int64: the tokens."""
+    """Tokens whose logprobs are wanted, int64 [N]."""
     temperatures: np.ndarray
-    """[N] float64, > 0: of the sampler."""
+    """Temperatures of the sampler, float64 [N], > 0."""
     shape: Callable[[torch.Tensor], torch.Tensor]
-    """Logits [N, V] as the sampler shaped them (`shaping.py`), but for the temperature."""
+    """Function that shapes logits [N, V] as the sampler did, except for the temperature
+    (`shaping.py`)."""
 
     @classmethod
     def plain(cls, rows: np.ndarray, targets: np.ndarray) -> "Wanted":
-        """Return those of the policy itself, at temperature 1."""
+        """Request logprobs of the unshaped policy at temperature 1."""
         return cls(
-            rows=rows, targets=targets, temperatures=np.ones(len(rows)), shape=lambda each: each
+            rows=rows,
+            targets=targets,
+            temperatures=np.ones(len(rows)),
+            shape=lambda logits: logits,
         )
 
 
 class ExactForward:
-    """Runs trees with one set of weights; threads may share it."""
+    """Runs packed trees with one set of weights; threads may share it."""
 
     def __init__(self, policy: Policy, plausible: float = 0.0) -> None:
-        """Pack the policy's weights as they are now.
+        """Pack a copy of the policy's current weights.
 
         Args:
-            policy: whose weights; a copy is taken.
-            plausible: as `NumericsConfig` says.
+            policy: Policy whose weights are copied.
+            plausible: Threshold for replayed experts, as in `NumericsConfig`.
 
         """
         self._config = policy.config
@@ -79,20 +80,21 @@ class ExactForward:
         self._weights = pack_policy(policy)
 
     def run(self, tree: PackedTree, wanted: Wanted) -> ExactPass:
-        """Run a tree, replaying its routes.
+        """Run a tree, replaying its recorded routes.
 
         Args:
-            tree: T tokens.
-            wanted: N of its logprobs.
+            tree: Packed tree of T tokens.
+            wanted: The N logprobs to return.
 
         Raises:
-            ExactModeError: The step cannot be compiled here, or does not fit the shape.
+            ExactModeError: The step cannot be compiled here or does not support the policy's shape.
 
         """
         places = _Places.of(tree)
         kernel = self._kernel(places)
         cache = _Cache.empty(self._config, places)
         extended = StepCache(cache.kv, cache.routes)
+        # Sequences that part after a shared token all want its logits: compute them only once.
         read_rows, inverse = np.unique(wanted.rows, return_inverse=True)
         logits = np.empty((len(read_rows), self._config.vocab_size), np.float32)
         num_layers, total = self._config.num_hidden_layers, len(tree.input_ids)
@@ -129,30 +131,30 @@ class ExactForward:
         kernel = DecodeKernel.load(shape)
         if kernel is None:
             raise ExactModeError(
-                "policy.numerics.mode: exact needs a C compiler, and hidden_size, head_dim and "
-                "moe_intermediate_size that are multiples of 16"
+                "policy.numerics.mode: 'exact' needs a C compiler, and a policy whose hidden_size, "
+                "head_dim and moe_intermediate_size are multiples of 16"
             )
         return kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where the tokens of a tree lie in the cache."""
+    """Positions of a tree's tokens in the cache."""
 
     rows: np.ndarray
-    """[T]."""
+    """Cache row of each token, [T]."""
     positions: np.ndarray
-    """[T] in the token's own sequence."""
+    """Position of each token in its own sequence, [T]."""
     levels: list[np.ndarray]
-    """Tokens by the depth of their piece: a level needs nothing but the levels before."""
+    """Tokens by the depth of their piece; a level depends only on earlier levels."""
     copies: list[list[tuple[int, int, int]]]
-    """For each level (from row, to row, positions): beginnings that later siblings copy."""
+    """Prefixes to copy before each level, as (source row, target row, number of positions)."""
     num_rows: int
     num_positions: int
 
     @classmethod
     def of(cls, tree: PackedTree) -> "_Places":
-        """Give each leaf a row."""
+        """Assign cache rows, one per leaf of the tree."""
         first = np.concatenate([[0], np.cumsum(tree.lengths)])
         rows, starts, depths = [], [], []
         heirs: set[int] = set()
@@ -162,6 +164,7 @@ class _Places:
         for piece, parent in enumerate(tree.parents):
             depth = 0 if parent < 0 else depths[parent] + 1
             start = 0 if parent < 0 else starts[parent] + tree.lengths[parent]
+            # Only the first child may extend the parent's row; it would overwrite its siblings.
             inherits = parent >= 0 and parent not in heirs
             heirs.add(parent)
             row = rows[parent] if inherits else num_rows
@@ -189,7 +192,7 @@ class _Places:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cache:
-    """Keys, values and routes of one tree."""
+    """KV cache and routes of one tree."""
 
     kv: np.ndarray
     routes: np.ndarray
@@ -205,7 +208,7 @@ class _Cache:
         )
 
     def filled(self, places: _Places) -> Iterator[np.ndarray]:
-        """Yield the tokens to be computed next; what they need is in the cache by then."""
+        """Yield the tokens to compute next, after copying the prefixes that they need."""
         for tokens, copies in zip(places.levels, places.copies, strict=True):
             for source, target, count in copies:
                 self.kv[:, target, :, :count] = self.kv[:, source, :, :count]

@@ -1,14 +1,14 @@
-"""The expert layer of training: tokens sorted by expert, one pair of matmuls per expert.
+"""The expert layer in training: tokens are sorted by expert, with one pair of matmuls per expert.
 
-Each expert sees a contiguous block of rows, so the work is that of the chosen experts only; on a
-GPU, where a call costs more than zeros, one product has all blocks, filled up to equal size. The
-slots of a token are summed in slot order and gradients are gathered, never scattered, so forward
-and backward are reproducible bit for bit at a fixed thread count.
+Each expert gets a contiguous block of rows, so only the chosen experts are computed. On a GPU,
+where a launch costs more than computing zeros, all blocks are padded to equal size and computed in
+one product. The slots of a token are summed in slot order, and gradients are gathered, never
+scattered, so forward and backward passes are reproducible bit for bit at a fixed thread count.
 
-The operands of the matmuls, weights and inputs, may be rounded to a number format's values, in
-blocks along the summed dimension; the sums stay in float32 and gradients pass straight through.
-MXFP8: 32 E4M3 elements under one power of two. NVFP4: 16 E2M1 elements under an E4M3 scale, and a
-float32 scale per token. The rules are in `kernels/reference/quantize.py`.
+The operands of the matmuls (weights and inputs) may be rounded to the values of a number format, in
+blocks along the summed dimension; sums stay in float32, and gradients pass straight through.
+MXFP8 has 32 E4M3 elements per power-of-two scale. NVFP4 has 16 E2M1 elements per E4M3 scale, and a
+float32 scale per token. `kernels/reference/quantize.py` defines the rounding.
 """
 
 from typing import Any, NamedTuple
@@ -23,17 +23,18 @@ from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
 
 def round_to(values: torch.Tensor, expert_format: str) -> torch.Tensor:
-    """Round float32 [..., M, K] along K to the values of a format; bf16 leaves them as they are."""
+    """Round float32 [..., M, K] along K to the values of a format; bf16 returns them unchanged."""
     if expert_format == "mxfp8":
         return rounded_mxfp8(values)
     if expert_format == "nvfp4":
-        rows = nvfp4_rows(values.clone().flatten(0, -2).numpy())  # FSDP must be free to free it.
+        # A copy: FSDP could not free memory that numpy shares.
+        rows = nvfp4_rows(values.clone().flatten(0, -2).numpy())
         return torch.from_numpy(nvfp4_dequantize(*rows)).view(values.shape)
     return values
 
 
 class StraightThrough(torch.autograd.Function):
-    """Rounds in the forward pass; in the backward pass it is not there (arXiv 1308.3432)."""
+    """Rounding with a straight-through gradient (arXiv 1308.3432)."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, expert_format: str) -> torch.Tensor:
@@ -42,26 +43,26 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Hand the gradient on."""
+        """Return the gradient unchanged."""
         return grad_outputs[0], None
 
 
 class Dispatch(NamedTuple):
-    """Which rows go to which expert."""
+    """Assignment of T*K slots (K per token) to experts."""
 
     order: torch.Tensor
-    """[T*K]: slots sorted by expert, stable."""
+    """Slots sorted by expert, stable, [T*K]."""
     inverse: torch.Tensor
-    """[T*K]: where each slot went."""
+    """Sorted position of each slot, [T*K]."""
     rows: torch.Tensor
-    """[T*K]: the token of each sorted slot."""
+    """Token of each sorted slot, [T*K]."""
     blocks: list[tuple[int, slice]]
-    """(expert, its rows in the sorted order), for every expert that has any."""
+    """Sorted slots of each expert that has any, as (expert, slice)."""
     padding: "Padding | None"
-    """On a GPU: all blocks in one product instead of one each."""
+    """Layout of all blocks in one product, on a GPU; else None."""
 
     def times(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Multiply sorted rows [T*K, m] by their experts' weights [E, m, n] -> [T*K, n]."""
+        """Multiply sorted rows [T*K, m] by the weights of their experts [E, m, n] -> [T*K, n]."""
         if self.padding is not None:
             return self.padding.cut(torch.bmm(self.padding.padded(rows), weights))
         out = rows.new_empty(rows.shape[0], weights.shape[2])
@@ -70,7 +71,7 @@ class Dispatch(NamedTuple):
         return out
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Sum left [T*K, m] transposed times right [T*K, n] over each expert's rows -> `like`."""
+        """Sum the outer products of left [T*K, m] and right [T*K, n] per expert -> [E, m, n]."""
         if self.padding is not None:
             padded = self.padding.padded(left).transpose(1, 2)
             return torch.bmm(padded, self.padding.padded(right))
@@ -81,16 +82,16 @@ class Dispatch(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Every expert's rows, filled up with zeros to the most that one has, C."""
+    """Layout that pads every expert's rows with zeros to the largest count, C."""
 
     places: torch.Tensor
-    """[E, C]: the sorted row, or T*K for a zero."""
+    """Sorted row at each padded place, or T*K for a zero row, [E, C]."""
     rows: torch.Tensor
-    """[T*K]: where each sorted row lies in [E * C]."""
+    """Padded place of each sorted row in [E * C], [T*K]."""
 
     @classmethod
     def of(cls, counts: list[int], device: torch.device) -> "Padding":
-        """Lay out experts that have `counts` rows each."""
+        """Return the layout for experts with `counts` rows each."""
         sizes = np.array(counts)
         ends, column = sizes.cumsum(), np.arange(max(counts))
         is_row = column < sizes[:, None]
@@ -100,13 +101,13 @@ class Padding(NamedTuple):
         return cls(flat.view(places.shape), rows)
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T*K, m] -> [E, C, m]."""
+        """Pad sorted rows [T*K, m] to [E, C, m]."""
         zero = rows.new_zeros(1, rows.shape[1])
         chosen = torch.cat((rows, zero)).index_select(0, self.places.view(-1))
         return chosen.view(*self.places.shape, -1)
 
     def cut(self, padded: torch.Tensor) -> torch.Tensor:
-        """[E, C, n] -> [T*K, n]."""
+        """Remove the padding: [E, C, n] -> [T*K, n]."""
         return padded.flatten(0, 1).index_select(0, self.rows)
 
 
@@ -114,7 +115,7 @@ class ExpertMlp(torch.autograd.Function):
     """Weighted sum over a token's experts of `down(silu(gate(x)) * up(x))`.
 
     Shapes: x [T, d], expert_ids [T, K] int64, expert_weights [T, K], gate_up [E, 2f, d],
-    down [E, d, f] -> [T, d]. The inner activations are rounded to `expert_format`; the caller
+    down [E, d, f] -> [T, d]. The inner activations are rounded to `expert_format` here; the caller
     rounds the other operands.
     """
 
@@ -128,7 +129,7 @@ class ExpertMlp(torch.autograd.Function):
         down: torch.Tensor,
         expert_format: str = "bf16",
     ) -> torch.Tensor:
-        """Compute [T, d] and keep what the backward pass reads."""
+        """Return the weighted sums [T, d] and save tensors for the backward pass."""
         dispatch = sort_by_expert(expert_ids, gate_up.shape[0])
         kept = run_experts(x, dispatch, gate_up, down, expert_format)
         x_sorted, hidden, activation, per_slot = kept
@@ -138,7 +139,7 @@ class ExpertMlp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return gradients of x, expert_weights, gate_up and down."""
+        """Return the gradients of x, expert_weights, gate_up and down."""
         (grad,) = grad_outputs
         x_sorted, hidden, activation, per_slot, weights, gate_up, down = ctx.saved_tensors
         dispatch: Dispatch = ctx.dispatch
@@ -155,8 +156,9 @@ class ExpertMlp(torch.autograd.Function):
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
-    """Plan the work of [T, K] expert ids."""
+    """Sort the slots of [T, K] expert ids by expert."""
     flat_ids = expert_ids.reshape(-1)
+    # Stable, so that the rows of an expert, and with them its sums, have a fixed order.
     order = torch.argsort(flat_ids, stable=True)
     inverse = torch.argsort(order)
     blocks, start = [], 0
@@ -177,11 +179,11 @@ def run_experts(
     down: torch.Tensor,
     expert_format: str = "bf16",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run [T, d] through its experts.
+    """Compute the experts of each token in [T, d].
 
     Returns:
-        Sorted inputs [T*K, d], gate and up [T*K, 2f], activations [T*K, f], and the unweighted
-        outputs by slot [T, K, d].
+        Sorted inputs [T*K, d], gate and up projections [T*K, 2f], activations [T*K, f], and the
+        unweighted outputs by slot [T, K, d].
 
     """
     x_sorted = x.index_select(0, dispatch.rows)

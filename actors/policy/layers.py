@@ -1,6 +1,6 @@
-"""The transformer's layers and router, over packed tokens: rows are tokens, segments are sequences.
+"""The transformer's layers and router, which work on packed tokens.
 
-Projections that share an input are stored as one matrix, cut so that every tensor of the
+Projections that share an input are stored as one matrix, laid out so that every tensor of the
 checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
@@ -19,22 +19,22 @@ from penstock.actors.policy.operations import choose_experts, rms_norm
 
 
 class RoutedTokens(NamedTuple):
-    """Where T tokens go: K experts each, of E; K and E are 0 in a dense model."""
+    """Routes of T tokens: K of E experts each; K and E are 0 in a dense model."""
 
     experts: torch.Tensor
-    """[T, K] int64, or [T, 1] zeros: what to run."""
+    """Experts to compute, int64 [T, K]; zeros [T, 1] in a dense model."""
     weights: torch.Tensor
-    """Of `experts`."""
+    """Weights of `experts`, of the same shape."""
     recorded: torch.Tensor
-    """[T, K] int64: the routes to keep."""
+    """Routes to record, int64 [T, K]."""
     scores: torch.Tensor
-    """[T, E]."""
+    """Router probabilities, [T, E]."""
     flips: torch.Tensor
-    """0-dim int64: how many recorded ids the router itself would not have chosen."""
+    """Number of replayed ids that the router itself would not have chosen, int64 scalar."""
 
 
 class Router(nn.Module):
-    """Chooses experts, or replays the choice of another forward pass."""
+    """Router that chooses experts, or replays the choice of another forward pass."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -45,12 +45,13 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
     def forward(self, x: torch.Tensor, recorded: torch.Tensor | None) -> RoutedTokens:
-        """Route [T, d].
+        """Route tokens to experts.
 
         Args:
-            recorded: [T, K] expert ids to use instead of the router's, in slot order; a row that
-                starts with `ROUTE_FREE` is routed freely. Weights always come from the scores of
-                this pass, so gradients reach the router.
+            x: Inputs of the router, [T, d].
+            recorded: Expert ids [T, K] to use instead of the router's choice, in slot order; rows
+                that start with `ROUTE_FREE` are routed freely. Weights always come from the scores
+                of this pass, so gradients reach the router.
 
         """
         logits = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).float()
@@ -66,20 +67,20 @@ class Router(nn.Module):
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the pieces of a packed batch lie."""
+    """Layout of the pieces in a packed batch of T tokens."""
 
     lengths: tuple[int, ...]
-    """Tokens of each piece, in order; they sum to T."""
+    """Number of tokens of each piece, in order; they sum to T."""
     ancestors: tuple[tuple[int, ...], ...]
-    """The earlier pieces that each one continues, first to last; empty for a piece that starts."""
+    """Earlier pieces that each piece continues, first to last; empty if it starts a sequence."""
     masks: tuple[torch.Tensor | None, ...]
-    """[n, seen + n] of each piece, 0 or -inf; None where plain causality says it all."""
+    """Additive attention mask of each piece, [n, seen + n], 0 or -inf; None if it is causal."""
     whole_mask: torch.Tensor | None
-    """[T, T], 0 or -inf: on a GPU, for one call instead of one for each piece."""
+    """Additive mask [T, T], 0 or -inf, for one attention call on a GPU instead of one per piece."""
     cos: torch.Tensor
-    """[T, 1, D/2] rotary cosines of each token's position in its own sequence."""
+    """Rotary cosines of each token's position in its own sequence, [T, 1, D/2]."""
     sin: torch.Tensor
-    """[T, 1, D/2]."""
+    """Rotary sines of each token's position in its own sequence, [T, 1, D/2]."""
 
     @property
     def is_uniform(self) -> bool:
@@ -88,7 +89,7 @@ class Segments:
 
 
 def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tensor | None:
-    """Return [new, seen + new], 0 where a token may look, -inf elsewhere; None if none seen."""
+    """Return an additive mask [new, seen + new], 0 or -inf; None if no tokens were seen before."""
     if num_seen == 0:
         return None
     mask = torch.full((num_new, num_seen + num_new), -torch.inf, device=device)
@@ -98,12 +99,12 @@ def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tens
 def tree_mask(
     lengths: Sequence[int], ancestors: Sequence[Sequence[int]], device: torch.device
 ) -> torch.Tensor:
-    """Return [T, T], 0 where a token may look, -inf elsewhere.
+    """Return an additive attention mask [T, T], 0 or -inf.
 
     Args:
-        lengths: as in `Segments`.
-        ancestors: as in `Segments`; they lie before the pieces that continue them.
-        device: of the mask.
+        lengths: Number of tokens of each piece, as in `Segments`.
+        ancestors: Ancestors of each piece, as in `Segments`; they precede the piece.
+        device: Device of the mask.
 
     """
     related = np.eye(len(lengths), dtype=bool)
@@ -116,7 +117,7 @@ def tree_mask(
 
 
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (cos, sin), each [max_position_embeddings, D/2] float32."""
+    """Return the rotary tables (cos, sin), each float32 [max_position_embeddings, D/2]."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / (config.rope_theta**half)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
@@ -125,7 +126,7 @@ def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding (half-split pairs) to [T, H, D] with tables [T, 1, D/2]."""
+    """Apply the rotary embedding (half-split pairs) to [T, H, D] with tables [T, 1, D/2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -143,7 +144,7 @@ class Attention(nn.Module):
         self.key_norm = nn.Parameter(torch.ones(config.head_dim))
 
     def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """[T, d] -> [T, d]; a token sees its own sequence up to itself."""
+        """Attend, [T, d] -> [T, d]; a token sees its own sequence up to itself."""
         query, key, value = self.project(x, segments.cos, segments.sin)
         attended = _attend(query, key, value, segments)
         return F.linear(attended.flatten(1), self.output)
@@ -151,7 +152,7 @@ class Attention(nn.Module):
     def project(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, d] -> rotated query [T, Hq, D], rotated key [T, Hkv, D], value [T, Hkv, D]."""
+        """Project [T, d] to rotated query [T, Hq, D], rotated key and value [T, Hkv, D]."""
         config = self.config
         heads = F.linear(x, self.qkv).view(x.shape[0], -1, config.head_dim)
         query, key, value = heads.split(
@@ -165,7 +166,7 @@ class Attention(nn.Module):
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
-    """Causal attention along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
+    """Attend causally along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
     if segments.whole_mask is not None:
         return _attend_at_once(query, key, value, segments.whole_mask)
     if segments.is_uniform:
@@ -175,7 +176,7 @@ def _attend(
             query, key, value, is_causal=True, enable_gqa=True
         )
         return attended.transpose(1, 2).flatten(0, 1)
-    # Split, not sliced: its backward is one concatenation, whatever the number of pieces.
+    # `split`, not slices: its backward pass is one concatenation for any number of pieces.
     queries, keys, values = (
         t.transpose(0, 1).unsqueeze(0).split(segments.lengths, dim=2) for t in (query, key, value)
     )
@@ -197,7 +198,10 @@ def _attend(
 def _attend_at_once(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attend between all tokens at once: torch's fused call is slow in float32 with fixed sums."""
+    """Compute attention between all tokens in one call.
+
+    Torch's fused attention is slow in float32 with deterministic sums.
+    """
     num_tokens, heads, width = key.shape
     grouped = query.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)
     scores = torch.bmm(grouped * width**-0.5, key.permute(1, 2, 0))
@@ -207,7 +211,7 @@ def _attend_at_once(
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked; a dense layer is one expert that every token goes through."""
+    """Stacked weights of the experts; a dense layer is a single expert used by every token."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -217,7 +221,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden, width))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """[T, d] through the chosen experts -> [T, d]."""
+        """Compute the weighted sum of the chosen experts, [T, d] -> [T, d]."""
         if self.expert_format == "bf16":
             return ExpertMlp.apply(x, ids, weights.to(x.dtype), self.gate_up, self.down)
         operands = (
@@ -229,9 +233,9 @@ class Experts(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One transformer block: attention, then experts, each after a norm and around a skip.
+    """One transformer block: attention, then experts, each with a pre-norm and a residual.
 
-    A dense model's layer has no router and one expert, of weight 1.
+    In a dense model it has no router and one expert with weight 1.
     """
 
     def __init__(self, config: PolicyConfig) -> None:
@@ -246,7 +250,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, segments: Segments, recorded: torch.Tensor | None
     ) -> tuple[torch.Tensor, RoutedTokens]:
-        """[T, d] -> [T, d], and what the router did."""
+        """Compute the block, [T, d] -> [T, d], and return the routes as well."""
         normed = rms_norm(x, self.attention_norm, self.eps)
         x = x + self.attention(normed, segments)
         normed = rms_norm(x, self.expert_norm, self.eps)
@@ -254,7 +258,7 @@ class TransformerLayer(nn.Module):
         return x + self.experts(normed, routing.experts, routing.weights), routing
 
     def route(self, x: torch.Tensor, recorded: torch.Tensor | None = None) -> RoutedTokens:
-        """Route [T, d]; without a router all of it to the one expert, and nothing is recorded."""
+        """Route [T, d]; without a router, all tokens use the one expert and nothing is recorded."""
         if self.router is not None:
             return self.router(x, recorded)
         only = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)

@@ -1,9 +1,9 @@
-"""The policy: a transformer of Qwen3-MoE's or Qwen3's architecture, in plain torch.
+"""The policy: a transformer with the architecture of Qwen3-MoE or Qwen3, in plain torch.
 
-Forward and backward give the same bits on every run on the CPU at a fixed thread count; exact
-replay of training rests on that. Sequences are packed: `input_ids` is flat and `lengths` says
-where each piece ends, so no work goes into padding; sequences that begin alike may share the pieces
-of their beginning, so that no token is computed twice.
+On the CPU at a fixed thread count, forward and backward passes give the same bits in every run;
+exact replay of training depends on that. Sequences are packed: `input_ids` is flat and `lengths`
+says where each piece ends, so there is no padding. Sequences with a common prefix may share its
+pieces, so no token is computed twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,37 +27,37 @@ from penstock.actors.policy.layers import (
 from penstock.actors.policy.operations import TakeValue, rms_norm
 
 WHOLE_SCORES_MAX = 1 << 28
-"""On a GPU: elements of all heads' attention between all packed tokens, a gigabyte, up to which it
-is computed at once; beyond, piece by piece."""
+"""Largest number of attention scores (all heads, all pairs of packed tokens; one gigabyte) that a
+GPU computes in one call; beyond that, attention is computed piece by piece."""
 
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What one forward pass over T packed tokens gives."""
+    """Output of one forward pass over T packed tokens."""
 
     hidden: torch.Tensor
-    """[T, d] after the final norm; `Policy.logits` turns the rows that matter into logits."""
+    """Hidden states after the final norm, [T, d]; `Policy.logits` converts the rows needed."""
     routed_experts: torch.Tensor
-    """[T, L, K] int16: the experts each token went through, in slot order."""
+    """Experts of each token in slot order, int16 [T, L, K]."""
     flips: torch.Tensor
-    """[L] int64: how many recorded ids the router of each layer would not have chosen."""
+    """Number of replayed ids that the router of each layer would not have chosen, int64 [L]."""
     num_recorded: int
-    """Recorded ids, in all layers."""
+    """Number of replayed ids in all layers."""
     balance_loss: torch.Tensor
-    """0-dim: load balance, 1 when even (Switch Transformer, arXiv 2101.03961, equation 4); 0 in a
-    dense model."""
+    """Load-balancing loss, 1 when even, 0 in a dense model; scalar (Switch Transformer, arXiv
+    2101.03961, equation 4)."""
 
     @property
     def router_mismatch(self) -> float:
-        """The share of the recorded ids that the routers would not have chosen."""
+        """Fraction of the replayed ids that the routers would not have chosen."""
         return float(self.flips.sum()) / max(self.num_recorded, 1)
 
 
 class MtpHead(nn.Module):
-    """Predicts the token after next from a hidden state and the next token's embedding.
+    """Head that predicts the token after next from a hidden state and the next token's embedding.
 
     DeepSeek-V3's multi-token prediction (arXiv 2412.19437, section 2.2) without its transformer
-    block: norm both, project [2d] to [d], then the shared output head. Mid-training only.
+    block: normalize both, project [2d] to [d], then the shared output head. Mid-training only.
     """
 
     def __init__(self, config: PolicyConfig) -> None:
@@ -69,7 +69,7 @@ class MtpHead(nn.Module):
         self.projection = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
 
     def forward(self, hidden: torch.Tensor, next_embedding: torch.Tensor) -> torch.Tensor:
-        """[N, d] and [N, d] -> [N, d], to be put through `Policy.logits`."""
+        """Combine [N, d] and [N, d] to states [N, d], which are passed to `Policy.logits`."""
         left = rms_norm(hidden, self.hidden_norm, self.eps)
         right = rms_norm(next_embedding, self.embedding_norm, self.eps)
         mixed = F.linear(torch.cat((left, right), dim=-1), self.projection)
@@ -77,7 +77,7 @@ class MtpHead(nn.Module):
 
 
 class Policy(nn.Module):
-    """The language model that acts, and that RL improves.
+    """The language model that RL trains.
 
     Example:
         >>> policy = Policy(PolicyConfig(), seed=0)
@@ -88,14 +88,15 @@ class Policy(nn.Module):
     """
 
     cos: torch.Tensor
-    """[max_position_embeddings, D/2] rotary table."""
+    """Rotary cosines, [max_position_embeddings, D/2]."""
     sin: torch.Tensor
+    """Rotary sines, [max_position_embeddings, D/2]."""
 
     def __init__(self, config: PolicyConfig, seed: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.checkpoints_activations = False
-        """Whether the backward pass computes each layer again instead of keeping what it made."""
+        """Whether the backward pass recomputes each layer instead of storing its activations."""
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(
             TransformerLayer(config) for _ in range(config.num_hidden_layers)
@@ -113,20 +114,20 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; its inputs must be there."""
+        """Device of the policy, where its inputs must be as well."""
         return self.cos.device
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Take the weights of a seed."""
+        """Set the initial weights of a seed."""
         parameters = dict(self.named_parameters())
         for name, value in self.initial_weights(seed):
             parameters[name].copy_(value)
 
     def initial_weights(self, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of a seed, whole and one by one, by the names of the parameters.
+        """Yield the initial weights of a seed, one unsharded tensor at a time, by parameter name.
 
-        Norms are 1, all others drawn from N(0, 0.02), residual outputs scaled down by sqrt(2L).
+        Norms are 1; all others are drawn from N(0, 0.02), residual outputs scaled by 1/sqrt(2L).
         """
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
@@ -145,19 +146,20 @@ class Policy(nn.Module):
         parents: Sequence[int] | None = None,
         states: torch.Tensor | None = None,
     ) -> PolicyOutput:
-        """Run the packed tokens.
+        """Run a forward pass over packed tokens.
 
         Args:
-            input_ids: [T] int64, piece after piece.
-            lengths: tokens of each piece, summing to T.
-            routed_experts: [T, L, K] integer ids to replay; rows of `ROUTE_FREE` route freely.
-            parents: for each piece the earlier one that it continues, or -1 where it begins a
-                sequence; by default every piece is a whole sequence. `packing.py` makes them.
-            states: [L, T, d] what each layer gives in another implementation, to continue
-                with instead; `exact.py` makes them.
+            input_ids: Token ids of all pieces, int64 [T].
+            lengths: Number of tokens of each piece, summing to T.
+            routed_experts: Expert ids to replay, integers [T, L, K]; rows of `ROUTE_FREE` are
+                routed freely.
+            parents: Earlier piece that each piece continues, or -1 if it starts a sequence
+                (`packing.py`); by default every piece is a whole sequence.
+            states: Outputs of each layer in another implementation, [L, T, d], which replace this
+                one's (`exact.py`).
 
         Raises:
-            ValueError: lengths that do not fit, or routes of the wrong shape.
+            ValueError: The lengths or parents are invalid, or the routes have the wrong shape.
 
         """
         segments = self._segments(input_ids, tuple(lengths), parents)
@@ -167,6 +169,7 @@ class Policy(nn.Module):
         for index, layer in enumerate(self.layers):
             replay = None if recorded is None else recorded[:, index]
             x, routing = self._run(layer, x, segments, replay)
+            # The next layer gets the exact value, and gradients of this layer are taken at it.
             if states is not None:
                 x = TakeValue.apply(x, states[index])
             routes.append(routing.recorded.to(torch.int16))
@@ -188,11 +191,17 @@ class Policy(nn.Module):
         return checkpoint(layer, x, segments, replay, use_reentrant=False, preserve_rng_state=False)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, d] -> [N, vocab_size]."""
+        """Return logits [N, vocab_size] for hidden states [N, d]."""
         return F.linear(hidden, self.embedding if self.config.tie_word_embeddings else self.head)
 
     def mtp_hidden(self, hidden: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, d] and the next tokens [N] -> states that predict the ones after."""
+        """Return states [N, d] that predict the token after next.
+
+        Args:
+            hidden: Hidden states, [N, d].
+            next_ids: Ids of the next tokens, [N].
+
+        """
         return self.mtp(hidden, F.embedding(next_ids, self.embedding))
 
     def _segments(
@@ -200,14 +209,15 @@ class Policy(nn.Module):
     ) -> Segments:
         if input_ids.dim() != 1 or sum(lengths) != input_ids.numel() or min(lengths) < 1:
             raise ValueError(
-                f"lengths must be positive and sum to the {input_ids.numel()} packed input_ids"
+                f"lengths: expected positive numbers that sum to {input_ids.numel()}, the number "
+                f"of packed input_ids, got a sum of {sum(lengths)}"
             )
         ancestors = ancestors_of(len(lengths), parents)
         starts = [sum(lengths[i] for i in before) for before in ancestors]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         if max(ends) > self.config.max_position_embeddings:
             raise ValueError(
-                f"a sequence of {max(ends)} tokens exceeds max_position_embeddings "
+                f"input_ids: a sequence of {max(ends)} tokens exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}"
             )
         spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
@@ -237,20 +247,21 @@ class Policy(nn.Module):
         shape = (input_ids.numel(), config.num_hidden_layers, config.num_experts_per_tok)
         if tuple(routed_experts.shape) != shape:
             raise ValueError(
-                f"routed_experts must be {shape} (tokens, layers, slots), "
-                f"not {tuple(routed_experts.shape)}"
+                f"routed_experts: expected shape {shape} (tokens, layers, slots), "
+                f"got {tuple(routed_experts.shape)}"
             )
         if routed_experts.numel() and int(routed_experts.max()) >= config.num_experts:
-            raise ValueError(f"routed_experts must be below num_experts {config.num_experts}")
+            text = f"expected ids below num_experts, {config.num_experts}"
+            raise ValueError(f"routed_experts: {text}, got {int(routed_experts.max())}")
         return routed_experts.to(torch.int64)
 
 
 def ancestors_of(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
-    """Return the pieces that each piece continues, first to last."""
+    """Return the ancestors of each piece, first to last."""
     if parents is None:
         return ((),) * count
     if len(parents) != count or any(not -1 <= p < i for i, p in enumerate(parents)):
-        raise ValueError("parents must give each piece an earlier one, or -1")
+        raise ValueError(f"parents: expected an earlier piece or -1 for each of {count} pieces")
     chains: list[tuple[int, ...]] = []
     for parent in parents:
         chains.append(() if parent < 0 else (*chains[parent], parent))
@@ -258,7 +269,7 @@ def ancestors_of(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, 
 
 
 def _balance(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """E * sum over experts of (share of slots) * (mean score)."""
+    """Return E * sum over experts of (share of slots) * (mean score)."""
     num_experts = scores.shape[1]
     share = torch.bincount(ids.reshape(-1), minlength=num_experts) / max(ids.numel(), 1)
     return num_experts * (share * scores.mean(0)).sum()

@@ -1,4 +1,4 @@
-"""The policy as the compiled step takes it: packed weights, and dimensions."""
+"""Converts a policy to the packed weights and dimensions that the compiled step takes."""
 
 import numpy as np
 import torch
@@ -11,12 +11,12 @@ from penstock.kernels.decode.layout import DecodeShape, DecodeWeights, LayerWeig
 
 
 def has_wide_routes(config: PolicyConfig) -> bool:
-    """Return whether an expert's id takes more than a byte."""
+    """Return whether expert ids need more than one byte."""
     return config.num_experts > 256
 
 
 def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> DecodeShape:
-    """Return the dimensions of a policy over a cache of [rows, positions]."""
+    """Return the dimensions of a policy with a KV cache of [rows, positions]."""
     return DecodeShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -37,7 +37,7 @@ def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> Dec
 
 
 def pack_policy(policy: Policy) -> DecodeWeights:
-    """Lay a policy's weights out for the kernel: a copy."""
+    """Return a copy of a policy's weights in the kernel's layout."""
     head = policy.embedding if policy.config.tie_word_embeddings else policy.head
     return DecodeWeights(
         layers=[
@@ -70,5 +70,5 @@ def _rounded(weights: torch.Tensor, expert_format: str) -> np.ndarray:
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a copy: memory that numpy shares is never freed by FSDP."""
+    """Return a copy as a numpy array; FSDP could not free memory that numpy shares."""
     return tensor.detach().clone().numpy()

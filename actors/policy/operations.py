@@ -1,7 +1,7 @@
-"""The policy's operations that have a kernel: `kernels.ops` on CUDA, torch on a CPU.
+"""Operations of the policy that use `kernels.ops` on CUDA and torch on a CPU.
 
-Kernels are forward only, so the derivatives here are torch's formulas. What has no kernel in
-float32 (products, attention) is torch's on every device.
+The kernels only compute forward passes, so the derivatives here are written in torch. Operations
+without a float32 kernel (matmuls, attention) use torch on every device.
 """
 
 from typing import Any, NamedTuple
@@ -15,29 +15,29 @@ from penstock.kernels.reference.routing import replay_experts
 
 
 class Chosen(NamedTuple):
-    """Experts of T tokens: K each, of E."""
+    """Chosen experts of T tokens: K of E experts each."""
 
     ids: torch.Tensor
-    """[T, K] int64, in slot order."""
+    """Expert ids in slot order, int64 [T, K]."""
     weights: torch.Tensor
-    """[T, K], with a gradient to the logits."""
+    """Weights of the experts, [T, K], with a gradient to the logits."""
     scores: torch.Tensor
-    """[T, E]."""
+    """Router probabilities, [T, E]."""
     flips: torch.Tensor
-    """0-dim int64: how many recorded ids the router itself would not have chosen."""
+    """Number of replayed ids that the router itself would not have chosen, int64 scalar."""
 
 
 class TakeValue(torch.autograd.Function):
-    """The value of another implementation, with the gradient of this one."""
+    """Value of another implementation with the gradient of this one."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return `value`, of the shape of `own`."""
+        """Return a copy of `value` in the shape of `own`."""
         return value.view_as(own).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Hand the gradient to `own`."""
+        """Pass the gradient to `own`."""
         return grad_outputs[0], None
 
 
@@ -73,7 +73,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def has_kernels(tensor: torch.Tensor) -> bool:
-    """Whether the operations here run as kernels on this tensor."""
+    """Return whether operations on this tensor run as CUDA kernels."""
     return tensor.is_cuda
 
 
@@ -85,7 +85,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
+    """Return the log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
     if has_kernels(logits):
         return _TokenLogprobs.apply(logits, targets)
     return -F.cross_entropy(logits.float(), targets, reduction="none")
@@ -99,14 +99,15 @@ def choose_experts(
     recorded: torch.Tensor | None,
     plausible: float,
 ) -> Chosen:
-    """Choose experts by float32 logits [T, E], or replay recorded choices.
+    """Choose experts by router logits, or replay recorded choices.
 
     Args:
-        logits: of the router.
-        num_chosen: K.
-        normalize: whether the weights of a token's experts are scaled to sum to one.
-        recorded: integers [T, K], or None; rows that start with `ROUTE_FREE` are routed freely.
-        plausible: as `NumericsConfig` says.
+        logits: Router logits, float32 [T, E].
+        num_chosen: Number of experts per token, K.
+        normalize: Whether the weights of a token's experts are scaled to sum to one.
+        recorded: Expert ids to replay, integers [T, K], or None; rows that start with `ROUTE_FREE`
+            are routed freely.
+        plausible: Threshold for replayed experts, as in `NumericsConfig`.
 
     """
     scores = logits.softmax(-1)
@@ -135,9 +136,10 @@ def _weights(scores: torch.Tensor, ids: torch.Tensor, *, normalize: bool) -> tor
 
 
 def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum [T, K, d] weighted by [T, K] over K in slot order -> [T, d]; without a gradient."""
+    """Sum [T, K, d] weighted by [T, K] over K -> [T, d]; has no gradient."""
     if has_kernels(per_slot):
         return ops.moe_combine(per_slot, weights)
+    # In slot order, like the kernels: the order of a float sum decides its bits.
     total = per_slot[:, 0] * weights[:, 0:1]
     for slot in range(1, weights.shape[1]):
         total.addcmul_(per_slot[:, slot], weights[:, slot : slot + 1])
@@ -145,7 +147,7 @@ def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_mxfp8(values: torch.Tensor) -> torch.Tensor:
-    """Round float32 [..., M, K] along K to the values of MXFP8; without a gradient."""
+    """Round float32 [..., M, K] along K to the values of MXFP8; has no gradient."""
     if has_kernels(values):
         return ops.mxfp8_dequantize(ops.mxfp8_quantize_rows(values), torch.float32)
     rounded = values.clone(memory_format=torch.contiguous_format)

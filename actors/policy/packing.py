@@ -1,15 +1,15 @@
-"""Packing sequences so that what they share at the beginning is computed once.
+"""Packs sequences into a tree, so that common prefixes are computed once.
 
-The rollouts of a group start from one prompt, and often continue alike: the same file read, the
-same first call. As a tree of pieces,
+The rollouts of a group start from the same prompt and often continue in the same way: the same file
+read, the same first call. As a tree of pieces:
 
     system prompt ─┬─ task A, first turn ─┬─ rollout 0
                    │                      └─ rollout 1
                    └─ task B ─── ...
 
-a token's hidden state depends on its ancestors alone, so losses and gradients are those of the
-sequences apart, at the cost of the distinct tokens. Shared tokens must also share their recorded
-routes, so pieces part where routes do. Imports no torch.
+A token's hidden state depends only on its ancestors, so losses and gradients equal those of
+separate sequences, at the cost of the distinct tokens only. Shared tokens must also share their
+recorded routes, so the tree also branches where routes differ. Must not import torch.
 """
 
 import math
@@ -19,33 +19,33 @@ from dataclasses import dataclass
 import numpy as np
 
 _SHARED_TOKENS_MIN = 16
-"""A shorter shared piece is not worth an attention call of its own."""
+"""Minimum length of a shared piece; a shorter one is not worth a separate attention call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedTree:
-    """Sequences as pieces, for `Policy.forward`."""
+    """Sequences packed into T distinct tokens, for `Policy.forward`."""
 
     input_ids: np.ndarray
-    """[T] int64."""
+    """Token ids of all pieces, int64 [T]."""
     routed_experts: np.ndarray
-    """[T, L, K] int64."""
+    """Recorded experts of each token, int64 [T, L, K]."""
     lengths: list[int]
-    """Tokens of each piece."""
+    """Number of tokens of each piece."""
     parents: list[int]
-    """The piece that each piece continues, or -1."""
+    """Index of the piece that each piece continues, or -1."""
     places: list[np.ndarray]
-    """For each sequence, where in 0 .. T-1 its tokens are, [n] int64."""
+    """Indices in 0 .. T-1 of the n tokens of each sequence, int64 [n]."""
 
 
 def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> PackedTree:
-    """Lay sequences out so that common beginnings come once.
+    """Pack sequences so that each common prefix appears once.
 
-    The layout is a function of the arguments alone, their order included.
+    The layout depends only on the arguments and their order.
 
     Args:
-        token_ids: integers [n] of each sequence, n >= 1.
-        routes: recorded experts [n, L, K] of each; K is 0 in a dense model.
+        token_ids: Token ids of each sequence, integers [n] with n >= 1.
+        routes: Recorded experts of each sequence, [n, L, K]; K is 0 in a dense model.
 
     """
     keys = [_keys(ids, route) for ids, route in zip(token_ids, routes, strict=True)]
@@ -53,6 +53,8 @@ def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> 
     pieces: list[tuple[int, int, int]] = []
     parents: list[int] = []
     total = 0
+    # A stack instead of recursion: a tree may be as deep as an episode has turns. Reversed, so that
+    # pieces come in order of first appearance.
     branches = [(members, 0, -1) for members in reversed(_partition(keys, range(len(keys)), 0))]
     while branches:
         members, depth, parent = branches.pop()
@@ -78,7 +80,7 @@ def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> 
 
 
 def _keys(token_ids: np.ndarray, routes: np.ndarray) -> np.ndarray:
-    """Return [n, 1 + L*K]: what must agree for two tokens to be one."""
+    """Return the values that must be equal for two tokens to be shared, [n, 1 + L*K]."""
     columns = (
         token_ids.reshape(-1, 1),
         routes.reshape(len(token_ids), math.prod(routes.shape[1:])),
@@ -87,7 +89,7 @@ def _keys(token_ids: np.ndarray, routes: np.ndarray) -> np.ndarray:
 
 
 def _partition(keys: Sequence[np.ndarray], members: Sequence[int], depth: int) -> list[list[int]]:
-    """Group members by their token at `depth`, in order of first appearance."""
+    """Group sequences by their token at `depth`, in order of first appearance."""
     groups: dict[bytes, list[int]] = {}
     for member in members:
         groups.setdefault(keys[member][depth].tobytes(), []).append(member)
@@ -95,7 +97,7 @@ def _partition(keys: Sequence[np.ndarray], members: Sequence[int], depth: int) -
 
 
 def _common_end(keys: Sequence[np.ndarray], members: Sequence[int], depth: int) -> int:
-    """Return up to where all members agree, given that they do up to `depth`."""
+    """Return the end of the prefix that all members share, given that they agree up to `depth`."""
     first = keys[members[0]]
     end = len(first)
     for member in members[1:]:

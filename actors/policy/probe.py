@@ -1,12 +1,12 @@
-"""The probe: what a policy computes for a few fixed prompts, to compare engines with the trainer.
+"""The probe: results for a few fixed prompts, to verify that an engine computes like the trainer.
 
-The trainer publishes its values with every version; an engine that took the version in computes
-its own before it serves. Digests prove the weights that were written; the probe proves the ones
-that are computed with: packed copies, compiled kernels and quantized experts included.
+The trainer publishes its values with every version, and an engine computes its own before it serves
+that version. Digests verify the weights that were written. The probe verifies the weights that are
+used, including packed copies, compiled kernels and quantized experts.
 
-The value of a prompt is the log-probability of its likeliest next token, not of a fixed one: it is
-continuous in the weights where the choice of the token is not. Prompts are independent of each
-other, so an expert that rounding decides otherwise changes one value and no more.
+The value of a prompt is the log-probability of its most likely next token. Unlike the choice of the
+token, this value is continuous in the weights. Prompts are independent of each other, so an expert
+choice that rounding flips changes only one value.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ from penstock.messages.errors import CorruptDataError
 
 NUM_PROMPTS, NUM_TOKENS = 16, 8
 PROBE_TOLERANCE = 1e-3
-"""Largest difference of a value, in nats, that rounding explains."""
+"""Largest difference of a value, in nats, that rounding can explain."""
 NUM_DIFFERING_MAX = 2
-"""Prompts that may differ: near ties of a router fall one way here and another there."""
+"""Maximum prompts that may differ, since rounding may flip a near tie in a router."""
 
 
 def probe_prompts(vocab_size: int) -> np.ndarray:
-    """Return int32 [NUM_PROMPTS, NUM_TOKENS]: the same for every policy of this vocabulary."""
+    """Return the prompts for a vocabulary size, int32 [NUM_PROMPTS, NUM_TOKENS]."""
+    # A fixed seed: trainer and engines must use the same prompts.
     shape = (NUM_PROMPTS, NUM_TOKENS)
     return np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
 
@@ -39,20 +40,20 @@ def probe_policy(policy: Policy) -> list[float]:
 
 
 def greedy_logprobs(logits: torch.Tensor) -> list[float]:
-    """Return the log-probability of the likeliest token of each row [N, V]."""
+    """Return the log-probability of the most likely token of each row of [N, V]."""
     return torch.log_softmax(logits.float(), dim=-1).amax(dim=-1).tolist()
 
 
 def check_probe(
     found: Sequence[float], expected: Sequence[float], tolerance: float, policy_version: int
 ) -> None:
-    """Compare an engine's probe with the trainer's; without one there is nothing to compare.
+    """Compare an engine's probe values with the trainer's.
 
     Args:
-        found: The engine's values.
-        expected: The trainer's; empty where the publisher gave none.
-        tolerance: Largest difference, in nats, that counts as equal.
-        policy_version: Of the weights, for the error.
+        found: Values of the engine.
+        expected: Values of the trainer; if empty, nothing is compared.
+        tolerance: Largest difference that counts as equal, in nats.
+        policy_version: Version of the weights, for the error.
 
     Raises:
         CorruptDataError: More than `NUM_DIFFERING_MAX` values differ.
@@ -61,6 +62,7 @@ def check_probe(
     if not expected:
         return
     off = [abs(ours - theirs) for ours, theirs in zip(found, expected, strict=True)]
+    # `not <=` rather than `>`, so that NaN counts as different.
     num_differing = sum(not value <= tolerance for value in off)
     if num_differing > NUM_DIFFERING_MAX:
         raise CorruptDataError(

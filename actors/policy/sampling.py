@@ -1,4 +1,4 @@
-"""What a generator sampled: chunks joined into a turn."""
+"""Joins the chunks that a generator sampled into a turn."""
 
 from collections.abc import Sequence
 
@@ -15,45 +15,46 @@ from penstock.messages.task import Grammar, Sampling
 
 
 class BrokenTurnError(BusError):
-    """The replies ended before the turn did, or are not those of a generator."""
+    """The replies ended before the turn did, or are not valid replies of a generator."""
 
 
 class SampledTokens(msgspec.Struct, kw_only=True):
-    """What has been sampled of one turn so far.
-
-    Shapes: N tokens; `token_ids` [N], `logprobs` [N] (behavior logprobs).
-    """
+    """The N tokens sampled for one turn so far."""
 
     token_ids: list[int] = []
+    """Sampled ids, [N]."""
     logprobs: list[float] = []
+    """Behavior logprobs, [N]."""
     version_spans: list[VersionSpan] = []
     route_segments: list[bytes] = []
     support: list[bytes] = []
-    """Sealed (`kernels.support`), chunk by chunk; empty where nothing is left out."""
+    """Serialized supports (`kernels.support`) of each chunk; empty if all tokens could be drawn."""
     forced: list[tuple[int, int]] = []
-    """Spans of tokens that were the only one allowed."""
+    """Spans of tokens that were the only one allowed, as [start, end)."""
     top: list[list[tuple[int, float]]] = []
-    """[N]: ids and logprobs of the likeliest tokens, where they were asked for."""
+    """Ids and logprobs of the most likely tokens at each position, [N], if requested."""
     arithmetic: str = ""
     stop_reason: StopReason | None = None
     replica: str = ""
 
     @property
     def min_policy_version(self) -> int:
-        """The oldest version that drew a token; -1 before the first token."""
+        """Oldest version that sampled a token; -1 before the first token."""
         return min((span.policy_version for span in self.version_spans), default=-1)
 
     def add(self, chunk: TokensSampled) -> list[int]:
-        """Append a chunk; return its token ids.
+        """Append a chunk and return its token ids.
 
         Raises:
-            BrokenTurnError: Not one logprob per token.
+            BrokenTurnError: The chunk does not have one logprob per token.
 
         """
         ids: list[int] = from_array(chunk.token_ids).tolist()
         logprobs: list[float] = from_array(chunk.behavior_logprobs).tolist()
         if len(ids) != len(logprobs):
-            raise BrokenTurnError(f"{len(ids)} tokens with {len(logprobs)} logprobs")
+            raise BrokenTurnError(
+                f"expected {len(ids)} logprobs for as many tokens, got {len(logprobs)}"
+            )
         self._extend_forced(chunk.forced)
         self.token_ids += ids
         self.logprobs += logprobs
@@ -71,10 +72,11 @@ class SampledTokens(msgspec.Struct, kw_only=True):
         return ids
 
     def _extend_forced(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Append a chunk's spans; call before its tokens are added."""
+        """Append the spans of a chunk; call this before adding its tokens."""
         offset = len(self.token_ids)
         for start, end in spans:
             first = offset + start
+            # A span that continues in the next chunk stays one span.
             if self.forced and self.forced[-1][1] == first:
                 first = self.forced.pop()[0]
             self.forced.append((first, offset + end))
@@ -87,9 +89,9 @@ class SampledTokens(msgspec.Struct, kw_only=True):
 
 
 def recorded(sampling: Sampling) -> Sampling:
-    """Return what the log keeps of a turn's settings: all but a grammar's text.
+    """Return a turn's settings for the log, with the grammar's text replaced by its digest.
 
-    What the grammar allowed is in the turn's support, token by token; its text is the user's.
+    The turn's support has what the grammar allowed at each token, and the text may be private.
     """
     grammar = sampling.grammar
     if grammar is None or not grammar.text:
@@ -99,10 +101,10 @@ def recorded(sampling: Sampling) -> Sampling:
 
 
 def with_exploration(sampling: Sampling, temperature: float) -> Sampling:
-    """Return a greedy request's settings at another temperature.
+    """Return a greedy request's settings with another temperature.
 
-    For keys whose owner lets the gateway do so: many agents always send temperature 0, and a turn
-    drawn at 0 is never trained.
+    Only for API keys whose owner allows it: many agents always send temperature 0, and turns
+    sampled at 0 cannot be trained on.
     """
     return msgspec.structs.replace(sampling, temperature=temperature)
 
@@ -114,7 +116,16 @@ def make_turn(
     tools: OfferedTools,
     sampling: Sampling,
 ) -> Turn:
-    """Parse what was sampled after `context_ids` by `sampling` into a turn of a token or more."""
+    """Parse sampled tokens into a turn.
+
+    Args:
+        chat: Chat format of the policy.
+        context_ids: All ids before the turn.
+        sampled: Sampled tokens, at least one.
+        tools: Tools that the assistant may call.
+        sampling: Settings with which the tokens were sampled.
+
+    """
     assert sampled.token_ids, "a request without a token has no turn"
     parsed = chat.parse_turn(sampled.token_ids, context_ids, tools)
     is_parsed = not isinstance(parsed, ParseFailure)

@@ -1,4 +1,4 @@
-"""Bounds of every sampling setting: what an engine takes, and a trainer can compute again."""
+"""Bounds of the sampling settings that engines accept and trainers can reproduce."""
 
 import math
 
@@ -19,13 +19,14 @@ _BIAS_MAX = 100.0
 
 
 def fault_of(sampling: Sampling, vocab_size: int) -> str:
-    """Return which setting is out of its bounds, what was expected, and what was given; or ""."""
+    """Return an error text for the first setting that is out of bounds, or ""."""
     temperature = sampling.temperature
     if temperature != 0.0 and not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
         text = f"0, or a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}"
         return f"temperature: expected {text}, got {temperature:g}"
     for name, (least, most) in _BOUNDS.items():
         value = getattr(sampling, name)
+        # `not` in front, so that NaN is refused.
         if not least <= value <= most:
             return f"{name}: expected a number from {least:g} to {most:g}, got {value:g}"
     for token_id, value in sampling.logit_bias.items():
@@ -36,5 +37,5 @@ def fault_of(sampling: Sampling, vocab_size: int) -> str:
             return f"logit_bias[{token_id}]: expected {text}"
     prefix_ids = sampling.grammar.prefix_ids if sampling.grammar else ()
     if any(not 0 <= token_id < vocab_size for token_id in prefix_ids):
-        return f"grammar.prefix_ids: expected ids from 0 to {vocab_size - 1}"
+        return f"grammar.prefix_ids: expected token ids from 0 to {vocab_size - 1}"
     return ""

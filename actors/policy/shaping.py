@@ -1,16 +1,16 @@
-"""The distribution that a turn's tokens are drawn from: one arithmetic for sampler and trainer.
+"""The distribution from which a turn's tokens are drawn, computed alike in sampler and trainer.
 
     logits ─ bias ─ penalties ─▶ grammar ─ 1/T ─ top-k ─ top-p ─ min-p ─▶ renormalized ─▶ a token
              `shifted`           └──────────── `cut_support` ────────┘
 
-A trainer repeats `shifted` at its own weights, takes the recorded support in place of computing it,
-and divides by T: log pi(a | S) = z_a / T - logsumexp over b in S of z_b / T. So the ratio to the
-sampler is one of two distributions over the same tokens; a support computed at the trainer's
-weights could lack the very token that was drawn. This is how DeepSeek-V3.2 trains what was sampled
-with top-p ("Keep Sampling Mask", arXiv 2512.02556, section 3.1). Gradients flow through all of it;
-a token outside S gets none, and a token that was the only one allowed gives none.
+The trainer repeats `shifted` with its own weights, uses the recorded support S instead of computing
+one, and divides by T: log pi(a | S) = z_a / T - logsumexp over b in S of z_b / T. So the ratio to
+the sampler compares two distributions over the same tokens; a support computed with the trainer's
+weights might not even contain the token that was drawn. DeepSeek-V3.2 trains on top-p samples in
+this way ("Keep Sampling Mask", arXiv 2512.02556, section 3.1). Gradients flow through the whole
+computation, except to tokens outside S; a position with only one allowed token has no gradient.
 
-Every operation is elementwise in float32, so that a row comes out as the same bits in any batch.
+Every operation is elementwise in float32, so a row has the same bits in any batch.
 """
 
 import math
@@ -24,26 +24,23 @@ from penstock.messages.task import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWindow:
-    """The tokens that penalties look at.
-
-    Shapes: n positions, V tokens of the vocabulary.
-    """
+    """Token counts for penalties, at n positions of a turn with vocabulary size V."""
 
     in_context: torch.Tensor
-    """bool [V]: before the turn."""
+    """Whether each token occurs before the turn, bool [V]."""
     counts: torch.Tensor
-    """float32 [n, V]: how often the turn has each token before each position."""
+    """Occurrences of each token in the turn before each position, float32 [n, V]."""
 
     @classmethod
     def of_turn(
         cls, context_ids: torch.Tensor, token_ids: torch.Tensor, vocab_size: int
     ) -> "TokenWindow":
-        """Make the windows of all positions of a turn.
+        """Return the counts at all positions of a turn.
 
         Args:
-            context_ids: int64 [P]: all that came before the turn.
-            token_ids: int64 [n]: the turn; each position sees those before it.
-            vocab_size: V.
+            context_ids: All ids before the turn, int64 [P].
+            token_ids: Ids of the turn, int64 [n].
+            vocab_size: Vocabulary size, V.
 
         """
         counts = torch.zeros(len(token_ids), vocab_size)
@@ -55,12 +52,12 @@ class TokenWindow:
         )
 
     def rows(self, at: torch.Tensor, device: torch.device) -> "TokenWindow":
-        """Return those of some positions, int64 [m], on a device."""
+        """Return the counts at positions `at`, int64 [m], on a device."""
         return TokenWindow(in_context=self.in_context.to(device), counts=self.counts[at].to(device))
 
 
 def bias_vector(sampling: Sampling, vocab_size: int) -> torch.Tensor:
-    """Return float32 [V]: what `logit_bias` adds."""
+    """Return the vector that `logit_bias` adds to the logits, float32 [V]."""
     vector = torch.zeros(vocab_size)
     for token_id, value in sampling.logit_bias.items():
         vector[token_id] = value
@@ -68,12 +65,12 @@ def bias_vector(sampling: Sampling, vocab_size: int) -> torch.Tensor:
 
 
 def shifted(logits: torch.Tensor, sampling: Sampling, window: TokenWindow | None) -> torch.Tensor:
-    """Return logits [n, V] after bias and penalties; with a gradient.
+    """Return logits [n, V] after bias and penalties; differentiable.
 
     Args:
-        logits: [n, V] float32.
-        sampling: of the turn.
-        window: of the same positions; None where `sampling.is_penalized` is not.
+        logits: Logits at n positions, float32 [n, V].
+        sampling: Settings of the turn.
+        window: Token counts at the same positions; None unless `sampling.is_penalized`.
 
     """
     if sampling.logit_bias:
@@ -92,17 +89,18 @@ def shifted(logits: torch.Tensor, sampling: Sampling, window: TokenWindow | None
 
 
 def cut_support(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return bool [V]: the tokens that top-k, top-p and min-p leave of a row; at least one.
+    """Return the tokens that remain after top-k, top-p and min-p, as bool [V]; at least one.
 
     Args:
-        logits: [V] float32 after `shifted`, -inf where a grammar allows no token.
-        sampling: of the turn; greedy ones cut nothing.
+        logits: Logits after `shifted`, float32 [V]; -inf for tokens that a grammar forbids.
+        sampling: Settings of the turn; greedy settings remove nothing.
 
     """
     is_left = logits > -torch.inf
     if sampling.is_greedy:
         return is_left
     if sampling.top_k > 0 or sampling.top_p < 1.0:
+        # Stable: ties are broken by token id, so that the support does not depend on the sort.
         ordered, order = torch.sort(
             logits * (1.0 / sampling.temperature), descending=True, stable=True
         )
@@ -110,6 +108,7 @@ def cut_support(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
             ordered[sampling.top_k :] = -torch.inf
         keeps = ordered > -torch.inf
         if sampling.top_p < 1.0:
+            # A token stays if the mass before it is below top_p, so the one that crosses it stays.
             mass = ordered.softmax(-1)
             keeps &= mass.cumsum(-1) - mass < sampling.top_p
         keeps[0] = True
@@ -121,7 +120,7 @@ def cut_support(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
-    """Return logits [n, V] divided by each row's temperature, float64 [n] > 0."""
+    """Return logits [n, V] divided by the temperature of each row, float64 [n] > 0."""
     if (temperatures == 1.0).all():
         return logits
     factors = torch.from_numpy((1.0 / temperatures).astype(np.float32)).to(logits.device)

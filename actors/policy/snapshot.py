@@ -1,4 +1,4 @@
-"""How the trainer hands over a new policy version for publication."""
+"""Interfaces through which the trainer publishes a new policy version."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -9,32 +9,32 @@ from penstock.kernels.element_types import ELEMENT_TYPES
 from penstock.messages.weights import UploadWeights, WeightsPublished
 
 Snapshot = dict[str, np.ndarray]
-"""Tensor name -> array; bfloat16 travels as uint16 bit patterns of the same shape, what else numpy
-has no dtype for as `FP8_E4M3` or `E8M0`."""
+"""Arrays by tensor name. Dtypes that numpy lacks are stored as bit patterns of the same shape:
+bfloat16 as uint16, others as `FP8_E4M3` or `E8M0`."""
 FP8_E4M3 = ELEMENT_TYPES["F8_E4M3"].storage
-"""Bit patterns of float8_e4m3fn: `array.view(FP8_E4M3)`."""
+"""Storage dtype of float8_e4m3fn bit patterns: `array.view(FP8_E4M3)`."""
 E8M0 = ELEMENT_TYPES["F8_E8M0"].storage
-"""Powers of two, biased by 127: the scales of MXFP8's blocks."""
+"""Storage dtype of MXFP8 block scales: powers of two with a bias of 127."""
 
 
 class TensorRun(NamedTuple):
-    """A run of one published tensor, and its values."""
+    """Consecutive values of one published tensor."""
 
     name: str
-    """Of the tensor."""
+    """Name of the tensor."""
     start: int
-    """Of the run's first element in the flattened tensor."""
+    """Index of the first value in the flattened tensor."""
     values: np.ndarray
-    """[N] bit patterns, as in a `Snapshot`."""
+    """Bit patterns of the values, as in a `Snapshot`, [N]."""
 
 
 class ShardUploader(Protocol):
-    """A rank's part in publishing versions that several ranks hold together."""
+    """One rank's part in publishing a version that several ranks hold in shards."""
 
     async def upload(self, message: UploadWeights, runs: Sequence[TensorRun]) -> None:
-        """Upload this rank's runs of a version, then verify a share of what all ranks uploaded.
+        """Upload this rank's runs of a version, then verify a share of all ranks' uploads.
 
-        All ranks' runs together are every element of every tensor once.
+        The runs of all ranks together cover every element of every tensor exactly once.
         """
         ...
 
@@ -58,7 +58,7 @@ PublishShards = Callable[[ShardedVersion], Awaitable[WeightsPublished]]
 
 
 class SnapshotPublisher(Protocol):
-    """Makes the full snapshot or delta, stores its objects, and returns the manifest to publish."""
+    """Publisher that stores a version as a full snapshot or a delta."""
 
     async def prepare(
         self,
@@ -69,11 +69,17 @@ class SnapshotPublisher(Protocol):
         config_json: str,
         probe: Sequence[float] = (),
     ) -> WeightsPublished:
-        """Store the objects of one version; the caller publishes the manifest as its effect.
-
-        `probe` is what the trainer computes with it (`actors/policy/probe.py`).
+        """Store the objects of one version and return its manifest, which the caller publishes.
 
         Idempotent: preparing a version again stores the same objects and returns an equal manifest.
-        The first call after a start may come at any version: the base is read back from the store.
+        The first call after a start may be for any version: the base is read from the store.
+
+        Args:
+            policy_version: Version to store.
+            snapshot: All tensors of the version.
+            optimizer_step: Optimizer step that produced the version.
+            config_json: Content of the version's config.json.
+            probe: Probe values that the trainer computed with it (`actors/policy/probe.py`).
+
         """
         ...

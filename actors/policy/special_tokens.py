@@ -1,12 +1,12 @@
-"""The special tokens of the chat format: only the format writes them.
+"""Special tokens of the built-in chat format; only the format itself can write them.
 
-Tools and arguments that the built-in harness uses have special tokens of their own, so that a small
-model names them with one token; any other name is spelled between generic ones.
+Tools and arguments of the built-in harness have dedicated special tokens, so that a small model can
+name them with a single token. Any other name is spelled out between generic tokens.
 """
 
 PAD = "<|pad|>"
 END = "<|end|>"
-"""Ends every message, the assistant's too: the stop token of sampling."""
+"""End of every message, including the assistant's; the stop token of sampling."""
 SYSTEM = "<|system|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
@@ -15,7 +15,8 @@ TOOL = "<|tool|>"
 CALL_OPEN = '<call name="'
 ARGUMENT_OPEN = '<arg name="'
 NAME_CLOSE = '"|>'
-"""Not `">`, which ordinary code holds: other systems parse special tokens in any text."""
+"""End of a spelled-out name. Not `">`, which is common in code, because other systems recognize
+special tokens in any text."""
 CALL_CLOSE = "</call>"
 ARGUMENT_CLOSE = "</arg>"
 
@@ -60,7 +61,7 @@ STRUCTURE_TOKENS = (
     CALL_CLOSE,
     ARGUMENT_CLOSE,
 )
-"""What the format cannot do without."""
+"""Special tokens that the format requires."""
 ALL_SPECIAL_TOKENS = (
     PAD,
     *STRUCTURE_TOKENS,

@@ -1,12 +1,12 @@
-"""Summaries: how a conversation that nears its window goes on in a new context.
+"""Summaries, with which a conversation that nears its context window continues in a new context.
 
 ```
  segment 1   system, tools │ task │ turn │ ... │ results, request │ summary turn: scratch space,
                                                                     "Summary:", what to keep
  segment 2   system, tools │ task, "Summary 1:", what was kept │ turn │ ...
 ```
-Only what follows the mark is carried over; what comes before it is scratch space. Rollout workers
-and gateways use the same words. Source: self-summary of Composer 2; arXiv 2607.05378.
+Only the text after the mark is kept; the text before it is scratch space. Rollout workers and
+gateways use the same wording. Source: self-summary of Composer 2; arXiv 2607.05378.
 """
 
 from enum import StrEnum
@@ -18,61 +18,62 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import PositiveInt
 
 MARK = "Summary:"
-"""Begins the line from which on a summary is carried over."""
+"""Start of the line with which the kept part of a summary begins."""
 
 
 class SummaryMode(StrEnum):
-    """What becomes of summaries."""
+    """Use of summaries."""
 
     TRAINED = "trained"
     MASKED = "masked"
-    """Sampled and read, and not trained."""
+    """Summaries are sampled and used, but not trained on."""
     NONE = "none"
-    """None is asked for: the next segment begins with the task alone."""
+    """No summaries are requested: the next segment begins with only the task."""
 
 
 class SummaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When and how a summary is asked for, where a task's limits allow several segments."""
+    """When and how summaries are requested, for tasks whose limits allow several segments."""
 
     mode: SummaryMode = SummaryMode.TRAINED
+    """Whether summaries are trained on, masked, or not requested at all."""
     trigger: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.6
-    """Share of the window: once a context fills it so far, a summary is asked for."""
+    """Fraction of the context window that must be filled before a summary is requested."""
     num_tokens_max: PositiveInt = 256
-    """Of a summary, scratch space included."""
+    """Maximum tokens of a summary, including scratch space."""
     request: str = (
         "Your context is nearly full and will be cleared. Think first. Then write a line that "
         f"begins with {MARK} and after it, briefly, all that you found out and did, and what is "
         "left to do."
     )
-    """What asks for it, as a user's message."""
+    """User message that requests a summary."""
 
     def __post_init__(self) -> None:
         """Check the request.
 
         Raises:
-            ConfigError: It is empty.
+            ConfigError: The request is empty.
 
         """
         if not self.request.strip():
-            raise ConfigError("rollout_worker.summary.request: expected words, got none")
+            raise ConfigError("rollout_worker.summary.request: expected a text, got an empty one")
 
     @property
     def is_asked(self) -> bool:
-        """Whether summaries are asked for at all."""
+        """Whether summaries are requested at all."""
         return self.mode is not SummaryMode.NONE
 
     def is_due(self, num_tokens: int, window: int) -> bool:
-        """Return whether a context of so many tokens is to be closed."""
+        """Return whether a context of `num_tokens` is full enough for a summary."""
         return num_tokens >= self.trigger * window
 
 
 def restarted(task: str, summary: str, count: int) -> str:
-    """Return the message that a segment begins with.
+    """Return the first message of a segment.
 
     Args:
-        task: As the first segment's.
-        summary: What is carried over; empty without one.
-        count: Summaries so far, this one included.
+        task: First message of the first segment.
+        summary: Text kept from the previous segment; empty if there is none.
+        count: Number of summaries so far, including this one.
 
     """
     return f"{task}\n\nSummary {count}:\n{summary}" if summary else task

@@ -1,10 +1,10 @@
-"""Byte-level BPE: trained here, with the special tokens of `chat/builtin.py`, or a model's own.
+"""Byte-level BPE tokenizers, trained here or taken from a published model.
 
-Pieces of a tokenizer trained here never cross a line break, and every digit and operator is a piece
-of its own, so that an edit to code changes few tokens. Any bytes round-trip. Text never encodes to
-a special token: what looks like `<|end|>` in a file or in a user's message stays plain characters,
-so that only the chat format itself can write special tokens. A model's own added tokens, like
-`<tool_call>`, are special here whether its `tokenizer.json` calls them so or not.
+In a tokenizer trained here, pieces never cross a line break, and every digit and operator is a
+separate piece, so that an edit to code changes few tokens. Any bytes round-trip. Text never encodes
+to a special token: what looks like `<|end|>` in a file or a user's message stays plain characters,
+so only the chat format itself can write special tokens. A published model's added tokens, like
+`<tool_call>`, are treated as special whether or not its `tokenizer.json` marks them as such.
 """
 
 import json
@@ -30,7 +30,7 @@ _PIECES = (
 )
 _NUM_IDS_MAX = 1 << 22
 NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
-"""What an id without a token decodes to: a model may have more ids than its tokenizer."""
+"""Bytes that an id without a token decodes to; a model may have more ids than its tokenizer."""
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
 
 
@@ -45,12 +45,13 @@ class Tokenizer:
     """
 
     def __init__(self, bpe: BpeTokenizer) -> None:
-        """Wrap a BPE.
+        """Wrap a BPE tokenizer.
 
         Raises:
-            ValueError: It is not one of bytes, or its vocabulary lacks one.
+            ValueError: It is not byte-level, or its vocabulary lacks a byte.
 
         """
+        # Despite its name, this makes special tokens in a text encode as plain characters.
         bpe.encode_special_tokens = True
         bpe.no_truncation()
         bpe.no_padding()
@@ -71,16 +72,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special tokens included: the largest id and one."""
+        """Number of token ids, including special tokens: the largest id plus one."""
         return len(self._bytes)
 
     @property
     def token_bytes_max(self) -> int:
-        """Bytes of the longest token: a text of N bytes has at least N / token_bytes_max tokens."""
+        """Length of the longest token in bytes; N bytes need N / token_bytes_max tokens or more."""
         return max(map(len, self._bytes))
 
     def encode(self, text: str | bytes) -> list[int]:
         """Encode to plain tokens, never special ones."""
+        # Bytes that are not UTF-8 become lone surrogates, which are encoded as single bytes below.
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         if text.isascii() or not _ESCAPED_BYTE.search(text):
@@ -94,63 +96,65 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Decode exactly; special tokens give their literal text, ids without a token U+FFFD."""
+        """Decode to the exact bytes; special tokens give their text, ids without a token U+FFFD."""
         return b"".join(self.bytes_of(index) for index in ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode to text; bytes that are no UTF-8 become U+FFFD."""
+        """Decode to text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def special_id(self, name: str) -> int:
-        """Return the token id of a special token of the chat format.
+        """Return the id of a special token.
 
         Raises:
-            KeyError: this tokenizer has no such special token.
+            KeyError: This tokenizer has no such special token.
 
         """
         return self._special_ids[name]
 
     def has_special(self, name: str) -> bool:
-        """Return whether there is such a special token."""
+        """Return whether the tokenizer has this special token."""
         return name in self._special_ids
 
     def special_of(self, token_id: int) -> str | None:
-        """Return the special token of an id, or None if it is plain."""
+        """Return the name of a special token by id, or None if the token is plain."""
         return self._special_names.get(token_id)
 
     @property
     def special_names(self) -> Collection[str]:
-        """All special tokens."""
+        """Names of all special tokens."""
         return self._special_ids.keys()
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of one id; U+FFFD's where it has no token."""
+        """Return the bytes of one id, or those of U+FFFD if it has no token."""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else NO_TOKEN
 
     def to_json(self) -> str:
-        """Return the text of a `tokenizer.json`, as transformers reads it."""
+        """Return the content of a `tokenizer.json` that transformers can read."""
         return self._bpe.to_str(pretty=True)
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "Tokenizer":
-        """Read a `tokenizer.json`.
+        """Create a tokenizer from the content of a `tokenizer.json`.
 
         Raises:
-            CodecError: It is not one of a byte-level BPE; names `source`.
+            CodecError: It is not a byte-level BPE tokenizer; the text names `source`.
 
         """
         try:
             return cls(BpeTokenizer.from_str(_all_special(text)))
-        except Exception as error:  # the library raises bare Exception on any bad file
+        # The library raises a bare Exception for any bad file.
+        except Exception as error:
             raise CodecError(f"{source}: not a byte-level tokenizer: {error!r}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
-    """Learn merges from texts; the same texts in the same order give the same tokenizer.
+    """Train a tokenizer; the same texts in the same order give the same result.
 
     Args:
-        texts: plain text (code, instructions, tool output); special tokens are added by themselves.
-        vocab_size: at least 256 bytes plus the special tokens.
+        texts: Plain texts (code, instructions, tool output) without special tokens, which are
+            added to the vocabulary automatically.
+        vocab_size: Number of ids, at least 256 plus the number of special tokens.
 
     Raises:
         ValueError: `vocab_size` leaves no room for the bytes and special tokens.
@@ -158,7 +162,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     """
     smallest = 256 + len(ALL_SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest}, not {vocab_size}")
+        raise ValueError(f"vocab_size: expected at least {smallest}, got {vocab_size}")
     bpe = BpeTokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -175,7 +179,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
 
 
 def _all_special(text: str) -> str:
-    """Return a `tokenizer.json` whose added tokens are all special: no text encodes to one."""
+    """Mark all added tokens of a `tokenizer.json` as special, so that no text encodes to one."""
     table = json.loads(text)
     added = table.get("added_tokens") or []
     if all(token.get("special") for token in added):
@@ -184,9 +188,10 @@ def _all_special(text: str) -> str:
 
 
 def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
-    """Return the bytes of every token id: byte-level BPE undone, special tokens as text."""
+    """Return the bytes of every token id, with special tokens as their text."""
     byte_of = _byte_alphabet()
     vocabulary = bpe.get_vocab()
+    # Checked first: one huge id in a malicious file would allocate a huge table.
     num_ids = max(vocabulary.values(), default=-1) + 1
     if num_ids > _NUM_IDS_MAX:
         raise ValueError(f"token ids go up to {num_ids - 1}, expected at most {_NUM_IDS_MAX - 1}")
@@ -198,14 +203,14 @@ def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
         elif all(character in byte_of for character in token):
             table[index] = bytes(byte_of[character] for character in token)
         else:
-            raise ValueError(f"not a byte-level BPE: its vocabulary has {token!r}")
+            raise ValueError(f"not a byte-level BPE: the vocabulary contains {token!r}")
     return table
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of the byte-level alphabet stands for.
+    """Return the byte that each character of the byte-level alphabet represents.
 
-    Printable Latin-1 characters stand for themselves; the rest follow from U+0100 on, in order.
+    Printable Latin-1 characters represent themselves; all other bytes follow in order from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

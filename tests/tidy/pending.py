@@ -16,14 +16,6 @@ UNEXPLAINED: frozenset[str] = frozenset(
 )
 VAGUE: frozenset[str] = frozenset(
     {
-        "actors/feedback/sessions.py",
-        "actors/judge/rubric/config.py",
-        "actors/judge/rubric/question.py",
-        "actors/pacer/curriculum.py",
-        "actors/policy/layers.py",
-        "actors/policy/snapshot.py",
-        "actors/policy/summaries.py",
-        "actors/sandbox_host/config.py",
         "actors/trainer/counterfactual/what_if.py",
         "actors/trainer/engines/protocol.py",
         "actors/trainer/midtraining/saves.py",

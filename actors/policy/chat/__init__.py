@@ -1,6 +1,7 @@
-"""Chat formats: messages to token ids, sampled ids to calls.
+"""Chat formats: render messages to token ids and parse sampled ids to tool calls.
 
-`format.py` is what rollout workers, the gateway and fine-tuning know of a format; `builtin.py` is
-the one that policies trained here from nothing have, `renderers.py` those of published models.
-To add one: a class that meets `ChatFormat`, and its line in `open.py`.
+`format.py` defines the interface that rollout workers, the gateway and fine-tuning use.
+`builtin.py` is the format of policies trained from scratch here, `renderers.py` has the formats of
+published models. To add a format, write a class that implements `ChatFormat` and add a line to
+`open.py`.
 """

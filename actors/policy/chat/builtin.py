@@ -1,11 +1,12 @@
-"""The format of policies that are trained here from nothing.
+"""The chat format of policies that are trained from scratch here.
 
-A conversation is a row of messages, each `<|role|> text <|end|>`. An assistant's turn is text,
-then any number of calls:
+A conversation is a sequence of messages, each `<|role|> text <|end|>`. The assistant's turn is text
+followed by any number of calls:
 
     <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
 
-All structure is special tokens (`policy/special_tokens.py`), one id each: nothing is escaped.
+All markup consists of special tokens (`policy/special_tokens.py`) with one id each, so text needs
+no escaping.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ _NO_TOOLS = OfferedTools()
 
 
 class PenstockChat:
-    """The format over one tokenizer.
+    """The built-in format with one tokenizer.
 
     Raises:
         ConfigError: The tokenizer lacks a token of the format; the text names it.
@@ -58,13 +59,14 @@ class PenstockChat:
         tools: OfferedTools = _NO_TOOLS,
         sampled: Mapping[int, Sequence[int]] | None = None,
     ) -> list[int]:
-        """Render a conversation and the token after which the assistant's next turn is sampled."""
+        """Render a conversation and the token that opens the assistant's next turn."""
         ids: list[int] = []
         if tools.words:
             ids.append(self.tokenizer.special_id(special_tokens.SYSTEM))
             ids += self.render_turn(tools.words)
         for index, message in enumerate(messages):
             ids.append(self.tokenizer.special_id(_ROLE_TOKENS[message.role]))
+            # Sampled ids as they are: rendering the text again may give other tokens.
             known = (sampled or {}).get(index)
             ids += known or self.render_turn(message.content, message.calls)
         ids.append(self.tokenizer.special_id(special_tokens.ASSISTANT))
@@ -73,7 +75,7 @@ class PenstockChat:
     def render_turn(
         self, text: str, calls: Sequence[ToolCall] = (), tools: OfferedTools = _NO_TOOLS
     ) -> list[int]:
-        """Render the body of a message with its end token."""
+        """Render the body of a message, including the end token."""
         ids = self.tokenizer.encode(text) if text else []
         for call in calls:
             ids += self._render_call(call)
@@ -88,14 +90,14 @@ class PenstockChat:
         tools: OfferedTools = _NO_TOOLS,
         request: str = "",
     ) -> list[int]:
-        """Render one message for each result, and one for the request."""
+        """Render one message per result, and one for the user's request if there is one."""
         messages = [ChatMessage(role=Role.TOOL, content=text) for _, text in results]
         if request:
             messages.append(ChatMessage(role=Role.USER, content=request))
         return self.render_prompt(messages)
 
     def read_messages(self, context_ids: Sequence[int]) -> list[ChatMessage] | None:
-        """Return the messages that a context of text alone was rendered from, else None."""
+        """Return the messages that a text-only context was rendered from; None if it is not one."""
         roles = {self.tokenizer.special_id(token): role for role, token in _ROLE_TOKENS.items()}
         messages: list[ChatMessage] = []
         ids = list(context_ids)
@@ -107,9 +109,9 @@ class PenstockChat:
         return messages if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
 
     def read_prompt(self, ids: Sequence[int]) -> list[ChatMessage] | None:
-        """Return the conversation that ids render up to an assistant's turn; None if there is none.
+        """Return the conversation that was rendered to a prompt; None if the ids are not a prompt.
 
-        What the policy sampled may be spelled in other tokens than `render_prompt` gives.
+        Sampled turns may use other tokens for the same text than `render_prompt` would.
         """
         roles = {self.tokenizer.special_id(token): role for role, token in _ROLE_TOKENS.items()}
         left = list(ids)
@@ -120,6 +122,7 @@ class PenstockChat:
                 return None
             end = left.index(self.end_id) + 1
             message = self.read_turn(left[1:end]) if role is Role.ASSISTANT else None
+            # A turn that does not parse is kept as plain text.
             if message is None:
                 text = self.tokenizer.decode(left[1 : end - 1])
                 message = ChatMessage(role=role, content=text)
@@ -136,7 +139,7 @@ class PenstockChat:
         return ChatMessage(role=Role.ASSISTANT, content=parsed.text, calls=parsed.calls)
 
     def read_reply(self, ids: Sequence[int]) -> list[ChatMessage] | None:
-        """Return a turn, or several with what came between them; None if one does not parse."""
+        """Return one or more turns and the messages between them; None if a turn does not parse."""
         opening = self.tokenizer.special_id(special_tokens.ASSISTANT)
         messages: list[ChatMessage] = []
         left = [opening, *ids]
@@ -159,11 +162,12 @@ class PenstockChat:
         context_ids: Sequence[int] = (),
         tools: OfferedTools = _NO_TOOLS,
     ) -> ParsedTurn | ParseFailure:
-        """Parse by the grammar of `grammar.py`."""
+        """Parse a sampled turn with the grammar in `grammar.py`."""
         return parse_turn(self.tokenizer, token_ids)
 
     def _render_call(self, call: ToolCall) -> list[int]:
         tokenizer = self.tokenizer
+        # Names that the tokenizer was trained with have one token; all others are spelled out.
         known = special_tokens.call_open(call.name)
         ids = self._opening(known, special_tokens.CALL_OPEN, call.name)
         for name, value in call.arguments.items():

@@ -1,7 +1,7 @@
-"""What a chat format is: the one interface between conversations and token ids.
+"""The interface of a chat format, which converts between conversations and token ids.
 
-What the policy sampled is never tokenized again: a multi-turn context is the concatenation of
-`render_prompt`, sampled ids, `render_observation`, sampled ids, and so on.
+Sampled ids are never tokenized again: a multi-turn context is the concatenation of `render_prompt`,
+sampled ids, `render_observation`, sampled ids, and so on.
 """
 
 import json
@@ -26,7 +26,7 @@ _JSON_TYPES: dict[str, Any] = {
 
 
 class Role(StrEnum):
-    """Who wrote a message."""
+    """Author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -40,19 +40,19 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
-    """What an assistant's message calls, after its content."""
+    """Tool calls of an assistant's message, which follow its content."""
 
 
 class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a conversation; a format uses what its policies have learned to read."""
+    """The tools of a conversation, described in two ways; each format uses one of them."""
 
     words: str = ""
-    """A system message for policies that were trained here; empty where they need none."""
+    """System message for policies trained from scratch here; empty if they need none."""
     schemas: Sequence[dict[str, Any]] = ()
-    """The functions as chat-completion clients send them: name, description, parameters."""
+    """Function schemas as chat-completion clients send them: name, description, parameters."""
 
     def typed_arguments(self, call: ToolCall) -> dict[str, Any]:
-        """Return a call's arguments, which are texts, in the types of the function's schema."""
+        """Convert a call's arguments from text to the types that the function's schema declares."""
         for schema in self.schemas:
             if schema.get("name") == call.name:
                 parameters = schema.get("parameters")
@@ -61,20 +61,20 @@ class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParseFailureReason(StrEnum):
-    """What is wrong with a turn."""
+    """Reason why a turn could not be parsed."""
 
     UNFINISHED = "unfinished"
-    """The end token is missing: sampling was cut short."""
+    """Missing end token, because sampling was cut short."""
     UNEXPECTED = "unexpected"
-    """A token where the format allows none of its kind."""
+    """Token in a place where the format does not allow it."""
     BAD_NAME = "bad_name"
     DUPLICATE_ARGUMENT = "duplicate_argument"
     BAD_CALL = "bad_call"
-    """A call that is not of the format's syntax."""
+    """Call that violates the syntax of the format."""
 
 
 class ParseFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that is neither calls nor a final answer."""
+    """Result of parsing a malformed turn."""
 
     reason: ParseFailureReason
     detail: str
@@ -83,14 +83,14 @@ class ParseFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A well-formed turn; without calls its text is the final answer."""
+    """A well-formed turn; without calls, its text is the final answer."""
 
     text: str
     calls: tuple[ToolCall, ...]
 
 
 class UnrenderableError(PenstockError, ValueError):
-    """A conversation that the format cannot hold."""
+    """A conversation that the format cannot represent."""
 
 
 class ChatFormat(Protocol):
@@ -98,17 +98,17 @@ class ChatFormat(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The policy's."""
+        """Tokenizer of the policy."""
         ...
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn; the first is the one that a rendered turn ends with."""
+        """Tokens that end a turn; rendered turns end with the first one."""
         ...
 
     @property
     def call_end_id(self) -> int | None:
-        """The token that ends a call, where the format has one."""
+        """Token that ends a call; None if the format has none."""
         ...
 
     def render_prompt(
@@ -117,21 +117,21 @@ class ChatFormat(Protocol):
         tools: OfferedTools,
         sampled: Mapping[int, Sequence[int]] | None = None,
     ) -> list[int]:
-        """Render a conversation up to where the assistant's next turn is sampled.
+        """Render a conversation up to the point where the assistant's next turn is sampled.
 
         Args:
-            messages: the conversation.
-            tools: what the assistant may call.
-            sampled: ids of assistant messages, by index, as the policy sampled them.
+            messages: Messages of the conversation.
+            tools: Tools that the assistant may call.
+            sampled: Ids of assistant messages as the policy sampled them, by message index.
 
         Raises:
-            UnrenderableError: The format has no such conversation.
+            UnrenderableError: The format cannot represent the conversation.
 
         """
         ...
 
     def render_turn(self, text: str, calls: Sequence[ToolCall], tools: OfferedTools) -> list[int]:
-        """Render what a policy would have to sample, with its end token."""
+        """Render the ids that a policy would sample for a turn, including the end token."""
         ...
 
     def render_observation(
@@ -142,17 +142,17 @@ class ChatFormat(Protocol):
         tools: OfferedTools,
         request: str = "",
     ) -> list[int] | None:
-        """Render the results of a turn's calls, in their order, and open the next turn.
+        """Render the results of a turn's calls, in order, and open the next turn.
 
         Args:
-            context_ids: everything before the turn.
-            turn_ids: the turn, as sampled.
-            results: name of the tool, empty if there was no call, and what it returned.
-            tools: what the assistant may call.
-            request: what a user says after them; empty for nothing.
+            context_ids: All ids before the turn.
+            turn_ids: Ids of the turn as sampled.
+            results: Tool name (empty if there was no call) and output of each call.
+            tools: Tools that the assistant may call.
+            request: User message after the results; empty for none.
 
         Returns:
-            What follows the turn's ids; None if nothing can follow such a turn.
+            The ids that follow the turn; None if nothing can follow such a turn.
 
         """
         ...
@@ -160,19 +160,19 @@ class ChatFormat(Protocol):
     def parse_turn(
         self, token_ids: Sequence[int], context_ids: Sequence[int], tools: OfferedTools
     ) -> ParsedTurn | ParseFailure:
-        """Parse one sampled turn, end token included.
+        """Parse one sampled turn, including its end token.
 
         Args:
-            token_ids: the turn.
-            context_ids: what opened it: the prompt, or the observation before it.
-            tools: what the assistant may call; some formats leave the types of arguments to it.
+            token_ids: Ids of the turn.
+            context_ids: Ids before the turn, ending with the prompt or observation that opened it.
+            tools: Tools that the assistant may call; some formats need their argument types.
 
         """
         ...
 
 
 def typed_arguments(call: ToolCall, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments in the types that a schema's properties ask for."""
+    """Convert a call's arguments from text to the types that a schema's properties declare."""
     return {
         name: _as_type(value, _table(properties.get(name)).get("type"))
         for name, value in call.arguments.items()
@@ -180,7 +180,7 @@ def typed_arguments(call: ToolCall, properties: Mapping[str, Any]) -> dict[str, 
 
 
 def argument_text(value: Any) -> str:
-    """Return an argument as the text that a `ToolCall` holds."""
+    """Return the text form of an argument, as `ToolCall` stores it."""
     return (
         value
         if isinstance(value, str)
@@ -189,7 +189,7 @@ def argument_text(value: Any) -> str:
 
 
 def _as_type(value: str, type_name: Any) -> Any:
-    """Return `value` in the schema's type, or as it is where it does not read as that."""
+    """Return `value` in the schema's type, or unchanged if it cannot be converted."""
     if not isinstance(type_name, str) or type_name not in _JSON_TYPES:
         return value
     try:

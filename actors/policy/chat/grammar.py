@@ -1,4 +1,4 @@
-"""The grammar of `penstock` turns: ids to calls or an answer; the malformed is a typed failure."""
+"""Parser for turns in the `penstock` format; a malformed turn yields a `ParseFailure`."""
 
 import re
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class _Malformed(Exception):
 
 
 def parse_turn(tokenizer: Tokenizer, token_ids: Sequence[int]) -> ParsedTurn | ParseFailure:
-    """Parse one sampled turn, end token included.
+    """Parse one sampled turn, including its end token.
 
     Grammar: turn = text call* END; call = open argument* CALL_CLOSE; argument = open text close.
-    Nothing may stand between calls or between arguments.
+    No text may appear between calls or between arguments.
     """
     try:
         return _Parser(tokenizer, token_ids).turn()
@@ -74,7 +74,7 @@ class _Parser:
         return name, value
 
     def _spelled(self, opening: str, expected: str) -> str:
-        """Read a name that follows a generic opening."""
+        """Read a name that is spelled out after a generic opening token."""
         start = self._position - 1
         if opening != expected:
             raise self._unexpected(f"{opening!r}, not a {expected!r}", start)

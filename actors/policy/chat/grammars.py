@@ -1,19 +1,17 @@
-"""Grammars of turns, in llguidance's Lark syntax: JSON of a schema, and calls of offered tools.
+"""Grammars for turns, in llguidance's Lark syntax: JSON of a schema, or calls of offered tools.
 
-A route asks here for the text; the generator compiles it to token masks. JSON schemas are checked
-for their size first, so that nothing recursive ever meets a hostile one.
+Gateway routes build the text of a grammar here, and the generator compiles it to token masks. JSON
+schemas are first checked for size, so that no recursive code ever sees a hostile one.
 
-Calls follow the chat format's own syntax. Of `penstock`, whose markup is special tokens:
+Calls follow the syntax of the chat format. In `penstock`, whose markup is special tokens:
 
     start: call | text call*           (required, auto)
     call:  <[open]> argument* <[close]>
     argument: <[open]> value <[close]>   required ones in the schema's order, others optional
 
-A value is plain text where the schema says string, JSON where it says another type. Of formats of
-published models, those that write calls as JSON between `<tool_call>` tokens (Qwen3 and others of
-Hermes' syntax) have grammars; the rest refuse by name.
-
-How chat formats write calls, as rules of a grammar.
+A value is plain text if the schema says string, and JSON for any other type. Among the formats of
+published models, those that write calls as JSON between `<tool_call>` tokens (Hermes syntax, e.g.
+Qwen3) have grammars; the others are refused with an error.
 """
 
 import json
@@ -30,34 +28,34 @@ from penstock.messages.task import GRAMMAR_CHARS_MAX, Grammar
 
 _NAME = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 _OTHER_ARGUMENTS_MAX = 8
-"""Arguments of a tool whose schema names none."""
+"""Maximum arguments of a tool whose schema declares none."""
 ToolSchema = Mapping[str, Any]
 
 
 class CallSyntax(Protocol):
-    """Rules of a grammar for the calls of one chat format."""
+    """Grammar rules for calls in one chat format."""
 
     def opening(self, tool: str) -> Sequence[int]:
-        """Return the tokens that a call of a tool begins with."""
+        """Return the ids with which a call of a tool begins."""
         ...
 
     def call(self, rule: str, tool: ToolSchema) -> str:
-        """Return the rules of a call of a tool, the first being `rule`."""
+        """Return the rules for a whole call of a tool; the first rule is named `rule`."""
         ...
 
     def rest(self, rule: str, tool: ToolSchema) -> str:
-        """Return the rules of what follows `opening`."""
+        """Return the rules for the part of a call after `opening`."""
         ...
 
 
 class PenstockSyntax:
-    """`<call name="edit_file"><path>a.py</path></call>`, whose markup is special tokens."""
+    """Calls like `<call name="edit_file"><path>a.py</path></call>`, with special-token markup."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def opening(self, tool: str) -> Sequence[int]:
-        """Return the tool's own token, or its name between generic ones."""
+        """Return the token of a known tool, or its spelled-out name between generic tokens."""
         known, tokenizer = special_tokens.call_open(tool), self._tokenizer
         if tokenizer.has_special(known):
             return [tokenizer.special_id(known)]
@@ -65,24 +63,24 @@ class PenstockSyntax:
         return [start, *tokenizer.encode(tool), end]
 
     def call(self, rule: str, tool: ToolSchema) -> str:
-        """Return opening and rest."""
+        """Return the rules for the opening and the rest of a call."""
         known = special_tokens.call_open(tool["name"])
         opening = self._named(known, special_tokens.CALL_OPEN, tool["name"])
         return f"{rule}: {opening} {rule}_rest\n{self.rest(f'{rule}_rest', tool)}"
 
     def rest(self, rule: str, tool: ToolSchema) -> str:
-        """Return the arguments and the closing token."""
+        """Return the rules for the arguments and the closing token."""
         arguments = list(self._arguments(tool))
         lines = [f"{rule}_{n}: {text}\n" for n, (text, _) in enumerate(arguments)]
         names = " ".join(f"{rule}_{n}{mark}" for n, (_, mark) in enumerate(arguments))
         return f"{rule}: {names} {self._token(special_tokens.CALL_CLOSE)}\n{''.join(lines)}"
 
     def _arguments(self, tool: ToolSchema) -> Iterator[tuple[str, str]]:
-        """Yield each argument's rule, and how often it may come."""
+        """Yield the rule of each argument and its repetition mark ("" or "?")."""
         parameters = tool.get("parameters") or {}
         properties, required = parameters.get("properties", {}), parameters.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            text = "expected an object of properties, and a list of those required"
+            text = "expected `properties` to be an object and `required` a list"
             raise GrammarError(f"{tool['name']}: {text}")
         is_strict = bool(tool.get("strict"))
         for name, schema in properties.items():
@@ -91,6 +89,7 @@ class PenstockSyntax:
                 schema if isinstance(schema, Mapping) else {}, parameters, where, strict=is_strict
             )
             yield self._argument(name, value), "" if name in required else "?"
+        # A schema without properties allows any arguments; bounded, so that the turn ends.
         if not properties and not is_strict:
             opening = self._token(special_tokens.ARGUMENT_OPEN)
             end = self._token(special_tokens.ARGUMENT_CLOSE)
@@ -122,7 +121,7 @@ _PROBE = ToolCall(name="probe", arguments={"a": "b"})
 
 
 class HermesSyntax:
-    """`<tool_call>`, a line of JSON with name and arguments, `</tool_call>`."""
+    """Calls as a line of JSON with name and arguments between `<tool_call>` and `</tool_call>`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -130,12 +129,13 @@ class HermesSyntax:
 
     @classmethod
     def of(cls, chat: ChatFormat) -> "HermesSyntax | None":
-        """Return the syntax if this format writes a call so, else None.
+        """Return the syntax if this format writes calls in it, else None.
 
         Raises:
-            UnrenderableError: The format does not say how it writes one.
+            UnrenderableError: The format cannot render a call.
 
         """
+        # Rendering a sample call is more reliable than a list of formats by name.
         if not (chat.tokenizer.has_special(_OPEN) and chat.tokenizer.has_special(_CLOSE)):
             return None
         written = chat.tokenizer.decode(chat.render_turn("", [_PROBE], OfferedTools()))
@@ -143,18 +143,18 @@ class HermesSyntax:
         return cls(chat.tokenizer) if f"{_OPEN}\n{line}\n{_CLOSE}" in written else None
 
     def opening(self, tool: str) -> Sequence[int]:
-        """Return everything up to the arguments."""
+        """Return the ids up to the arguments."""
         return [self._open, *self._tokenizer.encode(_head(tool))]
 
     def call(self, rule: str, tool: ToolSchema) -> str:
-        """Return opening and rest."""
+        """Return the rules for the opening and the rest of a call."""
         head = json.dumps(_head(tool["name"]))
         return (
             f'{rule}: "\\n"? <[{self._open}]> {head} {rule}_rest\n{self.rest(f"{rule}_rest", tool)}'
         )
 
     def rest(self, rule: str, tool: ToolSchema) -> str:
-        """Return the arguments as JSON and the closing token."""
+        """Return the rules for the arguments as JSON and the closing token."""
         parameters = {"type": "object"} | dict(tool.get("parameters") or {})
         arguments = json_rule(parameters, f"{tool['name']}.parameters")
         return f'{rule}: {rule}_json "}}\\n" <[{self._close}]>\n{rule}_json: {arguments}\n'
@@ -165,18 +165,18 @@ def _head(tool: str) -> str:
 
 
 NUM_CALLS_MAX = 16
-"""Calls in one turn."""
+"""Maximum calls in one turn."""
 
 
 def grammar_for_schema(schema: Mapping[str, Any], *, where: str = "schema") -> Grammar:
-    """Return the grammar of a turn that is one JSON value of a schema, and nothing else.
+    """Return the grammar of a turn that consists of one JSON value matching a schema.
 
     Args:
-        schema: a JSON Schema; `{"type": "object"}` is any object.
-        where: the request's field, for errors.
+        schema: JSON Schema; `{"type": "object"}` allows any object.
+        where: Field of the request, named in errors.
 
     Raises:
-        GrammarError: It is too large or nested too deep; names `where`.
+        GrammarError: The schema is too large or too deeply nested; the text names `where`.
 
     """
     check_schema(schema, where)
@@ -191,19 +191,20 @@ def grammar_for_calls(
     parallel: bool = True,
     answer: Mapping[str, Any] | None = None,
 ) -> Grammar:
-    """Return the grammar of a turn that calls tools as their schemas say.
+    """Return the grammar of a turn whose tool calls match the tools' schemas.
 
     Args:
-        chat: the policy's format.
-        tools: functions: name, parameters, and strict, where arguments must follow the schema.
-        choice: `auto` (text, then any calls), `required` (at least one call and no text), or a
-            tool's name: the turn is that one call, whose opening is forced.
-        parallel: whether a turn may have several calls.
-        answer: where the choice is `auto`: a turn is calls, or one JSON value of this schema.
+        chat: Chat format of the policy.
+        tools: Functions with name, parameters, and optionally strict, which enforces the schema.
+        choice: `auto` (text, then any calls), `required` (at least one call and no text), or the
+            name of a tool: the turn is one call of it, whose opening is forced.
+        parallel: Whether a turn may have several calls.
+        answer: Schema of the answer if the choice is `auto`: the turn is then either calls or one
+            JSON value of this schema.
 
     Raises:
-        GrammarError: No such tool, a schema that the format cannot follow, or a format that has no
-            grammar; the text names what.
+        GrammarError: There is no such tool, or the format has no grammar or cannot enforce the
+            schema; the text says which.
 
     """
     syntax = call_syntax(chat)
@@ -224,17 +225,17 @@ def grammar_for_calls(
         return _bounded(head + "".join(rules), "tools")
     if not named:
         raise GrammarError(
-            f"tool_choice: expected auto, required or an offered tool, not {choice!r}"
+            f"tool_choice: expected auto, required or the name of an offered tool, got {choice!r}"
         )
     rest = syntax.rest("rest", named[0])
     return _bounded(f"start: rest\n{rest}", "tools", syntax.opening(choice))
 
 
 def call_syntax(chat: ChatFormat) -> CallSyntax:
-    """Return how a chat format writes calls.
+    """Return the call syntax of a chat format.
 
     Raises:
-        GrammarError: In a way that has no grammar here.
+        GrammarError: There is no grammar for calls in this format.
 
     """
     if isinstance(chat, PenstockChat):
@@ -245,12 +246,13 @@ def call_syntax(chat: ChatFormat) -> CallSyntax:
         syntax = None
     if syntax is None:
         raise GrammarError(
-            "tool_choice: this model's chat format has no grammar for calls; use auto"
+            "tool_choice: expected auto, since this model's chat format has no grammar for calls"
         )
     return syntax
 
 
 def _bounded(text: str, where: str, prefix_ids: Sequence[int] = ()) -> Grammar:
     if len(text) > GRAMMAR_CHARS_MAX:
-        raise GrammarError(f"{where}: its grammar has more than {GRAMMAR_CHARS_MAX} characters")
+        expected = f"expected a grammar of at most {GRAMMAR_CHARS_MAX} characters"
+        raise GrammarError(f"{where}: {expected}, got {len(text)}")
     return Grammar(text=text, prefix_ids=tuple(prefix_ids))

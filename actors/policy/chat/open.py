@@ -1,4 +1,4 @@
-"""Opens the chat format that a run names."""
+"""Opens a chat format by the name in a run's configuration."""
 
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatFormat
@@ -10,10 +10,10 @@ PENSTOCK = "penstock"
 
 
 def open_chat(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """Return the format called `penstock` or `renderers:NAME` over a tokenizer.
+    """Return the format `penstock` or `renderers:NAME` with a tokenizer.
 
     Raises:
-        ConfigError: No such format, or the tokenizer lacks a token that it needs.
+        ConfigError: There is no such format, or the tokenizer lacks a token that it needs.
 
     """
     if name == PENSTOCK:

@@ -1,4 +1,4 @@
-"""JSON schemas as parts of a grammar, bounded before anything recursive reads them."""
+"""Grammar rules for JSON schemas, whose size is checked before any recursive code reads them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,29 +8,31 @@ from urllib.parse import unquote
 from penstock.messages.errors import PenstockError
 
 DEPTH_MAX = 48
-"""Nesting of a schema, which costs the library three levels for each of its own."""
+"""Maximum nesting of a schema; the library recurses three levels for each of them."""
 SCHEMA_CHARS_MAX = 1 << 16
+"""Maximum length of a schema as JSON text, in characters."""
 NUM_MERGED_MAX = 50_000
-"""Values that `allOf` and the like may write out."""
+"""Maximum values that `allOf` and similar keywords may expand to."""
 NUM_REFS_MAX = 64
-"""Definitions on the way to a value that is written out."""
+"""Maximum chain of references that leads to an expanded value."""
 _ALONE = frozenset({"$ref", "$defs", "definitions", "$schema", "$comment", "title", "description"})
-"""Beside a `$ref`, what asks for nothing more."""
+"""Keywords that add no constraint next to a `$ref`."""
 _RENAMING = ("$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef")
+"""Keywords that change what a `$ref` points to, which `_referred` does not follow."""
 _SPACES = r"[ \n]{0,16}"
-"""Whitespace between JSON tokens, bounded: a policy could write it for ever."""
+"""Whitespace between JSON tokens; bounded, since a policy could otherwise write it forever."""
 _JSON_OPTIONS = {"whitespace_pattern": _SPACES}
 
 
 class GrammarError(PenstockError, ValueError):
-    """A schema or a choice of tools that no grammar can be made of; the text names the field."""
+    """A schema or tool choice that cannot be expressed as a grammar; the text names the field."""
 
 
 def check_schema(schema: object, where: str) -> None:
-    """Check a schema's size, without recursion.
+    """Check the size and nesting of a schema without recursion.
 
     Raises:
-        GrammarError: It is no object, too large, or nested too deep.
+        GrammarError: The schema is not an object, too large, or too deeply nested.
 
     """
     if not isinstance(schema, Mapping):
@@ -50,7 +52,7 @@ def json_rule(schema: Mapping[str, Any], where: str) -> str:
     """Return the grammar of one JSON value.
 
     Raises:
-        GrammarError: Merging its parts would take too much; names `where`.
+        GrammarError: Merging parts of the schema would use too much memory; names `where`.
 
     """
     _check_merged(schema, where)
@@ -60,47 +62,47 @@ def json_rule(schema: Mapping[str, Any], where: str) -> str:
 def text_rule(
     schema: Mapping[str, Any], root: Mapping[str, Any], where: str, *, strict: bool
 ) -> str:
-    """Return the grammar of an argument that is written as plain text, or as JSON.
-
-    Strings are written as they are, values of other types as JSON.
+    """Return the grammar of an argument: strings as plain text, values of other types as JSON.
 
     Args:
-        schema: of the argument.
-        root: of all arguments, whose definitions it may refer to.
-        where: the argument, for errors.
-        strict: refuse what a plain text cannot be held to; else allow any text there.
+        schema: Schema of the argument.
+        root: Schema of all arguments, whose definitions the argument's schema may refer to.
+        where: Name of the argument, for errors.
+        strict: Whether to refuse constraints that plain text cannot enforce; if false, any text is
+            allowed in such a place.
 
     Raises:
-        GrammarError: Strict, and the schema asks for a `pattern`, `format` or mixed type.
+        GrammarError: `strict` is set and the schema uses a `pattern`, `format` or mixed type.
 
     """
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
-        return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices) + ")"
+    if isinstance(choices, list) and choices and all(isinstance(text, str) for text in choices):
+        return "(" + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices) + ")"
     kind = schema.get("type")
     kind = kind if isinstance(kind, str) else None
     if kind == "string":
         if strict and (unfit := {"pattern", "format"} & schema.keys()):
             names = ", ".join(sorted(unfit))
-            raise GrammarError(f"{where}: {names}: not supported in a strict tool by this format")
+            text = "not supported by this chat format in a strict tool"
+            raise GrammarError(f"{where}: {names}: {text}")
         return f"/(?s:.{_length(schema)})/"
     if kind in {"integer", "number", "boolean", "null", "array", "object"}:
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         return json_rule(definitions | dict(schema), where)
     if strict and kind is None and schema:
-        raise GrammarError(f"{where}: expected a type in a strict tool of this format")
+        raise GrammarError(f"{where}: expected a single type, which strict tools need here")
     return "/(?s:.*)/"
 
 
 def _check_merged(root: Mapping[str, Any], where: str) -> None:
-    """Bound what the library copies where it merges schemas.
+    """Bound how much the library copies when it merges schemas.
 
-    It keeps a rule for a `$ref` alone, but writes out what `allOf`, or a `$ref` beside other
-    keywords, refers to, all the way down: thirty definitions that name the next one twice take all
-    memory, whatever its own limits are.
+    The library turns a lone `$ref` into a rule, but expands what `allOf`, or a `$ref` next to other
+    keywords, refers to, recursively. Thirty definitions that each refer to the next one twice would
+    use up all memory, whatever the library's own limits.
 
     Raises:
-        GrammarError: They are too many, or named in a way that is not followed here.
+        GrammarError: Too much would be merged, or a reference cannot be followed here.
 
     """
     nodes = list(_nodes(root))
@@ -109,16 +111,21 @@ def _check_merged(root: Mapping[str, Any], where: str) -> None:
         return
     if any(isinstance(node.get(name), str) for node in nodes[1:] for name in _RENAMING):
         names = ", ".join(_RENAMING)
-        raise GrammarError(f"{where}: {names}: not supported beside allOf, or $ref with other keys")
+        text = f"{names} are not supported together with allOf, or with $ref next to other keys"
+        raise GrammarError(f"{where}: {text}")
     waiting: list[tuple[object, tuple[str, ...]]] = [(node, ()) for node in merged]
     num_merged = 0
     while waiting:
-        value, path = waiting.pop()  # The path: all `$ref`s that led here.
+        # The path has all `$ref`s that led to the value, so that cycles end.
+        value, path = waiting.pop()
         inside = _inside(value)
         waiting += [(inner, path) for inner in inside]
         num_merged += 1 + len(inside)
         if num_merged > NUM_MERGED_MAX or len(path) > NUM_REFS_MAX:
-            text = "allOf, or $ref beside other keys, merges more than is taken here"
+            text = (
+                f"allOf, or $ref next to other keys: expected at most {NUM_MERGED_MAX} merged "
+                f"values and {NUM_REFS_MAX} nested references"
+            )
             raise GrammarError(f"{where}: {text}")
         name = value.get("$ref") if isinstance(value, Mapping) else None
         if isinstance(name, str) and name not in path:
@@ -126,7 +133,7 @@ def _check_merged(root: Mapping[str, Any], where: str) -> None:
 
 
 def _nodes(root: object) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a schema, the schema first."""
+    """Yield all objects in a schema, starting with the schema itself."""
     waiting = [root]
     while waiting:
         value = waiting.pop()
@@ -140,7 +147,7 @@ def _merges(node: Mapping[str, Any]) -> bool:
 
 
 def _referred(root: Mapping[str, Any], name: str, where: str) -> object:
-    """Return what a `$ref` names, as a JSON pointer into the schema."""
+    """Return the value that a `$ref` points to, as a JSON pointer into the schema."""
     value: object = root
     head, *parts = unquote(name).split("/")
     for part in parts:
@@ -153,7 +160,7 @@ def _referred(root: Mapping[str, Any], name: str, where: str) -> object:
             head = ""
             break
     if head != "#":
-        raise GrammarError(f"{where}: $ref: expected #/ and a place in this schema, got {name!r}")
+        raise GrammarError(f"{where}: $ref: expected a #/ path within this schema, got {name!r}")
     return value
 
 

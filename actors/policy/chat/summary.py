@@ -1,4 +1,4 @@
-"""Summary turns: what they carry over, or why they are none (`actors/policy/summaries.py`)."""
+"""Reads summary turns (see `actors/policy/summaries.py`)."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from penstock.messages.rollout import Turn
 
 
 class NoSummaryError(PenstockError, ValueError):
-    """A turn that is no summary; the text says why."""
+    """A turn that is not a valid summary; the text says why."""
 
 
 def read_summary(
     chat: ChatFormat, token_ids: Sequence[int], context_ids: Sequence[int], tools: OfferedTools
 ) -> str:
-    """Return what a summary turn carries over.
+    """Return the text of a summary turn that the next segment starts with.
 
     Raises:
-        NoSummaryError: It is not well-formed, calls a tool, or carries nothing over.
+        NoSummaryError: The turn is malformed, calls a tool, or has no text after the mark.
 
     """
     parsed = chat.parse_turn(token_ids, context_ids, tools)
@@ -40,7 +40,14 @@ def read_summary(
 
 
 def as_summary(turn: Turn, fault: str, *, is_withheld: bool) -> Turn:
-    """Return a sampled turn as a summary; `fault` says why it is none, or is empty."""
+    """Mark a sampled turn as a summary.
+
+    Args:
+        turn: Sampled turn.
+        fault: Why the turn is not a valid summary; empty if it is.
+        is_withheld: Whether the turn is kept out of training.
+
+    """
     return msgspec.structs.replace(
         turn, calls=[], parse_error=fault, is_summary=True, is_withheld=is_withheld
     )

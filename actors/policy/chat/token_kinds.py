@@ -1,13 +1,12 @@
-"""What a turn's sampled tokens are for, by the chat format's own markup: counted, not parsed.
+"""Counts a turn's sampled tokens by purpose, based on the markup of the chat format.
 
 ```
  <think> … </think>   thinking     (a prompt may open it: then it begins with the turn)
  <call …> … </call>   call
- anything else        final message where the turn has no calls and parsed, else thinking
+ anything else        final message if the turn parsed and has no calls, else thinking
 ```
-Works from recorded ids alone, and for turns that do not parse. A format whose calls have no added
-tokens of their own has every token of a turn with calls counted as a call's, but for marked
-thinking.
+Needs only recorded ids and also works for turns that do not parse. If the format has no added
+tokens for calls, all tokens of a turn with calls count as calls, except marked thinking.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ _CALLS = (
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens of one turn by kind."""
+    """Number of sampled tokens of one turn, by kind."""
 
     thinking: int = 0
     call: int = 0
@@ -37,10 +36,10 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenKinds:
-    """Counts by one tokenizer's markup."""
+    """Counter of token kinds, based on the markup of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Look the markup up once."""
+        """Look up the ids of the markup."""
         self._thinking = _ids(tokenizer, _THINKING)
         self._calls = _ids(tokenizer, _CALLS)
         self._thinking_ends = set(self._thinking.values())
@@ -48,12 +47,12 @@ class TokenKinds:
     def count(
         self, token_ids: Sequence[int], context_ids: Sequence[int], *, is_final: bool
     ) -> TokenCounts:
-        """Count one turn.
+        """Count the tokens of one turn.
 
         Args:
-            token_ids: sampled.
-            context_ids: what opened it: its end says whether thinking is open.
-            is_final: whether what is neither marked thinking nor a call is the final message.
+            token_ids: Sampled ids of the turn.
+            context_ids: Ids before the turn, which may have opened thinking.
+            is_final: Whether tokens that are neither thinking nor a call are the final message.
 
         """
         closes = self._left_open(context_ids)
@@ -79,7 +78,7 @@ class TokenKinds:
         return TokenCounts(thinking=thinking + rest, call=call)
 
     def _left_open(self, context_ids: Sequence[int]) -> int | None:
-        """Return the token that closes the thinking that a prompt opened, or None."""
+        """Return the token that closes the thinking opened by the prompt, or None."""
         for token in reversed(context_ids):
             if token in self._thinking_ends:
                 return None
@@ -89,7 +88,7 @@ class TokenKinds:
 
 
 def _ids(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Return the closing token by the opening one, of those that the tokenizer has."""
+    """Return closing ids by opening ids, for the pairs that the tokenizer has."""
     return {
         tokenizer.special_id(opening): tokenizer.special_id(closing)
         for opening, closing in pairs

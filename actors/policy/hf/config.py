@@ -1,10 +1,10 @@
-"""`config.json` of a Hugging Face folder, read strictly and written.
+"""Strict reader and writer of a Hugging Face folder's `config.json`.
 
-Every key has one of three kinds: it gives the policy's shape; it must have the value that the
-policy computes with; or it has no effect on the logits. Any other key, and any other value, is an
-error that names it: a key that is passed over silently gives wrong logits and no error. The
-spellings of transformers 4.x (`rope_theta`, `torch_dtype`) and 5.x (`rope_parameters`, `dtype`,
-`num_local_experts`) are both read; what is written, both read.
+Every key is of one of three kinds: it defines the policy's shape, it must have the value that the
+policy computes with, or it has no effect on the logits. Any other key or value is an error that
+names it, because silently ignoring a key would give wrong logits. The reader accepts the spellings
+of transformers 4.x (`rope_theta`, `torch_dtype`) and 5.x (`rope_parameters`, `dtype`,
+`num_local_experts`); both versions can read what the writer produces.
 """
 
 import json
@@ -26,7 +26,7 @@ _SHAPE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
 )
-"""Keys that are fields of `PolicyConfig`, in every architecture."""
+"""Keys that are fields of `PolicyConfig` in every architecture."""
 _SHAPE_BY_TYPE = {
     "qwen3_moe": ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
     "qwen3": ("intermediate_size",),
@@ -38,7 +38,7 @@ _READ_APART = {
 }
 _READ_APART_ALWAYS = ("model_type", "head_dim", "rope_theta", "rope_parameters", "layer_types")
 _DENSE_HEAD_DIM = 128
-"""What `Qwen3Config` has where the key is missing; `Qwen3MoeConfig` divides."""
+"""Default of `head_dim` in `Qwen3Config`; `Qwen3MoeConfig` divides hidden size by heads instead."""
 
 _COMPUTED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -55,7 +55,7 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "quantization_config": (None,),
 }
-"""Keys whose value must be one that the policy computes with."""
+"""Keys with a fixed meaning in the policy, and their allowed values."""
 
 _WITHOUT_EFFECT = frozenset(
     (
@@ -65,22 +65,22 @@ _WITHOUT_EFFECT = frozenset(
         *("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
         *("return_dict", "output_hidden_states", "output_attentions"),
         *("sliding_window", "max_window_layers"),  # use_sliding_window is false
-        "intermediate_size",  # of a sparse model's dense layers, of which there are none
+        "intermediate_size",  # width of dense layers, which a sparse model does not have
     )
 )
-"""Keys that change no logit of a model that is otherwise as this one computes it."""
+"""Keys that do not change the logits of a model whose other keys pass."""
 
 
 class ModelFormatError(PenstockError, ValueError):
-    """A model folder that the policy cannot compute; the text names file, key or tensor."""
+    """A model folder that the policy cannot compute; the text names the file, key or tensor."""
 
 
 def read_hf_config(folder: Path) -> PolicyConfig:
-    """Read `config.json` of a model that the policy or transformers computes.
+    """Read the `config.json` of a model that the policy or transformers can compute.
 
     Raises:
-        ModelFormatError: No such file, or a key that is unknown, missing, or has a value that the
-            policy does not compute; the text names it, its value and what was expected.
+        ModelFormatError: There is no such file, or a key is unknown, missing, or has a value that
+            the policy does not support; the text names it, its value and what was expected.
 
     """
     path = folder / CONFIG_FILE
@@ -104,10 +104,14 @@ def read_hf_config(folder: Path) -> PolicyConfig:
 
 
 def _foreign_config(path: Path, raw: Mapping[str, Any]) -> PolicyConfig:
-    """Read a config.json that transformers alone computes: its own reading is the strict one."""
+    """Read the config.json of a model that only transformers computes.
+
+    Transformers itself checks the remaining keys when it loads the model.
+    """
     for name in ("quantization_config", "auto_map"):
         if raw.get(name) is not None:
-            _refuse(path, raw, name, "null: a model of full precision, of transformers' own code")
+            text = "null (an unquantized model whose code is part of transformers)"
+            _refuse(path, raw, name, text)
     if raw.get("attention_dropout", 0.0) != 0.0:
         _refuse(path, raw, "attention_dropout", "0.0")
     for name in REQUIRED:
@@ -131,11 +135,11 @@ def read_json(path: Path, bytes_max: int) -> dict[str, Any]:
     """Read a JSON object of at most `bytes_max` bytes.
 
     Raises:
-        ModelFormatError: There is no such file, it is longer, or no JSON object.
+        ModelFormatError: There is no such file, it is too long, or it is not a JSON object.
 
     """
     if not path.is_file():
-        raise ModelFormatError(f"{path}: no such file; expected a Hugging Face model's folder")
+        raise ModelFormatError(f"{path}: no such file; expected the folder of a Hugging Face model")
     with path.open("rb") as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
@@ -147,12 +151,12 @@ def read_json(path: Path, bytes_max: int) -> dict[str, Any]:
 
 
 def config_json(config: PolicyConfig, dtype: str = "bfloat16", **extra: Any) -> str:
-    """Return the text of a `config.json` that transformers 4.x and 5.x, vLLM and we read alike.
+    """Return the text of a `config.json` for transformers 4.x and 5.x, vLLM and this project.
 
     Args:
-        config: the shape; its multi-token-prediction head is no part of the format.
-        dtype: of the tensors beside it.
-        extra: keys without effect on the logits, such as `eos_token_id`.
+        config: Shape of the policy; the multi-token-prediction head is left out.
+        dtype: Dtype of the tensors in the folder.
+        extra: Additional keys that do not affect the logits, such as `eos_token_id`.
 
     """
     model_type = "qwen3" if config.is_dense else "qwen3_moe"
@@ -184,23 +188,24 @@ def config_json(config: PolicyConfig, dtype: str = "bfloat16", **extra: Any) -> 
 def _check_keys(
     path: Path, raw: Mapping[str, Any], model_type: str, names: tuple[str, ...]
 ) -> None:
-    """Refuse keys that are not known, and values that are not computed."""
+    """Check that all keys are known and that their values are supported."""
     allowed = {**_COMPUTED, "architectures": ([_CLASSES[model_type]], None)}
     known = {*names, *_READ_APART_ALWAYS, *_READ_APART[model_type], *_WITHOUT_EFFECT}
     for key, value in raw.items():
         if key in allowed:
-            if not any(type(value) is type(one) and value == one for one in allowed[key]):
+            # Types as well: in Python, 0 equals False.
+            if not any(type(value) is type(good) and value == good for good in allowed[key]):
                 _refuse(path, raw, key, " or ".join(map(json.dumps, allowed[key])))
         elif key not in known:
-            _refuse(path, raw, key, f"no such key: {model_type} is not computed with it")
+            _refuse(path, raw, key, f"no such key (not supported for {model_type} models)")
     types, num_layers = raw.get("layer_types"), raw.get("num_hidden_layers")
-    full = isinstance(types, list) and all(one == "full_attention" for one in types)
+    full = isinstance(types, list) and all(kind == "full_attention" for kind in types)
     if types is not None and not (full and len(types) == num_layers):
         _refuse(path, raw, "layer_types", f"{num_layers} times full_attention")
 
 
 def _rope_theta(path: Path, raw: Mapping[str, Any]) -> Any:
-    """Return the base of the rotary angles in either spelling, which must agree."""
+    """Return the base of the rotary angles; if both spellings are present, they must agree."""
     parameters = raw.get("rope_parameters")
     if parameters is None:
         return _required(path, raw, "rope_theta")
@@ -209,21 +214,22 @@ def _rope_theta(path: Path, raw: Mapping[str, Any]) -> Any:
     for key, value in parameters.items():
         if key != "rope_theta" and (key, value) != ("rope_type", "default"):
             shown = {f"rope_parameters.{key}": value}
-            _refuse(path, shown, f"rope_parameters.{key}", "rope_type default and no further key")
+            text = "only rope_theta, and rope_type with the value default"
+            _refuse(path, shown, f"rope_parameters.{key}", text)
     theta = parameters["rope_theta"]
     if raw.get("rope_theta", theta) != theta:
-        _refuse(path, raw, "rope_theta", f"{theta!r}, as rope_parameters has it")
+        _refuse(path, raw, "rope_theta", f"{theta!r}, as in rope_parameters")
     return theta
 
 
 def _num_experts(path: Path, raw: Mapping[str, Any]) -> Any:
-    """Return the number of experts in either spelling, which must agree."""
+    """Return the number of experts; if both spellings are present, they must agree."""
     if "num_experts" not in raw:
         name = "num_local_experts" if "num_local_experts" in raw else "num_experts"
         return _at_least_one(path, raw, name)
     count = _at_least_one(path, raw, "num_experts")
     if raw.get("num_local_experts", count) != count:
-        _refuse(path, raw, "num_local_experts", f"{count!r}, as num_experts has it")
+        _refuse(path, raw, "num_local_experts", f"{count!r}, as in num_experts")
     return count
 
 

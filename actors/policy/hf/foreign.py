@@ -1,8 +1,8 @@
-"""Shapes of models that transformers computes on ranks, and the own policy does not.
+"""Configurations of models that only transformers and vLLM can compute.
 
-Such a model is trained with `[trainer.ranks] model = "transformers"` and sampled by vLLM. Both read
-the folder's own `config.json`, as do users of an export. What the rest of a run has to
-know of it is a `PolicyConfig` that names the architecture.
+Such a model is trained with `[trainer.ranks] model = "transformers"` and sampled with vLLM. Both
+read the folder's own `config.json`, as do users of an export. The rest of a run only needs a
+`PolicyConfig` that names the architecture.
 """
 
 import json
@@ -15,18 +15,19 @@ _SAME = (
     *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
     *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
 )
-"""Keys that are fields of `PolicyConfig`."""
+"""Keys with the same name as a field of `PolicyConfig`."""
 REQUIRED = (*_SAME, _NUM_EXPERTS)
+"""Keys that a config.json must have."""
 FOREIGN_TYPES = ("deepseek_v3", "glm4_moe")
-"""Values of `model_type`. Their routers, in `actors/trainer/ranks/hf/routing.py`."""
+"""Supported values of `model_type`; `actors/trainer/ranks/hf/routing.py` has their routers."""
 
 
 def foreign_shape(raw: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    """Return the fields of `PolicyConfig` for a config.json that has the keys of `REQUIRED`.
+    """Return the fields of `PolicyConfig` for a config.json that has the `REQUIRED` keys.
 
     Args:
-        raw: the file.
-        head_dim: width of a query head.
+        raw: Content of the file.
+        head_dim: Width of a query head.
 
     """
     parameters = raw.get("rope_parameters")
@@ -43,11 +44,11 @@ def foreign_shape(raw: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def foreign_config_json(text: str, **extra: Any) -> str:
-    """Return the config.json of what is published of such a model: bfloat16, without MTP layers.
+    """Return the config.json of the published weights: in bfloat16 and without MTP layers.
 
     Args:
-        text: config.json of the folder that the run started from.
-        extra: keys without effect on the logits, such as `eos_token_id`.
+        text: The config.json of the folder from which the run started.
+        extra: Additional keys that do not affect the logits, such as `eos_token_id`.
 
     """
     raw: dict[str, Any] = json.loads(text)

@@ -1,6 +1,7 @@
-"""A model's folder as objects of a run's store: put once by the launcher, read by the trainer.
+"""Copies of a model's folder in a run's object store, written by the launcher for the trainer.
 
-The run depends on its store alone from then on; the folder may go. Imports no torch.
+From then on the run depends only on its store, and the folder may be deleted. Must not import
+torch.
 """
 
 from collections.abc import Collection
@@ -29,23 +30,23 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""Files that go with the weights, as far as the folder has them."""
+"""Files copied together with the weights if the folder has them."""
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store has of a model."""
+    """Index of a model's files in the store."""
 
     digests: dict[str, str]
-    """BLAKE3 of each file by its name."""
+    """BLAKE3 digest of each file, by file name."""
 
 
 async def store_model(store: ObjectStore, folder: Path, weights: Collection[str]) -> StoredModel:
-    """Put a folder's files; the list of them comes last, so that it names only what is there.
+    """Copy the files of a model's folder to the store.
 
     Args:
-        store: of the run.
-        folder: checked before.
-        weights: names of its weight files, and of their index if there is one.
+        store: Object store of the run.
+        folder: Folder of the model; the caller has checked it.
+        weights: Names of the weight files, and of their index if there is one.
 
     """
     names = [CONFIG_FILE, *(name for name in TOKENIZER_FILES if (folder / name).is_file())]
@@ -54,13 +55,14 @@ async def store_model(store: ObjectStore, folder: Path, weights: Collection[str]
         data = (folder / name).read_bytes()
         digests[name] = blake3(data).hexdigest()
         await store.put(MODEL_PREFIX + name, data)
+    # The index comes last, so that it only names objects that exist.
     stored = StoredModel(digests=digests)
     await store.put(INDEX_KEY, msgspec.json.encode(stored, order="sorted"))
     return stored
 
 
 async def stored_model(store: ObjectStore) -> StoredModel | None:
-    """Return what the store has of a model, or None."""
+    """Return the index of the stored model, or None if there is none."""
     if not await store.exists(INDEX_KEY):
         return None
     try:
@@ -70,21 +72,22 @@ async def stored_model(store: ObjectStore) -> StoredModel | None:
 
 
 async def fetch_model(store: ObjectStore, stored: StoredModel, folder: Path) -> None:
-    """Write a stored model's files into a folder.
+    """Write the files of a stored model to a folder.
 
     Raises:
-        CorruptDataError: An object is not as it was put, or a name is not one of a file.
+        CorruptDataError: An object does not match its digest, or a name is not a plain file name.
 
     """
     for name, digest in stored.digests.items():
         data = await store.get(MODEL_PREFIX + name)
+        # A damaged index must not make us write outside the folder.
         if name != Path(name).name or blake3(data).hexdigest() != digest:
             raise CorruptDataError(f"{MODEL_PREFIX}{name}: the bytes do not match their digest")
         (folder / name).write_bytes(data)
 
 
 async def published_config(store: ObjectStore, policy: PolicyConfig) -> str:
-    """Return the text of the config.json of what a run publishes."""
+    """Return the text of the config.json for the weights that a run publishes."""
     if not policy.is_foreign:
         return config_json(policy)
     return foreign_config_json((await store.get(MODEL_PREFIX + CONFIG_FILE)).decode())

@@ -1,7 +1,7 @@
-"""The tensors of a Hugging Face folder: one `model.safetensors`, or shards and their index.
+"""Reader and writer for the tensors of a Hugging Face folder, in one file or in indexed shards.
 
-What a folder claims is checked before anything is allocated: the index names files of the folder
-and nothing else, and every expected tensor is in its file with its shape and a known dtype.
+All claims of a folder are checked before anything is allocated: the index only names files in the
+folder, and every expected tensor is in its file with its shape and a known dtype.
 """
 
 import json
@@ -20,29 +20,29 @@ from penstock.actors.runtime.files import write_atomic
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_BYTES_MAX = 4 << 30
-"""Tensors of one file of a folder that is written; safetensors are serialized in memory."""
+"""Maximum size of the tensors in one written file, which is serialized in memory."""
 _INDEX_BYTES_MAX = 64 << 20
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""All of them widen to float32 exactly."""
+"""Supported dtypes; all of them convert to float32 exactly."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Where each tensor of a folder lies; its head was checked."""
+    """Checked tensor locations of a folder."""
 
     files: Mapping[Path, list[str]]
-    """Names of the tensors of each file."""
+    """Names of the tensors in each file."""
     has_tied_head: bool
-    """Whether the output head is stored although it is tied to the embedding."""
+    """Whether the output head is stored even though it is tied to the embedding."""
 
     @torch.no_grad()
     def read_into(self, views: Mapping[str, torch.Tensor]) -> None:
-        """Copy every tensor into the view of its name.
+        """Copy every tensor into the view with its name.
 
         Raises:
-            ModelFormatError: A tensor that holds a NaN or an infinity, or a stored head that is
-                not the embedding it is tied to.
+            ModelFormatError: A tensor has NaN or infinite values, or the stored head differs from
+                the embedding that it is tied to.
 
         """
         for path, names in self.files.items():
@@ -51,7 +51,7 @@ class WeightFiles:
                     view = views[name]
                     view.copy_(_tensor(path, file, name))
                     if not bool(view.isfinite().all()):
-                        raise ModelFormatError(f"{path}: tensor {name} holds numbers not finite")
+                        raise ModelFormatError(f"{path}: tensor {name} has NaN or infinite values")
         if self.has_tied_head:
             self._check_tied_head(views[_EMBEDDING])
 
@@ -62,17 +62,16 @@ class WeightFiles:
                     _tensor(path, file, _HEAD).to(embedding), embedding
                 ):
                     raise ModelFormatError(
-                        f"{path}: tensor {_HEAD} differs from {_EMBEDDING}, and "
+                        f"{path}: tensor {_HEAD} differs from {_EMBEDDING}, although "
                         "tie_word_embeddings is true"
                     )
 
 
 def find_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightFiles:
-    """Find the tensors of these names and shapes, and nothing else, in a folder.
+    """Locate the tensors of a folder, which must have exactly these names and shapes.
 
     Raises:
-        ModelFormatError: A file, a tensor or an index that is missing or not as expected; the text
-            names it.
+        ModelFormatError: A file, tensor or index is missing or not as expected; the text names it.
 
     """
     index = folder / INDEX_FILE
@@ -89,16 +88,16 @@ def find_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightF
     missing = sorted(shapes.keys() - seen)
     if missing:
         raise ModelFormatError(
-            f"{folder}: {len(missing)} tensors are missing, among them {', '.join(missing[:3])}"
+            f"{folder}: {len(missing)} tensors are missing, e.g. {', '.join(missing[:3])}"
         )
     return WeightFiles(files, has_tied_head)
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of whatever tensors a folder has, by name, from the heads of its files.
+    """Return the shapes of all tensors in a folder by name, read from the file headers.
 
     Raises:
-        ModelFormatError: A file or an index that is missing or not of the format.
+        ModelFormatError: A file or an index is missing or malformed.
 
     """
     index = folder / INDEX_FILE
@@ -112,9 +111,9 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def write_weights(
     folder: Path, state: Mapping[str, torch.Tensor], shard_bytes_max: int = SHARD_BYTES_MAX
 ) -> None:
-    """Write tensors as one file, or as shards of at most `shard_bytes_max` with an index.
+    """Write tensors to one file, or to shards of at most `shard_bytes_max` bytes with an index.
 
-    A tensor that is larger than that has a file of its own.
+    A larger tensor gets a shard of its own.
     """
     shards: list[dict[str, torch.Tensor]] = [{}]
     room = shard_bytes_max
@@ -132,6 +131,7 @@ def write_weights(
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_atomic(folder / file, _serialized(shard))
         weight_map |= dict.fromkeys(shard, file)
+    # The index comes last: until then a reader finds no folder, rather than half of one.
     total = sum(tensor.nbytes for tensor in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     write_atomic(folder / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True).encode())
@@ -142,17 +142,19 @@ def _serialized(state: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _by_index(path: Path) -> dict[Path, set[str] | None]:
-    """Return the tensors that an index announces for each file of its folder."""
+    """Return the tensors that an index assigns to each file of its folder."""
     weight_map = read_json(path, _INDEX_BYTES_MAX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFormatError(f"{path}: weight_map: expected an object of tensors and files")
+        raise ModelFormatError(
+            f"{path}: weight_map: expected an object from tensor names to file names"
+        )
     files: dict[Path, set[str] | None] = {}
     for name, file in weight_map.items():
         plain = isinstance(file, str) and file == Path(file).name and "\0" not in file
         if not plain or not file.endswith(".safetensors") or file.startswith("."):
             raise ModelFormatError(
-                f"{path}: weight_map: tensor {name!r:.100} lies in {file!r:.100}, expected the "
-                "name of a .safetensors file of the same folder"
+                f"{path}: weight_map: expected tensor {name!r:.100} in a .safetensors file of the "
+                f"same folder, got {file!r:.100}"
             )
         announced = files.setdefault(path.parent / file, set())
         assert announced is not None
@@ -166,22 +168,22 @@ def _check_file(
     shapes: Mapping[str, tuple[int, ...]],
     seen: set[str],
 ) -> list[str]:
-    """Check the heads of one file; return its tensors and add those expected to `seen`."""
+    """Check the header of one file; return its tensor names and add the expected ones to `seen`."""
     if not path.exists():
-        holds = f"which {INDEX_FILE} puts {min(announced)} into" if announced else "or an index"
-        raise ModelFormatError(f"{path}: no such file, {holds}")
+        why = f"but {INDEX_FILE} assigns {min(announced)} to it" if announced else "and no index"
+        raise ModelFormatError(f"{path}: no such file, {why}")
     with _opened(path) as file:
         names = list(file.keys())
         if announced is not None and announced != set(names):
             odd = sorted(announced.symmetric_difference(names))[:3]
             raise ModelFormatError(
-                f"{path}: its tensors are not those of {INDEX_FILE}: {', '.join(odd)}"
+                f"{path}: the tensors differ from those in {INDEX_FILE}: {', '.join(odd)}"
             )
         for name in names:
             is_tied_head = name == _HEAD and _HEAD not in shapes
             expected = shapes.get(_EMBEDDING if is_tied_head else name)
             if expected is None:
-                raise ModelFormatError(f"{path}: tensor {name!r:.100} is no tensor of the model")
+                raise ModelFormatError(f"{path}: the model has no tensor {name!r:.100}")
             head = file.get_slice(name)
             if tuple(head.get_shape()) != expected:
                 raise ModelFormatError(

@@ -1,5 +1,5 @@
-"""Replicas of generators, as their clients see them.
+"""Client side of the generator replicas.
 
-`table.py` knows which replicas there are, how loaded they are, and which one a session's requests
-go to; `client.py` sends a request.
+`table.py` tracks which replicas exist and how loaded they are, and chooses one for each request;
+`client.py` sends the request.
 """

@@ -1,6 +1,7 @@
-"""The client of `generate`, of rollout workers and the gateway."""
+"""Client of the `generate` service, used by rollout workers and the gateway."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -11,13 +12,15 @@ from penstock.messages.base import Message
 from penstock.messages.errors import BusError
 from penstock.messages.generation import Generate, TokensSampled, pinned_version
 
+log = logging.getLogger(__name__)
+
 
 class ReplicaLostError(BusError):
-    """The replica left, fell silent or started again before the request was answered."""
+    """The replica left, went silent or restarted before it answered the request."""
 
 
 class WrongVersionError(BusError):
-    """A request of one version was answered by another."""
+    """A request pinned to one version was answered by another version."""
 
 
 async def stream_chunks(  # noqa: PLR0913 - a request, whom to ask, and its bounds
@@ -29,26 +32,27 @@ async def stream_chunks(  # noqa: PLR0913 - a request, whom to ask, and its boun
     idle_s: float,
     reason: str,
 ) -> AsyncGenerator[TokensSampled, None]:
-    """Ask one replica; yield its chunks as they arrive.
+    """Send a request to one replica and yield its chunks as they arrive.
 
     Args:
-        ctx: The asking actor's.
-        replicas: Those there are.
-        request: Names purpose, channel and session, which decide on the replica.
-        asked: Replicas that this turn's earlier attempts asked; the one asked now is added.
-        idle_s: Longest wait for a replica that serves this, and for each chunk.
-        reason: For the wait-for graph.
+        ctx: Context of the calling actor.
+        replicas: Known replicas.
+        request: Request, whose purpose, channel and session decide on the replica.
+        asked: Replicas tried by earlier attempts of this turn; the chosen one is added.
+        idle_s: Longest wait in seconds for a suitable replica, and for each chunk.
+        reason: Reason of the wait, shown in the wait-for graph.
 
     Raises:
-        ReplicaLostError: The replica was lost on the way.
-        WrongVersionError: The channel is one version, and another one answered.
-        RemoteCallError, BusError, DeadlineError: As `Context.stream_request`.
+        ReplicaLostError: The replica was lost before the request was finished.
+        WrongVersionError: The request is pinned to a version, and another one answered.
+        RemoteCallError, BusError, DeadlineError: See `Context.stream_request`.
 
     """
     session, purpose, channel = request.session_id, request.purpose, request.channel
     async with ctx.waiting(f"generate.{purpose}", reason, deadline_s=idle_s):
         replica = await replicas.chosen(session, purpose, channel, asked)
     asked.add(replica)
+    log.debug("request %s goes to replica %s", request.request_id, replica)
     service = f"generate.{purpose}.{replica}"
     replies = ctx.stream_request(service, request, idle_s=idle_s, reason=reason, is_served=True)
     with replicas.using(replica) as lost:
@@ -60,14 +64,21 @@ async def stream_chunks(  # noqa: PLR0913 - a request, whom to ask, and its boun
 async def _next(
     replies: AsyncGenerator[Message, None], lost: asyncio.Future[None], service: str
 ) -> Message | None:
-    """Return the next reply, or None at the end."""
+    """Return the next reply, or None at the end.
+
+    Raises:
+        ReplicaLostError: `lost` is done, or becomes done before the reply comes.
+
+    """
     gone = f"{service}: the replica is gone"
     if lost.done():
         raise ReplicaLostError(gone)
+    # A timeout that only `lost` triggers; it avoids a task per reply.
     bound = asyncio.timeout(None)
 
     def stop(_: object) -> None:
-        with suppress(RuntimeError):  # The reply came first: the wait is over.
+        # RuntimeError: the reply came first and the timeout has already ended.
+        with suppress(RuntimeError):
             bound.reschedule(0.0)
 
     try:
@@ -85,7 +96,7 @@ async def _next(
 
 def _checked(reply: Message, request: Generate, service: str) -> TokensSampled:
     if not isinstance(reply, TokensSampled):
-        raise BrokenTurnError(f"{service}: unexpected {type(reply).__name__}")
+        raise BrokenTurnError(f"{service}: expected TokensSampled, got {type(reply).__name__}")
     expected, found = pinned_version(request.channel), reply.policy_version
     if expected is not None and found != expected:
         raise WrongVersionError(f"{service}: expected version {expected}, got {found}")

@@ -1,24 +1,24 @@
-"""Which replicas are there, by their own reports, and which of them a request goes to.
+"""Table of the known replicas, which chooses the replica for each request.
 
 ```
- ReplicaReported ─▶ known ── silent for SILENT_S, left, or started again ─▶ its requests are lost
+ ReplicaReported ─▶ known ── silent for SILENT_S, left, or restarted ─▶ its requests are lost
                       │
    serves the purpose, on the channel
                       ▼
-   the session's own, unless it is full or was asked in vain ─▶ else the least loaded
+   home of the session, unless it is full or has failed already ─▶ else the least loaded
 ```
-A session's own replica is where `place` put it, the least loaded one when it began; of a session
-that nobody placed here, the one that its name prefers, which every client finds alike.
+The home of a session is the replica where its prefix is cached. `place` puts a new session on the
+least loaded replica. For a session that this process did not place, rendezvous hashing finds the
+home, so that all clients choose the same replica without sharing a table.
 
-Session affinity: every client sends a session to the same replica, and none keeps a table.
-
-Rendezvous hashing: of all replicas, the one whose hash with the session is the highest. A replica
-that leaves moves its own sessions alone, evenly to the others; one that joins takes only what
-becomes its own. Source: Thaler and Ravishankar, Using name-based mappings to increase hit rates,
-1998.
+Rendezvous hashing takes the replica with the highest hash together with the session id. When a
+replica leaves, only its own sessions move, evenly to the others; when one joins, only the sessions
+that now belong to it move. Source: Thaler and Ravishankar, Using name-based mappings to increase
+hit rates, 1998.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
@@ -27,9 +27,11 @@ from hashlib import blake2b
 from penstock.messages.generation import ReplicaReported, pinned_version
 from penstock.messages.task import Purpose
 
+log = logging.getLogger(__name__)
+
 
 def preferred(session_id: str, replicas: Iterable[str]) -> str | None:
-    """Return the replica that a session belongs to, or None if there is none."""
+    """Return the replica with the highest hash for a session, or None if there are no replicas."""
     return max(replicas, key=lambda replica: (_score(session_id, replica), replica), default=None)
 
 
@@ -38,59 +40,67 @@ def _score(session_id: str, replica: str) -> bytes:
 
 
 SILENT_S = 10.0
-"""A replica that has not reported for so long is not counted, and what it was asked is lost."""
+"""Seconds without a report after which a replica is dropped and its requests are lost."""
 SESSIONS_MAX = 65_536
-"""Placed sessions that are remembered; the ones used longest ago belong by their names again."""
+"""Maximum placed sessions that are remembered; the least recently used fall back to hashing."""
 
 
 class Replica:
-    """One replica, and the requests that this process has at it."""
+    """One replica, with the requests and sessions that this process has at it."""
 
     def __init__(self, report: ReplicaReported, now: float) -> None:
         self.report = report
         self.seen_at = now
         self.uses: dict[asyncio.Future[None], None] = {}
-        """Each is done when its request is lost."""
+        """Requests of this process, as futures that are done when the request is lost."""
         self.num_sessions = 0
-        """Placed here and not over: those between two turns load it soon again."""
+        """Number of open sessions placed here; those between two turns will load it again soon."""
 
     @property
     def load(self) -> float:
-        """Requests over those that run at once; those of this process may be newer."""
+        """Requests as a fraction of those that can run at once."""
+        # The report may be older than the latest requests of this process.
         return max(self.report.num_requests, len(self.uses)) / self.report.num_running_max
 
     @property
     def pressure(self) -> float:
-        """Its load, and that of the sessions that this process has placed there."""
+        """Load, plus the load expected from sessions that this process has placed."""
         return self.load + self.num_sessions / self.report.num_running_max
 
     def lose(self) -> None:
-        """Tell those who wait for an answer that none will come."""
+        """Mark all requests as lost, so that nobody waits for their replies."""
         for use in self.uses:
             if not use.done():
                 use.set_result(None)
 
 
 class ReplicaTable:
-    """The replicas that reported lately; times are of one clock that never goes back."""
+    """Replicas that have reported recently; all times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
         self._homes: OrderedDict[str, str] = OrderedDict()
-        """Placed session -> its replica; the one used last comes last."""
+        """Home of each placed session, least recently used first."""
         self._changed = asyncio.Event()
 
     def add(self, report: ReplicaReported, now: float) -> None:
-        """Take a report; the requests at a replica that started again or leaves are lost."""
+        """Process a report; if the replica restarted or is leaving, its requests are lost."""
         known = self._replicas.get(report.replica)
         if known is not None:
+            # A late report of an earlier process with the same name.
             if report.started_at < known.report.started_at:
                 return
             if report.started_at > known.report.started_at or report.is_leaving:
+                log.info(
+                    "replica %s restarted or left, %d requests lost",
+                    report.replica,
+                    len(known.uses),
+                )
                 known.lose()
         if report.is_leaving:
             self._remove(report.replica)
         elif known is None:
+            log.info("replica %s joined, serving version %d", report.replica, report.policy_version)
             self._replicas[report.replica] = Replica(report, now)
         else:
             known.report, known.seen_at = report, now
@@ -100,46 +110,57 @@ class ReplicaTable:
         """Drop the replicas that have been silent for too long."""
         for name, replica in list(self._replicas.items()):
             if now - replica.seen_at > SILENT_S:
+                log.warning(
+                    "replica %s silent for %.0f s, %d requests lost",
+                    name,
+                    now - replica.seen_at,
+                    len(replica.uses),
+                )
                 replica.lose()
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Forget a replica; its sessions are placed again, or belong by their names."""
+        """Forget a replica; its sessions are placed again or fall back to hashing."""
         if self._replicas.pop(name, None) is not None:
             kept = ((session, home) for session, home in self._homes.items() if home != name)
             self._homes = OrderedDict(kept)
 
     def ready(self, purpose: Purpose, channel: str | None = None) -> list[ReplicaReported]:
-        """Return the replicas that serve a purpose, on a channel if one is named.
+        """Return the reports of replicas that serve a purpose, and `channel` if given.
 
         Raises:
-            ConfigError: No such channel.
+            ConfigError: There is no such channel.
 
         """
         version = None if channel is None else pinned_version(channel)
-        reports = [one.report for one in self._replicas.values() if purpose in one.report.serves]
+        reports = [
+            replica.report
+            for replica in self._replicas.values()
+            if purpose in replica.report.serves
+        ]
         if version is not None:
-            return [one for one in reports if one.policy_version == version]
-        return [one for one in reports if channel in {None, one.channel}]
+            return [report for report in reports if report.policy_version == version]
+        return [report for report in reports if channel in {None, report.channel}]
 
     def place(self, session_id: str, purpose: Purpose, channel: str) -> None:
-        """Have a session that begins go to the least loaded replica, and stay there.
+        """Make the least loaded replica the home of a new session.
 
-        One that is placed already stays where it is, unless its replica is gone.
+        A session that already has a home keeps it, unless the replica is gone.
 
         Args:
-            session_id: One that no other client continues: they would look for it by its name.
-            purpose: What its requests are for.
-            channel: Which versions may answer them.
+            session_id: Session that only this client continues; others would find it by hashing.
+            purpose: Purpose of the session's requests.
+            channel: Channel whose versions may answer them.
 
         """
-        names = [one.replica for one in self.ready(purpose, channel)]
+        names = [report.replica for report in self.ready(purpose, channel)]
         if self._homes.get(session_id) in names:
             self._homes.move_to_end(session_id)
             return
         self.leave(session_id)
         if not names:
             return
+        # Pressure, not load: many sessions may begin between two reports of a replica.
         least = min(self._replicas[name].pressure for name in names)
         fewest = [name for name in names if self._replicas[name].pressure == least]
         home = preferred(session_id, fewest)
@@ -150,7 +171,7 @@ class ReplicaTable:
             self.leave(next(iter(self._homes)))
 
     def leave(self, session_id: str) -> None:
-        """Forget a session that is over, or that was never placed."""
+        """Forget a session that is over; unknown sessions are ignored."""
         home = self._replicas.get(self._homes.pop(session_id, ""))
         if home is not None:
             home.num_sessions -= 1
@@ -158,16 +179,16 @@ class ReplicaTable:
     def choose(
         self, session_id: str, purpose: Purpose, channel: str, asked: Collection[str] = ()
     ) -> str | None:
-        """Return the replica to ask: the session's own if it has room, else the least loaded.
+        """Return the replica for a request: the session's home if it has room, or the least loaded.
 
         Args:
-            session_id: Its turns go to one replica, which has their prefix cached.
-            purpose: What the request is for.
-            channel: Which versions may answer it.
-            asked: Replicas that were asked in vain; asked again only where there is no other.
+            session_id: Session of the request, whose prefix is cached at its home.
+            purpose: Purpose of the request.
+            channel: Channel whose versions may answer it.
+            asked: Replicas that failed earlier attempts; they are only used if there is no other.
 
         """
-        names = [one.replica for one in self.ready(purpose, channel)]
+        names = [report.replica for report in self.ready(purpose, channel)]
         left = [name for name in names if name not in asked] or names
         home = self._homes.get(session_id)
         own = home if home in names else preferred(session_id, names)
@@ -180,7 +201,7 @@ class ReplicaTable:
     async def chosen(
         self, session_id: str, purpose: Purpose, channel: str, asked: Collection[str] = ()
     ) -> str:
-        """Return `choose`'s replica as soon as there is one; the caller bounds the wait."""
+        """Wait until `choose` finds a replica and return it; the caller must bound the wait."""
         while (name := self.choose(session_id, purpose, channel, asked)) is None:
             self._changed.clear()
             await self._changed.wait()
@@ -188,7 +209,7 @@ class ReplicaTable:
 
     @contextmanager
     def using(self, name: str) -> Generator[asyncio.Future[None]]:
-        """Count a request at a replica; yields what is done when the request is lost."""
+        """Count a request at a replica; yield a future that is done when the request is lost."""
         replica = self._replicas[name]
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         replica.uses[lost] = None

@@ -168,7 +168,7 @@ def test_a_missing_file_is_named(model, name):
         ("renderers:qwen3", "</tool_call>", r"needs the token '</tool_call>'"),
         ("penstock", "", r"'penstock' needs the special token '<\|end\|>'"),
         ("chatml", "", r"expected 'penstock' or 'renderers:NAME', got 'chatml'"),
-        ("renderers:nothing", "", r"renderers:NAME of .*; got 'nothing'"),
+        ("renderers:nothing", "", r"renderers:NAME with NAME one of .*; got 'nothing'"),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_the_format_is_refused(model, chat, left_out, expected):
