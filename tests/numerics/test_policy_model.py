@@ -174,7 +174,7 @@ def test_bad_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_checkpoint(tmp_path)
     weights.unlink()
-    with pytest.raises(ValueError, match=r"model\.safetensors: no such file, or an index"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: no such file, and no index"):
         load_checkpoint(tmp_path)
 
 

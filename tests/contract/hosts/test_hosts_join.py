@@ -149,7 +149,7 @@ def test_paths_of_secrets_hold_in_every_folder(site, tmp_path, capsys, monkeypat
     ("arguments", "tables", "words"),
     [
         (["status", "r9"], {}, "run 'r9': nats://127.0.0.1:.* has no log of it"),
-        (["status", RUN], {"trainer": {"steps_max": 4}}, "trainer: expected the run's own"),
+        (["status", RUN], {"trainer": {"steps_max": 4}}, "trainer: expected that of the run"),
         (["status", RUN], {"bus": {}}, r"bus\.servers: expected the servers that hold"),
         (["actor", "judge", "--run", RUN], {}, r'store\.kind: expected "s3" or "jetstream"'),
         (
