@@ -18,8 +18,8 @@ import xxhash
 from penstock.kernels.native import load_library
 
 _MODULUS = 1 << 128
+# Elements summed at once in NumPy, which bounds the memory of temporary arrays.
 _CHUNK_ELEMENTS = 1 << 20
-"""Elements summed at once in NumPy, which bounds the memory of temporary arrays."""
 _PLACE, _VALUE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -112,6 +112,7 @@ def run_element_sum(start: int, values: np.ndarray) -> int:
         return library.penstock_run_sum(
             ctypes.c_int64(start), ctypes.c_void_p(flat.ctypes.data), *sizes
         )
+    # Without a compiler: chunks bound the memory for positions and hashes.
     total = 0
     for at in range(0, flat.size, _CHUNK_ELEMENTS):
         part = flat[at : at + _CHUNK_ELEMENTS]

@@ -73,11 +73,11 @@ ELEMENT_TYPES = {
     )
 }
 _NAMED_BY_METADATA = ("F8_E4M3", "F8_E8M0")
+# NumPy type string -> element type; uint16 means bfloat16, which NumPy lacks.
 _BY_NUMPY = {
     ELEMENT_TYPES[name].numpy_name: name
     for name in ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "U32", "F32")
 }
-"""NumPy type string -> element type; uint16 means bfloat16, which NumPy lacks."""
 
 
 def element_type_of(array: np.ndarray) -> str:
@@ -136,6 +136,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"shape: expected at most {_DIMENSIONS_MAX} sizes, got {len(shape)}")
         if any(size < 0 for size in shape):
             raise ValueError(f"shape: expected sizes >= 0, got {list(shape)}")
+        # In bits, as several elements of fewer than 8 bits share a byte.
         num_bits = self.size * self.element_type.num_bits
         if num_bits % 8:
             raise ValueError(f"shape: {list(shape)} of {self.dtype} does not fill whole bytes")

@@ -19,8 +19,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC")
+# Maximum seconds for one compilation.
 _COMPILE_S = 300.0
-"""Maximum seconds for one compilation."""
 
 
 def find_compiler() -> str | None:
@@ -47,6 +47,7 @@ def load_library(source: Path) -> ctypes.CDLL | None:
         )
         return None
     command = [compiler, *_FLAGS, str(source), "-lm"]
+    # All headers, as the source does not list those that it includes indirectly.
     headers = sorted(source.parent.glob("*.h"))
     content = b"\0".join(path.read_bytes() for path in [source, *headers])
     library = build(command, f"{source.stem}.so", content)
@@ -84,6 +85,7 @@ def _cache_folder() -> Path:
 
 def _key(command: Sequence[str], content: bytes) -> str:
     hasher = hashlib.sha256(content)
+    # Names without folders: the same source elsewhere has the same key.
     names = "\0".join(Path(part).name for part in command)
     hasher.update(names.encode() + _version(command[0]) + processor())
     return hasher.hexdigest()[:20]

@@ -69,6 +69,7 @@ def open_routes(segment: bytes) -> RouteSegment:
         )
     fields, packed = segment[: _FIELDS.size], segment[HEADER_BYTES:]
     (checksum,) = _CHECKSUM.unpack_from(segment, _FIELDS.size)
+    # First of all, so that no field of a damaged header is believed.
     if checksum != _checksum(fields, packed):
         raise CorruptDataError("routes: the checksum does not match the bytes")
     magic, version, width, num_layers, num_chosen, num_experts, *rest = _FIELDS.unpack(fields)
@@ -76,6 +77,7 @@ def open_routes(segment: bytes) -> RouteSegment:
     num_bytes = -(-num_layers * num_chosen * width // 8)
     if (magic, version) != (_MAGIC, _FORMAT) or width != bits_per_id(num_experts):
         raise CorruptDataError(f"routes: not a segment of format {_FORMAT}")
+    # Before unpacking, which allocates memory by these counts.
     if len(packed) != num_tokens * num_bytes:
         raise CorruptDataError(
             f"routes: expected {num_tokens} x {num_bytes} bytes, got {len(packed)}"

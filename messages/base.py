@@ -142,6 +142,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def __post_init__(self) -> None:
         """Check that dtype, shape and data agree."""
+        # Checked on decoding, so that no reader can be made to read outside of `data`.
         item_bytes = _ITEM_BYTES.get(self.dtype)
         if item_bytes is None:
             choices = ", ".join(_ITEM_BYTES)

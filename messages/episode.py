@@ -71,6 +71,7 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
 
 def set_up_key(split: Split, task_id: str, step: int) -> str:
     """Return the key of a `SetUpRecorded`; the task id is hashed because it may be any text."""
+    # Task ids come from outside and may have characters that a subject cannot have.
     return f"{split}.{hashlib.sha256(task_id.encode()).hexdigest()[:32]}.{step}"
 
 

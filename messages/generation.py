@@ -33,6 +33,7 @@ def pinned_version(channel: str) -> int | None:
     if channel == NEWEST or channel in MOVED_CHANNELS:
         return None
     number = channel.removeprefix(_PIN)
+    # `isdigit` alone accepts digits of other scripts.
     if number == channel or not (number.isascii() and number.isdigit()):
         choices = ", ".join((NEWEST, *MOVED_CHANNELS))
         raise ConfigError(f"channel: expected {choices} or {_PIN}N, got {channel!r}")

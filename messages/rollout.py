@@ -234,7 +234,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     egress: list[EgressAttempt] = []
     """Network attempts of programs in all its machines; a branch includes those of its trunk."""
     trunk: Trunk | None = None
-    """Where the rollout left its trunk; None if it is not a branch."""
+    """Trunk that the rollout branched off; None if it is not a branch."""
     step_ends: list[NonNegativeInt] = []
     """For multi-step tasks, the turns that ended each step but the last one reached."""
     tool_names: list[list[str]] = []
@@ -248,6 +248,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
 
     def turn_key(self, index: int) -> str:
         """Return the key of the `TurnSampled` that holds a turn."""
+        # Turns are stored once, so a branch refers to its trunk's.
         if self.trunk is not None and index < self.trunk.num_turns:
             return f"{self.trunk.rollout_id}.{index}"
         return f"{self.rollout_id}.{index}"

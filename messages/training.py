@@ -76,6 +76,7 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Trained tokens by policy version."""
         if not self.outcome.is_trained:
             return []
+        # Tokens of older versions are context: see `withhold` of `trainer.staleness_policy`.
         return [span for span in self.version_spans if span.policy_version >= self.trained_from]
 
 

@@ -12,8 +12,8 @@ _ROUTER_WARPS, _NORM_WARPS, _LOGIT_THREADS = 4, 8, 512
 _TILE_COLUMNS, _MX_BLOCK = 256, 32
 _GEMM_TILE, _GEMM_THREADS = 64, 128
 _CHANGES_TILE = 4096
+# Target number of blocks of a matrix product: two per multiprocessor of an H200.
 _NUM_BLOCKS_AIM = 264
-"""Target number of blocks of a matrix product: two per multiprocessor of an H200."""
 
 
 class CudaBackend:
@@ -31,6 +31,7 @@ class CudaBackend:
         num_rows, width = x.shape
         if columns is None:
             assert rows is not None
+            # Without columns there is no need for a tile in shared memory.
             num_halves = x.numel() // 16
             grid = (_ceil(num_halves, _THREADS), 1)
             name = f"quantize.mxfp8_rows_{_dtype(x)}"
@@ -58,6 +59,7 @@ class CudaBackend:
     ) -> None:
         """See `KernelBackend`."""
         num_tokens, num_experts = logits.shape
+        # A warp holds 128 experts per round in registers; the number of rounds is compiled in.
         rounds = next(r for r in (1, 2, 4, 8) if num_experts <= r * 128)
         self._launch(
             f"routing.router_topk_{rounds}",
@@ -113,6 +115,7 @@ class CudaBackend:
             return
         _check_depth(depth)
         num_splits = split_of_depth(num_columns, depth)
+        # Parts of K go to separate outputs and are added in order: atomics would add in any order.
         partial = torch.empty((num_splits, *out.shape), dtype=torch.float32, device=x.device)
         grid = (_ceil(num_columns, _GEMM_TILE), _ceil(num_rows, _GEMM_TILE) * num_splits)
         arguments = (x, weight, partial, *sizes, np.int32(num_splits))

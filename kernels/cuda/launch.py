@@ -21,12 +21,12 @@ from penstock.kernels.native import build
 
 FOLDER = Path(__file__).parent / "src"
 NO_NVCC = "CUDA kernels need nvcc: none on PATH nor under CUDA_HOME"
+# Compiler flags. `-fmad=false` because the reference arithmetic fuses only multiply-adds that are
+# explicit in the source.
 _FLAGS = (
     *("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3"),
     *("-fmad=false", "-Xptxas", "-v"),
 )
-"""Compiler flags. `-fmad=false` because the reference arithmetic fuses only multiply-adds that are
-explicit in the source."""
 
 
 def source_path(name: str) -> Path:
@@ -97,6 +97,7 @@ def check_cuda() -> None:
         built = torch.version.cuda
         why = f"torch, built for CUDA {built}, finds no device" if built else "torch has no CUDA"
         raise KernelUnavailableError(f"CUDA kernels need a GPU: {why}; see `nvidia-smi`")
+    # Code for sm_90a runs on no other architecture, not even on later ones.
     if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
         text = ".".join(map(str, found))
         raise KernelUnavailableError(f"CUDA kernels need a Hopper GPU (9.0), got capability {text}")

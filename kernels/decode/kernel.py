@@ -93,6 +93,7 @@ class DecodeKernel:
         """
         num_tokens, num_outputs = len(tokens[0]), len(outputs)
         floats = self._scratch_floats(ctypes.byref(self._shape), ctypes.c_int64(num_tokens))
+        # Kept from step to step, so threads must not share a kernel.
         if len(self._scratch) < floats:
             self._scratch = np.empty(floats, dtype=np.float32)
         logits = np.empty((num_outputs, self._vocab), dtype=np.float32)
@@ -169,6 +170,7 @@ def round_mxfp8(values: np.ndarray) -> None:
     assert values.flags.c_contiguous
     assert values.shape[-1] % MX_BLOCK == 0
     library = decode_library()
+    # Both give the same bits.
     if library is None:
         rows = values.reshape(-1, values.shape[-1])
         rows[...] = mxfp8_dequantize(*mxfp8_rows(rows))

@@ -21,16 +21,16 @@ from penstock.kernels.delta.header import NUM_CLASSES_MAX, ClassRecord, Codec, H
 from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).parent / "c" / "delta.c"
+# Space that the writer of a bit string needs beyond the bytes that it fills.
 _SLACK_BYTES = 2048
-"""Space that the writer of a bit string needs beyond the bytes that it fills."""
 _GROUP_ELEMENTS = 1024
+# Maximum bytes of a number in either string: 33 bits, and its share of the block's parameter.
 _NUMBER_BYTES_MAX = 5
-"""Maximum bytes of a number in either string: 33 bits, and its share of the block's parameter."""
+# Size of the chunks of each array, which are hashed while they are in the L2 cache. It is a whole
+# number of tiles for every element size. 128 KiB were slower, 512 KiB no better.
 _CHUNK_BYTES = 1 << 18
-"""Size of the chunks of each array, which are hashed while they are in the L2 cache. It is a whole
-number of tiles for every element size."""
-_KEPT_BYTES_MAX = 64 << 20
-"""Maximum size of a buffer that a thread keeps from call to call."""
+# Maximum size of a buffer that a thread keeps from call to call.
+_BUFFER_BYTES_MAX = 64 << 20
 
 
 class Shape(ctypes.Structure):
@@ -130,26 +130,28 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-class _Kept(threading.local):
+class _Buffers(threading.local):
     """Buffers of this thread, by name."""
 
     def __init__(self) -> None:
-        self.rooms: dict[str, np.ndarray] = {}
+        self.by_name: dict[str, np.ndarray] = {}
 
 
-_kept = _Kept()
+_buffers = _Buffers()
 
 
-def room(name: str, num_bytes: int) -> np.ndarray:
+def thread_buffer(name: str, num_bytes: int) -> np.ndarray:
     """Return a buffer uint8 [num_bytes] of this thread, which overwrites its last one of that name.
 
     Buffers of more than 64 MiB are not kept.
     """
-    found = _kept.rooms.get(name)
+    # The first access to fresh memory took longer than coding (0.3 GB/s in a virtual machine), so
+    # buffers are used again.
+    found = _buffers.by_name.get(name)
     if found is None or found.size < num_bytes:
         found = np.empty(num_bytes, np.uint8)
-        if num_bytes <= _KEPT_BYTES_MAX:
-            _kept.rooms[name] = found
+        if num_bytes <= _BUFFER_BYTES_MAX:
+            _buffers.by_name[name] = found
     return found[:num_bytes]
 
 
@@ -173,17 +175,20 @@ def encode_steps(
     records = (Record * len(thresholds))()
     has_mask = header.codec is Codec.BITMASK_ULP
     shape = shape_of(header.dtype, thresholds, base, target, has_mask=has_mask)
-    changed = room("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
+    changed = thread_buffer("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
     checks = _count(library, shape, records, (base, target), changed)
     num_changed = sum(record.num_changed for record in records)
     # Worst case: a rank, a step and a scratch number per changed element, and one more.
     num_numbers = 3 * num_changed + 1
     begin = portable.flag_bytes(header, num_changed)
     string_bytes = min(num_numbers * _NUMBER_BYTES_MAX, header.plain_bytes_max) + _SLACK_BYTES
-    body, low = room("body", sum(begin) + 2 * string_bytes), room("low", string_bytes)
+    body, low = (
+        thread_buffer("body", sum(begin) + 2 * string_bytes),
+        thread_buffer("low", string_bytes),
+    )
     mask, signs, unary = np.split(body, np.cumsum(begin))
     streams = Streams(*map(address, (mask, signs, unary, low)), string_bytes, string_bytes)
-    numbers = room("numbers", 4 * num_numbers)
+    numbers = thread_buffer("numbers", 4 * num_numbers)
     status = library.penstock_delta_encode(
         *map(ctypes.byref, (shape, records)),
         *map(pointer, (changed, numbers)),
@@ -217,6 +222,7 @@ def _count(
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(pair[0]):
         for check, array in zip(checks, pair, strict=True):
+            # Hashed just before it is compared: the chunk is then in the cache.
             check.update(array[start:end].data)
         library.penstock_delta_count(*map(ctypes.c_int64, (start, end)), *structs)
     return checks[0].intdigest(), checks[1].intdigest()
@@ -233,7 +239,7 @@ def decode_steps(
     values = np.empty(header.num_changed, base.dtype)
     walk = _read(library, header, base, body)
     structs = ctypes.byref(walk.shape), ctypes.byref(walk.series)
-    _succeed(library.penstock_delta_decode(*structs, pointer(places), pointer(values)))
+    _check_status(library.penstock_delta_decode(*structs, pointer(places), pointer(values)))
     return places, values
 
 
@@ -251,6 +257,7 @@ def apply_steps(
     """
     library = load_delta_library()
     if library is None:
+        # Without the compiled code there are no chunks; the arrays are hashed as a whole.
         target[...] = base
         places, values = portable.decode_steps(header, base, body)
         target[places] = values
@@ -259,8 +266,10 @@ def apply_steps(
     structs = ctypes.byref(walk.shape), ctypes.byref(walk.series), pointer(target)
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(base):
+        # The chunk of the base is hashed before, that of the target after it is written, both
+        # while they are in the cache: arrays are read from memory once.
         checks[0].update(base[start:end].data)
-        _succeed(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
+        _check_status(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
         checks[1].update(target[start:end].data)
     return checks[0].intdigest(), checks[1].intdigest()
 
@@ -284,16 +293,17 @@ def _read(library: ctypes.CDLL, header: Header, base: np.ndarray, body: bytes | 
     thresholds = [record.first_key for record in header.classes]
     has_mask = header.codec is Codec.BITMASK_ULP
     shape = shape_of(header.dtype, thresholds, base, base, has_mask=has_mask)
+    # As `penstock_delta_read` requires; `read_header` has bounded all of these counts.
     num_coded = sum(record.changed.num_coded for record in header.classes)
     num_numbers = num_coded + 3 * header.num_changed + len(header.classes)
-    walk = Walk(shape, Series(), room("numbers", 4 * num_numbers))
+    walk = Walk(shape, Series(), thread_buffer("numbers", 4 * num_numbers))
     structs = map(ctypes.byref, (shape, records, streams))
     numbers, series = pointer(walk.numbers), ctypes.byref(walk.series)
-    _succeed(library.penstock_delta_read(*structs, numbers, series))
+    _check_status(library.penstock_delta_read(*structs, numbers, series))
     return walk
 
 
-def _succeed(status: int) -> None:
+def _check_status(status: int) -> None:
     if status:
         raise ValueError("a count, a position or a size is out of bounds")
 

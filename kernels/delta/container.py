@@ -73,6 +73,7 @@ def pack(header: Header, body: bytes | memoryview) -> bytes:
     )
     numbers = [number for record in header.classes for number in _class_numbers(record)]
     table = b"".join(map(leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
+    # Kept plain if compression does not help; the lengths tell readers which it is.
     packed = compress(body) if body else body
     parts = (head, table, packed if len(packed) < len(body) else body)
     check = xxhash.xxh3_64()
@@ -155,6 +156,7 @@ def _read_header(view: memoryview) -> tuple[Header, int]:
         )
     if dtype == Dtype.INT4X2 and num_elements % 2:
         raise CorruptDataError(f"delta: {num_elements} half bytes do not fill whole bytes")
+    # `N` is bounded by now, so all later checks are relative to it.
     table = TableReader(view[_FIXED.size : -_CHECK_BYTES])
     if num_classes > NUM_CLASSES_MAX:
         raise CorruptDataError(f"delta.classes: at most {NUM_CLASSES_MAX}, got {num_classes}")
@@ -204,10 +206,12 @@ def _check(header: Header) -> None:
         raise CorruptDataError(f"delta.classes: keys {keys} do not fit {header.dtype.name}")
     if keys and sum(record.num_changed for record in header.classes) != header.num_changed:
         raise CorruptDataError("delta.classes: changes do not add up to the header's number")
+    # The decoder allocates memory by these counts and indexes with them.
     if sum(record.changed.num_coded for record in header.classes) > header.num_elements:
         raise CorruptDataError("delta.classes: more places are coded than there are elements")
     if any(record.large.num_coded > record.num_changed for record in header.classes):
         raise CorruptDataError("delta.classes: more large steps than changes")
+    # Each number takes at least one bit of the unary string.
     numbers = (r.changed.num_coded + r.large.num_coded + r.num_large for r in header.classes)
     if sum(numbers) > 8 * header.unary_bytes:
         raise CorruptDataError("delta.classes: the unary string is too short for their numbers")

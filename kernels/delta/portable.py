@@ -62,6 +62,7 @@ class RiceWriter:
         values = values.astype(np.int64)
         params = _best_params(values)
         shifts = np.repeat(params, BLOCK)[: values.size]
+        # Capped, so that a single large number does not take a long run of zeros.
         high = np.minimum(values >> shifts, ESCAPE)
         widths = np.where(high == ESCAPE, _WHOLE_BITS, shifts)
         turns = np.diff(params, prepend=0)
@@ -77,6 +78,7 @@ class RiceWriter:
         bits[ends - 1] = 1
         widths = np.concatenate(self._widths)
         starts = np.cumsum(widths) - widths
+        # Position of each bit within its number.
         places = np.arange(widths.sum()) - np.repeat(starts, widths)
         low = np.repeat(np.concatenate(self._low), widths) >> places.astype(np.uint64)
         return _pack(bits), _pack((low & np.uint64(1)).astype(np.uint8))
@@ -103,6 +105,7 @@ class RiceReader:
 
         """
         num_blocks = -(-count // BLOCK)
+        # Each block starts with the change of its parameter.
         numbers = self._numbers[self._at : self._at + count + num_blocks]
         if numbers.size != count + num_blocks:
             raise ValueError(f"the unary string ends before {count} numbers")
@@ -144,6 +147,7 @@ def _best_params(values: np.ndarray) -> np.ndarray:
     costs = np.empty((K_MAX + 1, starts.size), np.int64)
     for k in range(K_MAX + 1):
         high = values >> k
+        # Unary zeros, a one, and k low bits; or an escape and all bits.
         bits = np.where(high < ESCAPE, high + 1 + k, ESCAPE + 1 + _WHOLE_BITS)
         costs[k] = np.add.reduceat(bits, starts)
     return costs.argmin(axis=0)
@@ -179,6 +183,7 @@ def encode_steps(
     signs: list[np.ndarray] = []
     for key, members in zip(thresholds, _members(base, thresholds, header.dtype), strict=True):
         marked = is_changed[members]
+        # The order in which series are written is part of the format.
         changed = MarksRecord(0, False) if has_mask else _append_marks(rice, marked)
         places = members[marked]
         is_down, sizes = steps_between(base[places], target[places], header.dtype)
@@ -190,8 +195,8 @@ def encode_steps(
         )
         signs.append(is_down)
     unary, low = rice.finish()
-    mask = _portable_pack(is_changed) if has_mask else b""
-    body = b"".join((mask, _portable_pack(np.concatenate(signs)), unary, low))
+    mask = _pack(is_changed) if has_mask else b""
+    body = b"".join((mask, _pack(np.concatenate(signs)), unary, low))
     whole = msgspec.structs.replace(
         header,
         num_changed=sum(record.num_changed for record in records),
@@ -228,6 +233,7 @@ def decode_steps(
         if header.codec is Codec.BITMASK_ULP:
             marked = _unpack(mask, base.size)
         where = positions[marked]
+        # Payloads may be forged: counts are checked against the base before they are used.
         if where.size != record.num_changed:
             raise ValueError(f"{where.size} marks for {record.num_changed} changes")
         is_large = _read_marks(rice, record.large, where.size)
@@ -236,6 +242,7 @@ def decode_steps(
         places.append(where)
         values.append(walk(base[where], down, sizes, header.dtype))
     rice.finish()
+    # Classes interleave, so positions rise only after sorting.
     joined = np.concatenate(places)
     order = np.argsort(joined)
     return joined[order], np.concatenate(values)[order]
@@ -282,6 +289,7 @@ def _members(base: np.ndarray, thresholds: list[int], dtype: Dtype) -> Iterator[
 
 def _append_marks(rice: RiceWriter, marked: np.ndarray) -> MarksRecord:
     """Write which places are marked (bool [M]) as gaps between them."""
+    # The smaller set is coded.
     inverted = 2 * int(np.count_nonzero(marked)) > marked.size
     coded = np.flatnonzero(marked != inverted)
     rice.append(np.diff(coded, prepend=-1) - 1)
@@ -303,10 +311,6 @@ def _read_sizes(rice: RiceReader, count: int, dtype: Dtype) -> np.ndarray:
     if count and int(sizes.max()) > 1 << (dtype.traits.bits - 1):
         raise ValueError("a step is larger than half of the elements' range")
     return sizes.astype(dtype.storage)
-
-
-def _portable_pack(bits: np.ndarray) -> bytes:
-    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def _unpack(data: memoryview, count: int) -> np.ndarray:
@@ -335,6 +339,7 @@ def steps_between(
     mask, half = _mask_and_half(base, dtype)
     if dtype.traits.is_float:
         base, target = ordered(base), ordered(target)
+    # Unsigned arithmetic wraps; a step of more than half the range is one down.
     step = (target - base) & mask
     is_down = step >= half
     return is_down, np.where(is_down, (base.dtype.type(0) - step) & mask, step)

@@ -15,9 +15,9 @@ import torch
 from penstock.kernels.backend import KernelArgumentError, KernelBackend
 
 FLOATS = (torch.float32, torch.bfloat16)
+# Alignment that kernels need, because they read 16 bytes at once. PyTorch aligns allocations to
+# more, but a view may start anywhere.
 _ALIGNED_BYTES = 16
-"""Alignment that kernels need, because they read 16 bytes at once. PyTorch aligns allocations to
-more, but a view may start anywhere."""
 
 
 def check_tensor(
@@ -38,6 +38,7 @@ def check_tensor(
         raise KernelArgumentError(
             f"{name}: expected [{sizes}] of {names}, got {list(tensor.shape)} of {tensor.dtype}"
         )
+    # Backends see no gradients and no strides.
     tensor = tensor.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % _ALIGNED_BYTES else tensor
 

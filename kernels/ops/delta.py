@@ -31,6 +31,7 @@ def delta_changes(
     base = check_tensor("base", base, (None,), _BITS)
     target = check_tensor("target", target, tuple(base.shape), (base.dtype,))
     check_range("base: number of elements", base.numel(), 0, NUM_ELEMENTS_MAX)
+    # Grids of kernels must not be empty.
     if not base.numel():
         return torch.empty(0, dtype=torch.int32, device=base.device), target.clone()
     chosen = backend_for(base, backend)
@@ -64,6 +65,7 @@ def delta_apply(
     if not positions.numel():
         return
     check_values("positions", positions, 0, weights.numel() - 1, backend)
+    # A view, so that the caller's memory is written; the checked copy might be another one.
     bits = _as_bits(weights.detach())
     backend_for(weights, backend).delta_apply(bits, positions, _as_bits(values))
 

@@ -71,6 +71,7 @@ def mxfp8_dequantize(
             "mxfp8_dequantize: expected codes and scales of the same two or more dimensions and "
             f"dtype float32 or bfloat16, got {codes.dim()}, {scales.dim()} and {dtype}"
         )
+    # With blocks along columns there is one scale for 32 rows.
     by_rows = codes.shape[-2] == scales.shape[-2]
     flat_codes = check_tensor("codes", codes.flatten(0, -2), (None, None), (torch.uint8,))
     num_rows, num_columns = flat_codes.shape

@@ -49,6 +49,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     check_range("num_chosen", num_chosen, 1, min(num_experts, NUM_CHOSEN_MAX))
     if recorded is not None:
         recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts, -1, backend)
+        # -1 is allowed only as the mark of a free row, which is in its first slot.
         is_missing = (recorded[:, :1] >= 0) & (recorded < 0)
         check_values(
             "recorded: -1 in a row that does not start so", is_missing.int(), 0, 0, backend

@@ -19,8 +19,8 @@ EXP_LOWEST = np.float32(-87.0)
 """Argument below which exp returns 0: such a term is less than 2**-125 of the largest."""
 
 _LOG2_E = np.float32(1.44269504088896341)
+# 1.5 * 2**23; adding it rounds to an integer.
 _ROUND_MAGIC = np.float32(12582912.0)
-"""1.5 * 2**23; adding it rounds to an integer."""
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
         1.6666665459e-1, 5.0000001201e-1)  # fmt: skip

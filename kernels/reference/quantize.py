@@ -56,6 +56,8 @@ def e4m3_encode(x: np.ndarray) -> np.ndarray:
     bits = abs_bits(x)
     sign = ((x.view(np.uint32) >> 24) & 0x80).astype(np.uint8)
     clamped = np.minimum(bits, E4M3_MAX.view(np.uint32))
+    # Round to nearest even by adding half a unit, less one if the last kept bit is even; then
+    # move the exponent from float32's bias to that of E4M3.
     normal = ((clamped + 0x7FFFF + ((clamped >> 20) & 1)) >> 20) - (120 << 3)
     with np.errstate(all="ignore"):
         subnormal = np.rint(clamped.view(np.float32) * np.float32(512.0)).astype(np.uint32)
@@ -96,8 +98,8 @@ def _e4m3_values() -> np.ndarray:
 _E4M3_VALUES = _e4m3_values()
 _E2M1_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_VALUES = np.array([*_E2M1_POSITIVE, *(-v for v in _E2M1_POSITIVE)], np.float32)
+# Midpoints between neighboring values; ties go to the even code.
 _E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Midpoints between neighboring values; ties go to the even code."""
 _E2M1_TIES_UP = (False, True, False, True, False, True, False)
 
 
@@ -149,6 +151,7 @@ def nvfp4_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):
         token_scales = block_amax.max(-1) / _NV_RANGE
         token_scales[~np.isfinite(block_amax.max(-1))] = np.nan
+        # A row of zeros would be divided by zero.
         divisor = np.where(token_scales == 0, np.float32(1.0), token_scales)[:, None]
         block_scales = e4m3_encode(block_amax / E2M1_MAX / divisor)
         factors = e4m3_decode(block_scales) * divisor

@@ -68,6 +68,7 @@ def router_topk(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the fields of `Routing` for logits float32 [T, E]; see `kernels.ops.router_topk`."""
     scores = _softmax(logits)
+    # A stable sort gives ties to the lower id.
     ranked = np.where(np.isnan(logits), -np.inf, logits)
     ids = np.argsort(-ranked, axis=1, kind="stable")[:, :num_chosen]
     num_mismatched = num_replaced = np.zeros(len(logits), np.int32)
