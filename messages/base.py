@@ -46,7 +46,7 @@ class Stream(StrEnum):
     FEEDBACK = "feedback"
     """Recorded user requests, and the training samples made from them."""
     SIGNALS = "signals"
-    """Users' feedback; separate, so that a flood of feedback cannot crowd out recorded requests."""
+    """Users' feedback, kept apart so that a flood of it cannot crowd out recorded requests."""
     GATEWAY = "gateway"
     """State shared by gateways, kept in memory for minutes: the newest event of each subject."""
     TRAINING = "training"

@@ -1,4 +1,4 @@
-"""Life cycle of runs and actors, and the messages and work items that failed."""
+"""Events in the life cycle of runs and actors, and failures of messages and work items."""
 
 from typing import ClassVar
 

@@ -76,7 +76,7 @@ def set_up_key(split: Split, task_id: str, step: int) -> str:
 
 
 class SetUpRecorded(Event, frozen=True, kw_only=True):
-    """Judge -> judges and readers of episodes: files produced by a task's set-up scripts by a step.
+    """Judge -> judges and readers of episodes: files that a task's set-up scripts produced.
 
     Recorded in a machine that no policy has used: files that an episode left in the same state are
     not changes made by the policy.

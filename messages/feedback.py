@@ -33,7 +33,7 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     facts: ReplyFacts = ReplyFacts()
     """Counts of the reply, without names of tools."""
     recorded_at: NonNegativeFloat = 0.0
-    """Unix seconds, on the gateway's clock."""
+    """Time of the reply in Unix seconds, on the gateway's clock."""
     turn: TurnSummary
     stop_reason: StopReason
     policy_version: int
@@ -67,7 +67,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     """Channel that answered: the variant's, or the gateway's default if its replicas were gone."""
     facts: ReplyFacts = ReplyFacts()
     recorded_at: NonNegativeFloat = 0.0
-    """Unix seconds, on the gateway's clock."""
+    """Time of the reply in Unix seconds, on the gateway's clock."""
     turn: SealedTurn | StoredTurn
     """Turn, sealed both in the event and in the store."""
     policy_version: int

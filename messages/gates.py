@@ -85,7 +85,7 @@ class CandidateChosen(Event, frozen=True, kw_only=True):
     """Version that the candidate is compared with."""
     at: NonNegativeFloat
 
-    """Unix seconds."""
+    """Time of the event in Unix seconds."""
 
     def key(self) -> str:
         """Return the key: one event per number, so that gatekeepers choose the same candidate."""
@@ -171,7 +171,7 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     gates: list[Gate] = []
     """Gates at the time of the decision."""
     at: NonNegativeFloat
-    """Unix seconds."""
+    """Time of the event in Unix seconds."""
 
     def key(self) -> str:
         """Return the key: one event per candidate, so that nothing is decided twice."""

@@ -48,7 +48,7 @@ class Generate(Message, frozen=True, kw_only=True):
     """Session id; turns of one session reuse a KV-cache prefix on one replica."""
     purpose: Purpose
     channel: str = NEWEST
-    """Channel to be served by; a request to `version:N` is refused by any other version."""
+    """Channel that must serve the request; any version other than N refuses `version:N`."""
     token_ids: Array
     """int32 [P]: full context."""
     sampling: Sampling
@@ -68,9 +68,9 @@ class TokensSampled(Message, frozen=True, kw_only=True):
 
     request_id: str
     token_ids: Array
-    """int32 [N]."""
+    """int32 [N]: sampled tokens."""
     behavior_logprobs: Array
-    """float32 [N]."""
+    """float32 [N]: log probabilities of the tokens when they were sampled."""
     policy_version: int
     """Policy version that sampled the chunk; a chunk never spans two versions."""
     stop_reason: StopReason | None = None

@@ -1,4 +1,4 @@
-"""Turns and rollouts: tokens that the policy read and sampled, and what its episodes left."""
+"""Turns and rollouts: tokens that the policy read and sampled, and files left by episodes."""
 
 import math
 from collections import Counter
@@ -152,7 +152,7 @@ class Turn(Part, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> TurnSummary:
-        """Counts that events give where they only refer to the turn."""
+        """Token counts, for events that refer to the turn without holding it."""
         return TurnSummary(
             num_context=math.prod(self.context_ids.shape),
             num_sampled=math.prod(self.token_ids.shape),

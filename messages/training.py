@@ -97,7 +97,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_unequal_work(self) -> bool:
-        """Whether some rollouts did better than others, which training does not require."""
+        """Whether some rollouts did better than others, apart from their length."""
         rewards = {sample.reward for sample in self.samples if not sample.outcome.is_masked}
         return len(rewards) > 1 and not self.is_length_only
 

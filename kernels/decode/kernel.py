@@ -1,7 +1,9 @@
 """Python interface of the compiled decoding step, sampling and MXFP8 rounding."""
 
 import ctypes
+import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from penstock.kernels.decode.layout import (
 )
 from penstock.kernels.native import load_library
 from penstock.kernels.reference.quantize import MX_BLOCK, mxfp8_dequantize, mxfp8_rows
+
+log = logging.getLogger(__name__)
 
 _BELOW_ONE = np.nextafter(np.float32(1.0), np.float32(0.0))
 
@@ -61,9 +65,7 @@ class DecodeKernel:
     @classmethod
     def load(cls, shape: DecodeShape) -> "DecodeKernel | None":
         """Return the kernel, or None without a compiler or for an unsupported shape."""
-        # Vectors of the C code have 16 floats, and it has no code for remainders.
-        dimensions = (shape.hidden, shape.head_dim, shape.width, shape.positions)
-        if any(dimension % TILE for dimension in dimensions):
+        if not _is_supported(shape):
             return None
         library = decode_library()
         return None if library is None else cls(library, shape)
@@ -149,6 +151,21 @@ class DecodeKernel:
         arrays = (logits, *sizes, inverse, tokens, found)
         self._logprobs(*(_pointer(a) if isinstance(a, np.ndarray) else a for a in arrays))
         return found
+
+
+@cache  # So that it is logged once per shape, however many threads load a kernel.
+def _is_supported(shape: DecodeShape) -> bool:
+    # Vectors of the C code have 16 floats, and it has no code for remainders.
+    dimensions = (shape.hidden, shape.head_dim, shape.width, shape.positions)
+    if any(dimension % TILE for dimension in dimensions):
+        log.warning(
+            "no compiled decoding step: hidden size, head size, expert size and positions are %s,"
+            " not all multiples of %d",
+            dimensions,
+            TILE,
+        )
+        return False
+    return True
 
 
 def _address(array: np.ndarray | None) -> int | None:
