@@ -101,8 +101,8 @@ static int list_bits(const uint64_t *bits, uint16_t *list) {
     return count;
 }
 
-/* Order of the bit patterns of an element type. Its functions have no branches, because signs are
- * unpredictable. */
+/* Order of the bit patterns of an element type. Its functions have no branches: signs are
+ * unpredictable, and one branch on them took a third of the decoding time. */
 typedef struct {
     uint32_t ones, sign, turned; /* all bits; the sign bit; bits that negative floats invert */
     int top;
