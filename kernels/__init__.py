@@ -1,9 +1,11 @@
-"""Numeric kernels: GPU operations with frozen references, the decoding step, deltas, digests.
+"""Numeric kernels: tensor operations, the CPU decoding step, weight deltas and digests.
 
-- `ops/` is the interface of the operations, `reference/` its frozen arithmetic, `cuda/` the GPU.
-- `decode/` is the CPU's decoding step; `route_segments.py` seals the routes that it records.
-- `delta/` codes what changed between two versions of the weights; `digest.py` hashes them.
-- `native.py` compiles and caches C; `arrays.py` packs arrays for messages.
+- `ops/` is the public interface of the operations. `reference/` defines their results bit for bit;
+  `cuda/` implements them on GPUs.
+- `decode/` is the decoding step on CPUs; `route_segments.py` seals the routes that it records.
+- `delta/` encodes the difference of two versions of weights; `digest.py` hashes weights.
+- `native.py` compiles C and CUDA sources and caches the results; `arrays.py` converts arrays for
+  messages.
 
 To add an operation, see `ops/__init__.py`.
 """

@@ -1,4 +1,4 @@
-"""Arrays between numpy and the wire."""
+"""Conversion between NumPy arrays and the arrays of messages."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from penstock.messages.base import Array
 
 
 def to_array(values: np.ndarray) -> Array:
-    """Pack an array of any shape, C-ordered and little-endian.
+    """Pack a NumPy array of any shape for a message.
 
     Raises:
-        ValueError: A dtype that does not travel; the text lists those that do.
+        ValueError: The dtype is not supported; the text lists those that are.
 
     """
     name = values.dtype.name
@@ -18,7 +18,8 @@ def to_array(values: np.ndarray) -> Array:
 
 
 def from_array(array: Array) -> np.ndarray:
-    """View the bytes of a message as a read-only array, without copying; `Array` checked them."""
+    """View the bytes of a message as a read-only NumPy array, without copying."""
+    # `Array` has already checked that the bytes fill the shape.
     return np.frombuffer(array.data, _wire_dtype(array.dtype)).reshape(array.shape)
 
 

@@ -1,6 +1,6 @@
-"""What runs a kernel: one protocol, the values that operations exchange, and their errors.
+"""Protocol of kernel backends, the values that operations exchange, and their errors.
 
-`penstock.kernels.ops` checks arguments and allocates results; a backend only fills them in.
+`penstock.kernels.ops` checks arguments and allocates results; a backend only fills in the results.
 """
 
 from typing import NamedTuple, Protocol
@@ -13,46 +13,46 @@ Tensor = torch.Tensor
 
 
 class KernelArgumentError(PenstockError, ValueError):
-    """A tensor's shape, dtype, device or values do not fit; the text says what does."""
+    """A tensor has an unsuitable shape, dtype, device or value; the text says what is expected."""
 
 
 class KernelUnavailableError(PenstockError, RuntimeError):
-    """The compiler, driver or library of a requested device is missing; the text says which."""
+    """A compiler, driver or library needed for the device is missing; the text says which."""
 
 
 class Mxfp8(NamedTuple):
-    """A tensor in E4M3 with one E8M0 scale per block of 32."""
+    """Tensor of E4M3 codes with one E8M0 scale per block of 32."""
 
     codes: Tensor
-    """uint8 [..., M, K]."""
+    """uint8 [..., M, K]: E4M3 codes."""
     scales: Tensor
-    """uint8: [..., M, K/32] for 1x32 blocks, [..., M/32, K] for 32x1 blocks."""
+    """uint8 [..., M, K/32] for 1x32 blocks, [..., M/32, K] for 32x1 blocks: E8M0 scales."""
 
 
 class Routing(NamedTuple):
-    """Where T tokens go."""
+    """Experts of T tokens, and their weights."""
 
     ids: Tensor
-    """int16 [T, K], in slot order: the best first, or as recorded."""
+    """int16 [T, K]: expert ids in slot order, which is best first or as recorded."""
     weights: Tensor
-    """float32 [T, K]."""
+    """float32 [T, K]: weights of the experts."""
     num_mismatched: Tensor
-    """int32 [T]: how many recorded ids the router itself would not have chosen."""
+    """int32 [T]: number of recorded ids that the router itself would not have chosen."""
     num_replaced: Tensor
-    """int32 [T]: how many recorded ids were implausible and gave way to the router's own."""
+    """int32 [T]: number of recorded ids that were implausible and replaced by the router's own."""
 
 
 class KernelBackend(Protocol):
-    """Fills `out` tensors that `ops` allocated; shapes stand at the functions of `ops`."""
+    """Implementation of the operations; `ops` documents the shapes and allocates the outputs."""
 
     @property
     def device(self) -> str:
-        """Device type of the tensors that it takes."""
+        """Device type of the tensors that the backend accepts."""
         ...
 
     @property
     def defers_checks(self) -> bool:
-        """Whether values are checked behind a kernel, and errors raised later."""
+        """Whether values are checked asynchronously, so that errors are raised by a later call."""
         ...
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
@@ -103,7 +103,7 @@ class KernelBackend(Protocol):
         ...
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare bits [N] -> positions int32 [C], values [C]."""
+        """Find where bits [N] differ -> positions int32 [C], values [C]."""
         ...
 
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:

@@ -1,4 +1,4 @@
-/* The sum of a mix of place and value over elements, modulo 2^64; `digest.py` says what for. */
+/* Sum modulo 2^64 of a hash of position and value over elements; see `element_sum` in digest.py. */
 #include <stdint.h>
 
 static inline uint64_t mix(uint64_t place, uint64_t value) {

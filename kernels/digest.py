@@ -1,9 +1,10 @@
-"""Digests that prove two sets of tensors equal, bit for bit.
+"""Digests for checking that two sets of tensors are equal, bit for bit.
 
-A tensor's digest covers its dtype, shape and bytes; a root digest adds up the digests of named
-tensors, so that it depends neither on the order of the names nor on who holds which tensor:
-shards can be digested apart and summed. An element sum does the same element by element: it adds
-up over any cut, and follows an update in the number of changed elements.
+A tensor digest covers dtype, shape and bytes. A root digest is the sum of the digests of named
+tensors: it depends neither on the order of names nor on which process holds which tensor, so shards
+can be digested separately and added up. An element sum does the same at element level: it adds up
+however a snapshot is cut, and can be updated in time proportional to the number of changed
+elements.
 """
 
 import ctypes
@@ -17,23 +18,24 @@ import xxhash
 from penstock.kernels.native import load_library
 
 _MODULUS = 1 << 128
+# Elements summed at once in NumPy, which bounds the memory of temporary arrays.
 _CHUNK_ELEMENTS = 1 << 20
 _PLACE, _VALUE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class TensorHasher:
-    """Digests one tensor, whose bytes are fed in C order."""
+    """Incremental digest of one tensor, whose bytes are added in C order."""
 
     def __init__(self, numpy_name: str, shape: tuple[int, ...]) -> None:
         self._hash = xxhash.xxh3_128(f"{numpy_name}{shape}".encode())
 
     def update(self, words: np.ndarray) -> None:
-        """Add the next words [N], contiguous."""
+        """Add the next contiguous words [N]."""
         self._hash.update(words.data)
 
     def digest(self) -> bytes:
-        """Return the 16 bytes of the xxh3-128 of dtype, shape and bytes."""
+        """Return the xxh3-128 of dtype, shape and bytes as 16 bytes."""
         return self._hash.digest()
 
 
@@ -41,10 +43,10 @@ def tensor_digest(array: np.ndarray) -> int:
     """Digest one tensor.
 
     Args:
-        array: any shape and dtype; bfloat16 travels as its uint16 bit pattern.
+        array: Array of any shape and dtype; bfloat16 as its uint16 bit patterns.
 
     Returns:
-        The 128-bit xxh3 of dtype, shape and bytes in C order.
+        xxh3-128 of dtype, shape and bytes in C order.
 
     """
     hasher = TensorHasher(array.dtype.str, array.shape)
@@ -53,37 +55,39 @@ def tensor_digest(array: np.ndarray) -> int:
 
 
 def named_digest(name: str, digest: int) -> int:
-    """Bind a tensor's digest to its name: one summand of the root digest."""
+    """Combine a tensor's digest with its name, which gives one term of the root digest."""
     return xxhash.xxh3_128(name.encode() + b"\0" + digest.to_bytes(16, "big")).intdigest()
 
 
 def root_digest(arrays: dict[str, np.ndarray]) -> str:
-    """Digest named tensors, independent of their order in the dict.
+    """Return the root digest of named tensors, independent of their order in the dict.
 
     Returns:
-        32 hexadecimal digits: the sum of the named digests modulo 2**128.
+        Sum of the named digests modulo 2**128, as 32 hexadecimal digits.
 
     """
     return root_of(named_digest(name, tensor_digest(array)) for name, array in arrays.items())
 
 
 def root_of(named: Iterable[int]) -> str:
-    """Return the root digest of named digests, or of sums of some of them; see `root_digest`."""
+    """Return the root digest, given named digests or partial sums of them; see `root_digest`."""
     return f"{sum(named) % _MODULUS:032x}"
 
 
 def element_sum(places: np.ndarray, values: np.ndarray) -> int:
-    """Add up a mix of place and value over elements, modulo 2**64.
+    """Return the sum modulo 2**64 of a hash of position and value over elements.
 
-    The sum over a whole snapshot is the sum over any cut of it, and an update changes it by the new
-    elements' sum less the old ones': holders of different shards compare without gathering.
-    It guards against accidents, not against forgers.
+    The sums of the parts of a snapshot add up to the sum of the whole however it is cut, and an
+    update changes it by the sum of the new elements minus that of the old ones. Holders of shards
+    can therefore compare snapshots without gathering them. It detects corruption, not forgery.
 
     Args:
-        places: [K] flat coordinates in the whole snapshot.
-        values: [K] bit patterns, unsigned.
+        places: Flat coordinates [K] in the full snapshot.
+        values: Unsigned bit patterns [K].
 
     """
+    # Ends with the finalizer of splitmix64, as plain sums of places and values would collide
+    # easily. `digest.c` has the same steps.
     mixed = places.astype(np.uint64) * _PLACE + _MIX[0]
     mixed ^= (mixed >> np.uint64(31)) + (values.astype(np.uint64) + np.uint64(1)) * _VALUE
     for shift, factor in zip((30, 27), _MIX, strict=True):
@@ -94,11 +98,11 @@ def element_sum(places: np.ndarray, values: np.ndarray) -> int:
 
 
 def run_element_sum(start: int, values: np.ndarray) -> int:
-    """Add up the elements of a run that begins at a flat coordinate, in bounded memory.
+    """Return the element sum of a contiguous range of a snapshot, in bounded memory.
 
     Args:
-        start: of the first element, in the whole snapshot.
-        values: bit patterns, unsigned and contiguous, of any shape.
+        start: Flat coordinate of the first element in the full snapshot.
+        values: Unsigned bit patterns, contiguous, of any shape.
 
     """
     flat = values.reshape(-1)
@@ -108,6 +112,7 @@ def run_element_sum(start: int, values: np.ndarray) -> int:
         return library.penstock_run_sum(
             ctypes.c_int64(start), ctypes.c_void_p(flat.ctypes.data), *sizes
         )
+    # Without a compiler: chunks bound the memory for positions and hashes.
     total = 0
     for at in range(0, flat.size, _CHUNK_ELEMENTS):
         part = flat[at : at + _CHUNK_ELEMENTS]

@@ -1,8 +1,8 @@
-"""The element types of tensors: one table, by the names of safetensors, which all others look up.
+"""Table of tensor element types, named as in safetensors, that all other code looks up.
 
-A word is the unsigned integer of 1, 2 or 4 bytes that the delta codec works on: the element itself
-where it has that size, half an element of 8 bytes, a byte of elements packed below a byte.
-To add a type: a row in `ELEMENT_TYPES`.
+The delta codec works on words, which are unsigned integers of 1, 2 or 4 bytes: an element of that
+size, half of an 8-byte element, or a byte that holds several smaller elements.
+To add a type, add a row to `ELEMENT_TYPES`.
 """
 
 import math
@@ -14,30 +14,31 @@ import numpy as np
 from penstock.kernels.delta.dtypes import Dtype
 
 BYTES = "BYTES"
-"""Bytes of a file that are no tensor (header, configuration, tokenizer); not of safetensors."""
+"""Type of file contents that are not tensors (header, configuration, tokenizer); ours, not from
+safetensors."""
 _NAME = "element_type"
 _BYTE = "|u1"
 _DIMENSIONS_MAX = 64
 
 
 class ElementType(NamedTuple):
-    """One row of the table."""
+    """Row of the table."""
 
     name: str
     num_bits: int
     numpy_name: str
-    """Part of a tensor's digest; floats that numpy lacks have that of their bit pattern."""
+    """NumPy type string, part of tensor digests; that of the bits for floats that NumPy lacks."""
     dtype: Dtype
-    """What the delta codec takes its words for."""
+    """Type as which the delta codec treats the words."""
 
     @property
     def word_bytes(self) -> int:
-        """The size of a word: 1, 2 or 4."""
+        """Size of a word in bytes: 1, 2 or 4."""
         return self.num_bits // 8 if self.num_bits in (16, 32) else 4 if self.num_bits == 64 else 1
 
     @property
     def storage(self) -> np.dtype:
-        """The numpy dtype of arrays; one that numpy lacks is named in the metadata of its bytes."""
+        """NumPy dtype of arrays; its metadata name the type if NumPy lacks it."""
         if self.name in _NAMED_BY_METADATA:
             return np.dtype(self.numpy_name, metadata={_NAME: self.name})
         return np.dtype(self.numpy_name)
@@ -72,42 +73,42 @@ ELEMENT_TYPES = {
     )
 }
 _NAMED_BY_METADATA = ("F8_E4M3", "F8_E8M0")
+# NumPy type string -> element type; uint16 means bfloat16, which NumPy lacks.
 _BY_NUMPY = {
     ELEMENT_TYPES[name].numpy_name: name
     for name in ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "U32", "F32")
 }
-"""The type of an array's elements: 16 bits without a sign are bfloat16, which numpy lacks."""
 
 
 def element_type_of(array: np.ndarray) -> str:
     """Return the name of an array's element type.
 
     Raises:
-        ValueError: It has none whose elements are words.
+        ValueError: The delta codec has no type for the array's dtype.
 
     """
     metadata: dict[str, str] = dict(array.dtype.metadata or {})
     name = metadata.get(_NAME) or _BY_NUMPY.get(array.dtype.str)
     if name is None:
         known = ", ".join([*_BY_NUMPY, *_NAMED_BY_METADATA])
-        raise ValueError(f"dtype {array.dtype}: has no delta codec, expected one of {known}")
+        raise ValueError(f"dtype: expected one with a delta codec ({known}), got {array.dtype}")
     return name
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One row of a tensor table."""
+    """Row of a tensor table."""
 
     name: str
     dtype: str
-    """A key of `ELEMENT_TYPES`."""
+    """Element type, a key of `ELEMENT_TYPES`."""
     shape: tuple[int, ...]
 
     @property
     def element_type(self) -> ElementType:
-        """The row of its elements.
+        """Row of `ELEMENT_TYPES` for the tensor's elements.
 
         Raises:
-            ValueError: An unknown type.
+            ValueError: The type is unknown.
 
         """
         if (found := ELEMENT_TYPES.get(self.dtype)) is None:
@@ -118,16 +119,16 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """The size in memory.
+        """Size in memory, in bytes.
 
         Raises:
-            ValueError: An unknown type, more than 64 dimensions, a negative one, or packed elements
-                that fill no byte.
+            ValueError: The type is unknown, the shape has more than 64 dimensions or a negative
+                one, or packed elements do not fill whole bytes.
 
         """
         shape = self.shape
@@ -135,6 +136,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"shape: expected at most {_DIMENSIONS_MAX} sizes, got {len(shape)}")
         if any(size < 0 for size in shape):
             raise ValueError(f"shape: expected sizes >= 0, got {list(shape)}")
+        # In bits, as several elements of fewer than 8 bits share a byte.
         num_bits = self.size * self.element_type.num_bits
         if num_bits % 8:
             raise ValueError(f"shape: {list(shape)} of {self.dtype} does not fill whole bytes")

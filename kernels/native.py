@@ -1,7 +1,7 @@
-"""Compiles sources with the machine's own compilers, once, and loads C libraries.
+"""Compilation of C and CUDA sources with the compilers on this machine, with a cache of results.
 
-A result is keyed by its source, the command, the compiler and the processor, so a cache folder may
-be shared between machines. Where there is no compiler the caller uses its portable path.
+The cache key covers the source, the command, the compiler and the CPU, so machines may share a
+cache folder. Callers fall back to portable code if there is no compiler.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC")
+# Maximum seconds for one compilation.
 _COMPILE_S = 300.0
 
 
@@ -28,20 +30,24 @@ def find_compiler() -> str | None:
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """Compile a C file if it is not cached, and load it.
+    """Compile a C file unless it is cached, and load the library.
 
     Args:
-        source: one file; the headers it includes lie beside it.
+        source: C file, with its headers in the same folder.
 
     Returns:
-        The library, or None if there is no compiler or it cannot compile the file.
+        The library, or None if there is no compiler or compilation failed.
 
     """
     compiler = find_compiler()
     if compiler is None:
-        log.warning("%s: no C compiler; the portable path is several times slower", source.name)
+        log.warning(
+            "%s: no C compiler found (gcc, clang or cc); the portable code is several times slower",
+            source.name,
+        )
         return None
     command = [compiler, *_FLAGS, str(source), "-lm"]
+    # All headers, as the source does not list those that it includes indirectly.
     headers = sorted(source.parent.glob("*.h"))
     content = b"\0".join(path.read_bytes() for path in [source, *headers])
     library = build(command, f"{source.stem}.so", content)
@@ -49,16 +55,16 @@ def load_library(source: Path) -> ctypes.CDLL | None:
 
 
 def build(command: Sequence[str], name: str, content: bytes, stdin: bytes = b"") -> Path | None:
-    """Run a compiler unless the cache has its result.
+    """Run a compiler unless the cache has the result.
 
     Args:
-        command: the compiler and its arguments; `-o FILE` is added.
-        name: of the result, with its suffix; the key goes between.
-        content: of every file that the result depends on.
-        stdin: what the compiler reads there.
+        command: Compiler and its arguments; `-o FILE` is added.
+        name: File name of the result; the cache key is inserted before its suffix.
+        content: Contents of all files that the result depends on.
+        stdin: Standard input of the compiler.
 
     Returns:
-        The result, beside it what the compiler said, if anything (suffix `.log`); None if it
+        Path of the result, with any compiler output next to it (suffix `.log`); None if compilation
         failed, which is logged.
 
     """
@@ -79,6 +85,7 @@ def _cache_folder() -> Path:
 
 def _key(command: Sequence[str], content: bytes) -> str:
     hasher = hashlib.sha256(content)
+    # Names without folders: the same source elsewhere has the same key.
     names = "\0".join(Path(part).name for part in command)
     hasher.update(names.encode() + _version(command[0]) + processor())
     return hasher.hexdigest()[:20]
@@ -92,7 +99,7 @@ def _version(compiler: str) -> bytes:
 
 @cache
 def processor() -> bytes:
-    """Return what tells one processor's instruction set from another's."""
+    """Return a description of the CPU's instruction set, for the cache key."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return b""
@@ -101,7 +108,8 @@ def processor() -> bytes:
 
 
 def _compile(command: Sequence[str], result: Path, stdin: bytes) -> bool:
-    """Compile to a temporary file and rename it, so that racing processes all find a whole one."""
+    # Compiled to a temporary file that is renamed: processes that race see a complete file or none.
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=result.parent) as folder:
         output = Path(folder) / result.name
         done = subprocess.run(
@@ -113,20 +121,26 @@ def _compile(command: Sequence[str], result: Path, stdin: bytes) -> bool:
         )
         if done.returncode:
             log.warning(
-                "%s: not compiled: %s", _source(command), done.stderr.decode("utf-8", "replace")
+                "%s: compilation failed with exit code %d: %s",
+                _source(command),
+                done.returncode,
+                done.stderr.decode("utf-8", "replace"),
             )
             return False
+        # Synced before the rename: after a crash, the name must not refer to an empty file.
         with output.open("rb") as file:
             os.fsync(file.fileno())
-        if said := done.stdout + done.stderr:
+        if messages := done.stdout + done.stderr:
             notes = output.with_suffix(".log")
-            notes.write_bytes(said)
+            notes.write_bytes(messages)
             notes.replace(result.with_suffix(".log"))
+        # Last, after its log: a result in the cache counts as complete.
         output.replace(result)
+        log.info("%s: compiled in %.1f s", _source(command), time.monotonic() - started)
     return True
 
 
 def _source(command: Sequence[str]) -> str:
-    """Name what was to be compiled."""
+    """Return the name of the source file, or of the compiler, for logs."""
     names = [Path(part).name for part in command if Path(part).suffix in {".c", ".cu"}]
     return names[-1] if names else Path(command[0]).name

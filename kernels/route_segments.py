@@ -1,14 +1,14 @@
-"""Recorded routes as sealed segments: packed ids behind a header that says whose they are.
+"""Sealed segments of recorded routes: packed expert ids with a header and a checksum.
 
-A segment holds the experts of consecutive tokens that one policy version went through. A sequence
-that spans a weight update, or several turns over a shared prefix, is several segments: each turn
-sends only its new tokens. The trainer joins them and gets every token's routes of exactly the
-version that sampled it, or an error: routes that are damaged, missing or stale are never filled in.
+A segment holds the experts to which one policy version routed consecutive tokens. A sequence that
+spans a weight update, or several turns with a shared prefix, has several segments, because each
+turn sends only its new tokens. The trainer joins them, so that each token has the routes of exactly
+the version that sampled it. Damaged, missing or stale routes are an error and never filled in.
 
 Layout, little-endian: magic `PSRT`, format version u8, bits per id u8, layers u16, experts per
 token u16, experts u16, tokens u32, first position u32, policy version i64, xxh3-64 of everything
-else u64; then `ops.routes_pack`'s bytes. 36 bytes and, for 60 layers x 8 of 384 experts,
-540 per token.
+else u64; then the bytes of `ops.routes_pack`. The header has 36 bytes, and a token takes 540 bytes
+for 60 layers with 8 of 384 experts.
 """
 
 import struct
@@ -29,22 +29,22 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class RouteSegment(NamedTuple):
-    """An opened segment."""
+    """Unpacked segment."""
 
     routes: torch.Tensor
-    """int16 [T, L, K], in slot order."""
+    """int16 [T, L, K]: expert ids in slot order."""
     first_position: int
-    """Position of its first token in the sequence."""
+    """Position of the first token in the sequence."""
     policy_version: int
 
 
 def seal_routes(
     routes: torch.Tensor, *, num_experts: int, policy_version: int, first_position: int = 0
 ) -> bytes:
-    """Pack int16 [T, L, K], on any device, into a segment.
+    """Pack routes int16 [T, L, K], on any device, into a segment.
 
     Raises:
-        KernelArgumentError: a wrong shape, or an id outside 0..E-1 (so one that was not recorded).
+        KernelArgumentError: The shape is wrong, or an id is outside 0..E-1, e.g. was not recorded.
 
     """
     packed = routes_pack(routes, num_experts).cpu().numpy().tobytes()
@@ -60,13 +60,16 @@ def open_routes(segment: bytes) -> RouteSegment:
     """Verify and unpack one segment.
 
     Raises:
-        CorruptDataError: foreign bytes, a wrong length, or a checksum that does not match.
+        CorruptDataError: The bytes are not a segment, have a wrong length, or fail the checksum.
 
     """
     if len(segment) < HEADER_BYTES:
-        raise CorruptDataError(f"routes: {len(segment)} bytes do not hold a header")
+        raise CorruptDataError(
+            f"routes: expected at least {HEADER_BYTES} bytes of header, got {len(segment)}"
+        )
     fields, packed = segment[: _FIELDS.size], segment[HEADER_BYTES:]
     (checksum,) = _CHECKSUM.unpack_from(segment, _FIELDS.size)
+    # First of all, so that no field of a damaged header is believed.
     if checksum != _checksum(fields, packed):
         raise CorruptDataError("routes: the checksum does not match the bytes")
     magic, version, width, num_layers, num_chosen, num_experts, *rest = _FIELDS.unpack(fields)
@@ -74,12 +77,15 @@ def open_routes(segment: bytes) -> RouteSegment:
     num_bytes = -(-num_layers * num_chosen * width // 8)
     if (magic, version) != (_MAGIC, _FORMAT) or width != bits_per_id(num_experts):
         raise CorruptDataError(f"routes: not a segment of format {_FORMAT}")
+    # Before unpacking, which allocates memory by these counts.
     if len(packed) != num_tokens * num_bytes:
-        raise CorruptDataError(f"routes: {len(packed)} bytes for {num_tokens} x {num_bytes}")
+        raise CorruptDataError(
+            f"routes: expected {num_tokens} x {num_bytes} bytes, got {len(packed)}"
+        )
     rows = torch.from_numpy(np.frombuffer(packed, np.uint8).copy()).view(num_tokens, num_bytes)
     routes = routes_unpack(rows, num_layers, num_chosen, num_experts)
     if routes.numel() and int(routes.max()) >= num_experts:
-        raise CorruptDataError(f"routes: an id is not below {num_experts}")
+        raise CorruptDataError(f"routes: expected ids below {num_experts}, got {int(routes.max())}")
     return RouteSegment(routes, first_position, policy_version)
 
 

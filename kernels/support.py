@@ -1,8 +1,8 @@
-"""Which tokens could be drawn: one bit for each token of the vocabulary, sealed for the log.
+"""Sets of tokens that could be sampled, as bit masks over the vocabulary, sealed for the log.
 
-A sampler that leaves tokens out (top-k, top-p, min-p, a grammar) draws from what is left,
-renormalized. At other weights another set would be left, so the trainer takes the sampler's own.
-A sealed segment is a zstd frame with a checksum; its bits are of consecutive tokens.
+A sampler that excludes tokens (by top-k, top-p, min-p or a grammar) renormalizes over the rest.
+With other weights it would exclude other tokens, so the trainer uses the sampler's recorded set.
+A sealed segment is a zstd frame with a checksum that holds the masks of consecutive tokens.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ _LEVEL = 1
 
 
 def row_bytes(vocab_size: int) -> int:
-    """Return the bytes of one token's bits."""
+    """Return the number of bytes of one position's mask."""
     return -(-vocab_size // 8)
 
 
 def pack_support(is_allowed: np.ndarray) -> np.ndarray:
-    """Pack bool [N, V] into uint8 [N, row_bytes(V)], the first token in the lowest bit."""
+    """Pack bool [N, V] into uint8 [N, row_bytes(V)], with the first token in the lowest bit."""
     return np.packbits(is_allowed, axis=-1, bitorder="little")
 
 
 def unpack_support(bits: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Undo `pack_support`: uint8 [N, row_bytes(V)] to bool [N, V]."""
+    """Unpack uint8 [N, row_bytes(V)], made by `pack_support`, into bool [N, V]."""
     return np.unpackbits(bits, axis=-1, count=vocab_size, bitorder="little").view(bool)
 
 
 def seal_support(bits: np.ndarray) -> bytes:
-    """Seal uint8 [N, row_bytes(V)]; no bytes for no token."""
+    """Seal masks uint8 [N, row_bytes(V)]; return no bytes for N = 0."""
     if not bits.size:
         return b""
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
@@ -39,14 +39,13 @@ def seal_support(bits: np.ndarray) -> bytes:
 
 
 def open_support(segments: Sequence[bytes], num_tokens: int, vocab_size: int) -> np.ndarray:
-    """Join segments to the bits of N tokens.
+    """Open and join segments that hold the masks of N positions.
 
     Returns:
-        uint8 [N, row_bytes(V)].
+        Masks uint8 [N, row_bytes(V)].
 
     Raises:
-        CorruptDataError: They are damaged, or not the bits of as many tokens; no more memory than
-            those take is used.
+        CorruptDataError: A segment is damaged, or the segments do not hold exactly N masks.
 
     """
     width = row_bytes(vocab_size)
@@ -54,6 +53,7 @@ def open_support(segments: Sequence[bytes], num_tokens: int, vocab_size: int) ->
     parts: list[bytes] = []
     for segment in segments:
         try:
+            # Checked before decompressing, so that a forged frame cannot use up memory.
             size = zstandard.frame_content_size(segment)
             if not 0 < size <= left:
                 raise CorruptDataError(f"support: expected {num_tokens} rows of {width} bytes")
@@ -62,5 +62,7 @@ def open_support(segments: Sequence[bytes], num_tokens: int, vocab_size: int) ->
             raise CorruptDataError(f"support: {error}") from error
         left -= size
     if left:
-        raise CorruptDataError(f"support: {left} bytes short of {num_tokens} rows of {width}")
+        raise CorruptDataError(
+            f"support: expected {num_tokens} rows of {width} bytes, {left} bytes are missing"
+        )
     return np.frombuffer(b"".join(parts), np.uint8).reshape(num_tokens, width)

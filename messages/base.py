@@ -46,7 +46,7 @@ class Stream(StrEnum):
     FEEDBACK = "feedback"
     """Recorded user requests, and the training samples made from them."""
     SIGNALS = "signals"
-    """Users' feedback; separate, so that a flood of feedback cannot crowd out recorded requests."""
+    """Users' feedback, kept apart so that a flood of it cannot crowd out recorded requests."""
     GATEWAY = "gateway"
     """State shared by gateways, kept in memory for minutes: the newest event of each subject."""
     TRAINING = "training"
@@ -142,6 +142,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def __post_init__(self) -> None:
         """Check that dtype, shape and data agree."""
+        # Checked on decoding, so that no reader can be made to read outside of `data`.
         item_bytes = _ITEM_BYTES.get(self.dtype)
         if item_bytes is None:
             choices = ", ".join(_ITEM_BYTES)

@@ -151,6 +151,7 @@ REQUESTS = (
 )  # fmt: skip
 """Requests and replies, which are not kept."""
 
+# Explicit, not collected from subclasses: which messages decode must not depend on imports.
 MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS
 """All messages that the codec decodes."""
 

@@ -1,4 +1,4 @@
-"""Life cycle of runs and actors, and the messages and work items that failed."""
+"""Events in the life cycle of runs and actors, and failures of messages and work items."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from penstock.messages.settings import PositiveInt
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """How the trainer computes; a replay must match all of it to get the same bits."""
+    """Settings of the trainer's arithmetic, which a replay must match to get the same bits."""
 
     engine: str = "local"
     """Value of `trainer.engine`."""

@@ -71,11 +71,12 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
 
 def set_up_key(split: Split, task_id: str, step: int) -> str:
     """Return the key of a `SetUpRecorded`; the task id is hashed because it may be any text."""
+    # Task ids come from outside and may have characters that a subject cannot have.
     return f"{split}.{hashlib.sha256(task_id.encode()).hexdigest()[:32]}.{step}"
 
 
 class SetUpRecorded(Event, frozen=True, kw_only=True):
-    """Judge -> judges and readers of episodes: files produced by a task's set-up scripts by a step.
+    """Judge -> judges and readers of episodes: files that a task's set-up scripts produced.
 
     Recorded in a machine that no policy has used: files that an episode left in the same state are
     not changes made by the policy.

@@ -76,6 +76,7 @@ class RemoteCallError(PenstockError, RuntimeError):
     """
 
     def __init__(self, kind: str, text: str) -> None:
+        # Both arguments, or unpickling would fail.
         super().__init__(kind, text)
         self.kind = kind
         self.text = text

@@ -33,7 +33,7 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     facts: ReplyFacts = ReplyFacts()
     """Counts of the reply, without names of tools."""
     recorded_at: NonNegativeFloat = 0.0
-    """Unix seconds, on the gateway's clock."""
+    """Time of the reply in Unix seconds, on the gateway's clock."""
     turn: TurnSummary
     stop_reason: StopReason
     policy_version: int
@@ -67,7 +67,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     """Channel that answered: the variant's, or the gateway's default if its replicas were gone."""
     facts: ReplyFacts = ReplyFacts()
     recorded_at: NonNegativeFloat = 0.0
-    """Unix seconds, on the gateway's clock."""
+    """Time of the reply in Unix seconds, on the gateway's clock."""
     turn: SealedTurn | StoredTurn
     """Turn, sealed both in the event and in the store."""
     policy_version: int
@@ -133,17 +133,17 @@ class LeftOutReason(StrEnum):
     """Why a piece of feedback will never be part of a sample."""
 
     NO_CONSENT = "no_consent"
-    """There is no consent to train on its request."""
+    """There is no consent to train on the request."""
     UNKNOWN_REQUEST = "unknown_request"
-    """Its request never arrived."""
+    """The request never arrived."""
     LATE = "late"
-    """Its request had been dropped by then, or was dropped before the signal matured."""
+    """The request had been dropped by then, or was dropped before the signal matured."""
     NOT_ALLOWED = "not_allowed"
-    """Its sender may not judge this request or may not use this signal."""
+    """The sender may not judge this request or may not use this signal."""
     UNDECLARED = "undeclared"
-    """Its signal is no longer declared."""
+    """The signal is no longer declared."""
     CAPPED = "capped"
-    """Its session has too much feedback, or its sample has too many revisions."""
+    """The session has too much feedback, or the sample has too many revisions."""
     ERASED = "erased"
     """The user who sent the request was erased."""
 

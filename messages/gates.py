@@ -26,6 +26,7 @@ NO_VARIANT = "current"
 """Variant recorded with requests that are answered while no experiment is running."""
 NUM_TOOLS_MAX = 32
 """Maximum number of different tools counted in one reply."""
+# Nine digits at most, so that the numbers of a forged variant stay small.
 _VARIANT = re.compile(r"e(\d{1,9})\.(\d{1,9})\.(stable|candidate)", re.ASCII)
 Share = Annotated[float, msgspec.Meta(ge=0.05, le=0.95)]
 """Share of users in one arm; bounded so that no single user dominates the smaller arm."""
@@ -44,7 +45,7 @@ class Variant(msgspec.Struct, frozen=True):
     number: int
     """Number of the candidate."""
     period: int
-    """Number of the period; users are assigned to arms anew in each."""
+    """Number of the period; users are assigned to arms again in each."""
     arm: Arm
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class CandidateChosen(Event, frozen=True, kw_only=True):
     """Version that the candidate is compared with."""
     at: NonNegativeFloat
 
-    """Unix seconds."""
+    """Time of the event in Unix seconds."""
 
     def key(self) -> str:
         """Return the key: one event per number, so that gatekeepers choose the same candidate."""
@@ -170,7 +171,7 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     gates: list[Gate] = []
     """Gates at the time of the decision."""
     at: NonNegativeFloat
-    """Unix seconds."""
+    """Time of the event in Unix seconds."""
 
     def key(self) -> str:
         """Return the key: one event per candidate, so that nothing is decided twice."""

@@ -33,6 +33,7 @@ def pinned_version(channel: str) -> int | None:
     if channel == NEWEST or channel in MOVED_CHANNELS:
         return None
     number = channel.removeprefix(_PIN)
+    # `isdigit` alone accepts digits of other scripts.
     if number == channel or not (number.isascii() and number.isdigit()):
         choices = ", ".join((NEWEST, *MOVED_CHANNELS))
         raise ConfigError(f"channel: expected {choices} or {_PIN}N, got {channel!r}")
@@ -47,7 +48,7 @@ class Generate(Message, frozen=True, kw_only=True):
     """Session id; turns of one session reuse a KV-cache prefix on one replica."""
     purpose: Purpose
     channel: str = NEWEST
-    """Channel to be served by; a request to `version:N` is refused by any other version."""
+    """Channel that must serve the request; any version other than N refuses `version:N`."""
     token_ids: Array
     """int32 [P]: full context."""
     sampling: Sampling
@@ -67,9 +68,9 @@ class TokensSampled(Message, frozen=True, kw_only=True):
 
     request_id: str
     token_ids: Array
-    """int32 [N]."""
+    """int32 [N]: sampled tokens."""
     behavior_logprobs: Array
-    """float32 [N]."""
+    """float32 [N]: log probabilities of the tokens when they were sampled."""
     policy_version: int
     """Policy version that sampled the chunk; a chunk never spans two versions."""
     stop_reason: StopReason | None = None

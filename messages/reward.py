@@ -41,7 +41,7 @@ class Outcome(StrEnum):
     CAPPED = "capped"
     """A live sample was replaced by newer ones, because too many of its user's were waiting."""
     WITHHELD = "withheld"
-    """Its tokens were too old when its group was complete; its reward still counts in the
+    """The tokens were too old when the group was complete; the reward still counts in the
     baseline."""
 
     @property

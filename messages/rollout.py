@@ -1,4 +1,4 @@
-"""Turns and rollouts: tokens that the policy read and sampled, and what its episodes left."""
+"""Turns and rollouts: tokens that the policy read and sampled, and files left by episodes."""
 
 import math
 from collections import Counter
@@ -152,7 +152,7 @@ class Turn(Part, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> TurnSummary:
-        """Counts that events give where they only refer to the turn."""
+        """Token counts, for events that refer to the turn without holding it."""
         return TurnSummary(
             num_context=math.prod(self.context_ids.shape),
             num_sampled=math.prod(self.token_ids.shape),
@@ -234,7 +234,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     egress: list[EgressAttempt] = []
     """Network attempts of programs in all its machines; a branch includes those of its trunk."""
     trunk: Trunk | None = None
-    """Where the rollout left its trunk; None if it is not a branch."""
+    """Trunk that the rollout branched off; None if it is not a branch."""
     step_ends: list[NonNegativeInt] = []
     """For multi-step tasks, the turns that ended each step but the last one reached."""
     tool_names: list[list[str]] = []
@@ -248,6 +248,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
 
     def turn_key(self, index: int) -> str:
         """Return the key of the `TurnSampled` that holds a turn."""
+        # Turns are stored once, so a branch refers to its trunk's.
         if self.trunk is not None and index < self.trunk.num_turns:
             return f"{self.trunk.rollout_id}.{index}"
         return f"{self.rollout_id}.{index}"

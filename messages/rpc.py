@@ -31,7 +31,7 @@ class RemoteError(Message, frozen=True, kw_only=True):
 
 
 def to_remote(error: Exception) -> RemoteError:
-    """Convert an error of a request handler to the reply that tells the client how to handle it."""
+    """Convert an error of a request handler to a reply whose kind says how clients handle it."""
     # A server that relays a request passes on the kind of failure that its own server reported.
     if isinstance(error, RemoteCallError):
         return RemoteError(kind=RemoteErrorKind(error.kind), error=error.text)

@@ -11,10 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+# Largest integer that every JSON reader represents exactly.
 _INT_MAX = 2**53 - 1
-"""Largest integer that every JSON reader represents exactly."""
+# Largest finite float: no setting may be infinite.
 _FLOAT_MAX = sys.float_info.max
-"""Largest finite float: no setting may be infinite."""
 PositiveInt = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=_INT_MAX)]
 NumThreads = Annotated[int, Meta(ge=1, le=1024)]

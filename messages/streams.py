@@ -120,6 +120,7 @@ def check_run_id(run_id: str) -> str:
     """
     if len(run_id) > RUN_ID_CHARACTERS_MAX:
         raise ConfigError(f"run_id: expected at most {RUN_ID_CHARACTERS_MAX} characters")
+    # A dot would add a token to every subject of the run, and filters would miss it.
     if "." in check_token(run_id, "run_id"):
         raise ConfigError(f"run_id: expected no dot, got {run_id!r}")
     return run_id

@@ -160,6 +160,7 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _encoded(files: dict[str, str]) -> dict[str, bytes]:
+    # A str may hold lone surrogates, which strict UTF-8 refuses.
     return {path: text.encode("utf-8", "surrogatepass") for path, text in files.items()}
 
 

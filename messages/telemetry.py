@@ -93,5 +93,6 @@ class MonitorSnapshot(Message, frozen=True, kw_only=True):
 
 def percentile(values: Iterable[float], percent: int) -> float:
     """Return a percentile by nearest rank, or 0 without values."""
+    # Nearest rank, so that a reported percentile is a value that was measured.
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0

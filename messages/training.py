@@ -76,6 +76,7 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Trained tokens by policy version."""
         if not self.outcome.is_trained:
             return []
+        # Tokens of older versions are context: see `withhold` of `trainer.staleness_policy`.
         return [span for span in self.version_spans if span.policy_version >= self.trained_from]
 
 
@@ -96,7 +97,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_unequal_work(self) -> bool:
-        """Whether some rollouts did better than others, which training does not require."""
+        """Whether some rollouts did better than others, apart from their length."""
         rewards = {sample.reward for sample in self.samples if not sample.outcome.is_masked}
         return len(rewards) > 1 and not self.is_length_only
 

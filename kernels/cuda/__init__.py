@@ -1,4 +1,4 @@
-"""CUDA sources (`src/`), their compilation, and their launch on a GPU.
+"""CUDA kernels (`src/`), their compilation, and their launch on a GPU.
 
-To add a kernel: see `launch.py`.
+To add a kernel, see `launch.py`.
 """

@@ -1,4 +1,4 @@
-"""The CUDA kernels behind the interface of all backends: grids, and the order of arguments."""
+"""CUDA backend: grid sizes and arguments of each kernel."""
 
 import numpy as np
 import torch
@@ -12,17 +12,17 @@ _ROUTER_WARPS, _NORM_WARPS, _LOGIT_THREADS = 4, 8, 512
 _TILE_COLUMNS, _MX_BLOCK = 256, 32
 _GEMM_TILE, _GEMM_THREADS = 64, 128
 _CHANGES_TILE = 4096
+# Target number of blocks of a matrix product: two per multiprocessor of an H200.
 _NUM_BLOCKS_AIM = 264
-"""Two per multiprocessor of an H200: what a product's split of K aims at."""
 
 
 class CudaBackend:
-    """Launches kernels on a GPU."""
+    """Backend that launches CUDA kernels."""
 
     defers_checks = True
 
     def __init__(self, launch: Launch, device: str) -> None:
-        """Take what starts a kernel, and the device type that it starts it on."""
+        """Set the function that launches kernels and the device type of its tensors."""
         self._launch = launch
         self.device = device
 
@@ -31,6 +31,7 @@ class CudaBackend:
         num_rows, width = x.shape
         if columns is None:
             assert rows is not None
+            # Without columns there is no need for a tile in shared memory.
             num_halves = x.numel() // 16
             grid = (_ceil(num_halves, _THREADS), 1)
             name = f"quantize.mxfp8_rows_{_dtype(x)}"
@@ -58,6 +59,7 @@ class CudaBackend:
     ) -> None:
         """See `KernelBackend`."""
         num_tokens, num_experts = logits.shape
+        # A warp holds 128 experts per round in registers; the number of rounds is compiled in.
         rounds = next(r for r in (1, 2, 4, 8) if num_experts <= r * 128)
         self._launch(
             f"routing.router_topk_{rounds}",
@@ -103,7 +105,7 @@ class CudaBackend:
         self._launch(name, (num_rows, 1), _LOGIT_THREADS, *arguments)
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """See `KernelBackend`; float32 as on the CPU, bfloat16 on tensor cores."""
+        """See `KernelBackend`; float32 as on a CPU, bfloat16 on tensor cores."""
         num_rows, depth = x.shape
         num_columns = len(weight)
         sizes = (np.int64(num_rows), np.int64(num_columns), np.int64(depth))
@@ -113,6 +115,7 @@ class CudaBackend:
             return
         _check_depth(depth)
         num_splits = split_of_depth(num_columns, depth)
+        # Parts of K go to separate outputs and are added in order: atomics would add in any order.
         partial = torch.empty((num_splits, *out.shape), dtype=torch.float32, device=x.device)
         grid = (_ceil(num_columns, _GEMM_TILE), _ceil(num_rows, _GEMM_TILE) * num_splits)
         arguments = (x, weight, partial, *sizes, np.int32(num_splits))
@@ -124,9 +127,11 @@ class CudaBackend:
     def mxfp8_grouped_matmul(self, x: Tensor, weight: Mxfp8, offsets: Tensor, out: Tensor) -> None:
         """See `KernelBackend`; bfloat16 only."""
         if x.dtype != torch.bfloat16:
-            raise KernelArgumentError(f"x: tensor cores take bfloat16, got {x.dtype}")
+            raise KernelArgumentError(f"x: expected bfloat16 for tensor cores, got {x.dtype}")
         num_experts, num_columns, depth = weight.codes.shape
         _check_depth(depth)
+        # The number of tiles is known only on the GPU. The grid has the upper bound, so that the
+        # host need not wait; surplus blocks return at once.
         tiles = (offsets.diff() + _GEMM_TILE - 1) // _GEMM_TILE
         tile_ends = tiles.cumsum(0, dtype=torch.int32)
         num_tiles_max = len(x) // _GEMM_TILE + num_experts
@@ -139,7 +144,9 @@ class CudaBackend:
         )
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KernelBackend`: count by tile, add up the counts, write in order."""
+        """See `KernelBackend`."""
+        # Two passes, which keep the order of positions: count the changes per tile; then, with the
+        # running sum of the counts as offsets, write them. Reading the sum waits for the GPU.
         count, size = base.numel(), base.element_size()
         grid = (_ceil(count, _CHANGES_TILE), 1)
         counts = torch.empty(grid[0], dtype=torch.int32, device=base.device)
@@ -162,7 +169,8 @@ class CudaBackend:
 
 
 def split_of_depth(num_columns: int, depth: int) -> int:
-    """In how many parts a product cuts K: by the weight's shape alone, so never by the batch."""
+    """Return into how many parts a product splits K."""
+    # A function of the weight's shape only: if it depended on the batch, so would the bits.
     num_tiles = _ceil(num_columns, _GEMM_TILE)
     return max(1, min(_NUM_BLOCKS_AIM // num_tiles, depth // (4 * _GEMM_TILE), 16))
 

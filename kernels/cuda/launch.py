@@ -1,9 +1,9 @@
-"""Starts kernels on the GPU through cupy. Importing this needs neither CUDA nor cupy.
+"""Compilation of CUDA sources for sm_90a, and launch of their kernels through CuPy.
 
-Compiles a CUDA source for sm_90a, once.
+Importing this module needs neither CUDA nor CuPy.
 
-To add a kernel: its source in `src/`, its call in `backend.py`, and its registers in
-`tests/simt/registers.py`, to which the build is held.
+To add a kernel, write its source in `src/` and its call in `backend.py`, and list its registers in
+`tests/simt/registers.py`, which the build is checked against.
 """
 
 import os
@@ -21,20 +21,21 @@ from penstock.kernels.native import build
 
 FOLDER = Path(__file__).parent / "src"
 NO_NVCC = "CUDA kernels need nvcc: none on PATH nor under CUDA_HOME"
+# Compiler flags. `-fmad=false` because the reference arithmetic fuses only multiply-adds that are
+# explicit in the source.
 _FLAGS = (
     *("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3"),
     *("-fmad=false", "-Xptxas", "-v"),
 )
-"""`-fmad=false`: what is fused says so in the source, as the frozen arithmetic demands."""
 
 
 def source_path(name: str) -> Path:
-    """Return the file of a source."""
+    """Return the path of a source."""
     return FOLDER / f"{name}.cu"
 
 
 def source_bytes(name: str) -> bytes:
-    """Return everything that a source's result depends on."""
+    """Return the contents of a source and of all headers, for the cache key."""
     headers = sorted(FOLDER.glob("*.cuh"))
     return b"\0".join(path.read_bytes() for path in [source_path(name), *headers])
 
@@ -46,10 +47,10 @@ def find_nvcc() -> str | None:
 
 
 def compile_cubin(source: str) -> Path:
-    """Compile one source if it is not cached.
+    """Compile a source unless it is cached, and return the path of the cubin.
 
     Raises:
-        KernelUnavailableError: there is no nvcc, or it refuses the source (its words are logged).
+        KernelUnavailableError: There is no nvcc, or compilation failed (its output is logged).
 
     """
     nvcc = find_nvcc()
@@ -59,42 +60,44 @@ def compile_cubin(source: str) -> Path:
     cubin = build(command, f"{source}.cubin", source_bytes(source))
     if cubin is None:
         raise KernelUnavailableError(
-            f"CUDA kernels: nvcc does not compile {source}.cu; see the log"
+            f"CUDA kernels: nvcc failed to compile {source}.cu; see its output in the log"
         )
     return cubin
 
 
 Argument = torch.Tensor | np.generic | None
-"""A tensor goes as its pointer, None as a null pointer, a numpy scalar as itself."""
+"""Kernel argument: a tensor is passed as a pointer, None as a null pointer, a NumPy scalar by
+value."""
 _CAPABILITY = (9, 0)
 
 
 class Launch(Protocol):
-    """Starts one kernel."""
+    """Function that launches a kernel."""
 
     def __call__(
         self, name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument
     ) -> None:
-        """Start kernel `source.kernel` on a grid of blocks of threads.
+        """Launch the kernel `source.kernel` on a grid of thread blocks.
 
         Raises:
-            KernelUnavailableError: what it takes is missing.
+            KernelUnavailableError: A compiler, driver or library is missing.
 
         """
         ...
 
 
 def check_cuda() -> None:
-    """Check that kernels can be compiled and started here.
+    """Check that kernels can be compiled and launched in this process.
 
     Raises:
-        KernelUnavailableError: Something is missing; the text says what, and how to get it.
+        KernelUnavailableError: Something is missing; the text says what and how to get it.
 
     """
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch, built for CUDA {built}, finds no device" if built else "torch has no CUDA"
         raise KernelUnavailableError(f"CUDA kernels need a GPU: {why}; see `nvidia-smi`")
+    # Code for sm_90a runs on no other architecture, not even on later ones.
     if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
         text = ".".join(map(str, found))
         raise KernelUnavailableError(f"CUDA kernels need a Hopper GPU (9.0), got capability {text}")
@@ -104,12 +107,12 @@ def check_cuda() -> None:
 
 
 def device_name() -> str:
-    """Return the name and the number of the GPUs that this process sees; `check_cuda` passed."""
+    """Return name and number of the GPUs visible to this process; requires `check_cuda`."""
     return f"{torch.cuda.get_device_name()} x {torch.cuda.device_count()}"
 
 
 def launch_cuda(name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
-    """Start on torch's current stream; see `Launch`."""
+    """Launch on PyTorch's current stream, in order with its other work; see `Launch`."""
     cupy = _cupy()
     device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
@@ -143,7 +146,8 @@ def _cuda_module(source: str, device: int) -> Any:
 
 
 def _cuda_argument(argument: Argument) -> np.generic:
-    """Return what the driver copies: torch's allocator keeps a tensor's memory for its stream."""
+    # A bare pointer is safe although the launch is asynchronous: PyTorch's allocator reuses a freed
+    # tensor's memory only for later work on the same stream.
     if argument is None:
         return np.uint64(0)
     if isinstance(argument, torch.Tensor):

@@ -1,9 +1,9 @@
-"""The CPU's inference step: one call runs a batch of tokens through a Qwen3-MoE transformer.
+"""Inference step on CPUs: one call runs a batch of tokens through a Qwen3 or Qwen3-MoE transformer.
 
-`decode.c` says how it computes, `layout.py` packs weights for it, `kernel.py` calls it.
-A token's results are the same bits in any batch, so a trainer that
-runs its tokens through the same step has the sampler's numbers, exactly.
+`decode.c` implements it, `layout.py` packs weights for it, and `kernel.py` calls it. A token's
+results have the same bits in any batch, so a trainer that uses the same step reproduces the
+sampler's numbers exactly.
 
-To add to the step: a header with the function, its call in `decode.c`, and what it needs in
-`shapes.h` and `layout.py` alike.
+To extend the step, write a header with the function and its call in `decode.c`, and add its data
+to both `shapes.h` and `layout.py`.
 """

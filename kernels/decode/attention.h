@@ -1,13 +1,14 @@
-/* Attention over the cache of keys and values. */
+/* Attention over the KV cache. */
 #ifndef PENSTOCK_DECODE_ATTENTION_H
 #define PENSTOCK_DECODE_ATTENTION_H
 #include "matmul.h"
 #include "shapes.h"
 
 #define TILE 16
-#define GROUP_MAX 4 /* query heads that go over the keys together */
+#define GROUP_MAX 4 /* maximum number of query heads that share one pass over the keys */
 
-/* Scores of G query heads against positions 0 .. count-1, softmax numerators left in `scores`. */
+/* Computes the softmax of G query heads over positions 0 .. count-1: numerators go to `scores`, and
+ * inverse denominators to `inverse`. */
 static inline __attribute__((always_inline)) void score_group(
     const int G, const float *query, const float *keys, long count, long D, float *scores,
     long stride, float *inverse) {
@@ -27,7 +28,7 @@ static inline __attribute__((always_inline)) void score_group(
         }
         for (int g = 0; g < G; g++) {
             v16 score = (even[g] + odd[g]) * scale;
-            if (t + TILE > count) /* beyond the last position lies nothing that counts */
+            if (t + TILE > count) /* mask the rest of the last tile */
                 for (long i = count - t; i < TILE; i++) score[i] = -INFINITY;
             *(v16 *)(scores + g * stride + t) = score;
             highest[g] = select16(score > highest[g], score, highest[g]);
@@ -44,7 +45,8 @@ static inline __attribute__((always_inline)) void score_group(
     }
 }
 
-/* Scores times values [count, D] -> out [G, D], 32 columns at a time (16 where D has no more). */
+/* Multiplies scores by values [count, D] -> out [G, D], for 16 * `vectors` columns. Even and odd
+ * positions have separate sums. */
 static inline __attribute__((always_inline)) void mix_group(
     const int G, const int vectors, const float *scores, long stride, const float *values,
     long count, long D, const float *inverse, float *out) {
@@ -68,7 +70,7 @@ static inline __attribute__((always_inline)) void mix_group(
         }
 }
 
-/* G query heads that share keys and values, over positions 0 .. count-1 -> out [G, D]. */
+/* Attention of G query heads with shared keys and values, over positions 0 .. count-1 -> [G, D]. */
 static inline __attribute__((always_inline)) void attend_group(
     const int G, const float *query, const float *keys, const float *values, long count, long D,
     float *scores, long stride, float *out) {
@@ -106,7 +108,8 @@ static void store_kv(const shape_t *s, const step_t *b, long layer, long token, 
     }
 }
 
-/* normed [N, hidden] -> attended [N, heads * D]; qkv is scratch. */
+/* Attention of normed [N, hidden] -> attended [N, heads * D]; `qkv` is scratch. All tokens are
+ * stored before any attends, because tokens of a prefill attend to one another. */
 static void attention(const shape_t *s, const weights_t *w, const step_t *b, long index,
                       const float *normed, float *qkv, float *attended, float *scores) {
     const layer_t *layer = &w->layers[index];

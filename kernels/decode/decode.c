@@ -1,29 +1,31 @@
-/* One inference step of a Qwen3-MoE or Qwen3 transformer on the CPU, in float32.
+/* Inference step of a Qwen3 or Qwen3-MoE transformer on a CPU, in float32.
  *
- * Every sum runs in an order that depends on nothing but its own length, so a token's result is the
- * same bits alone or in any batch, prefilled in any chunks, with or without a cached prefix.
+ * The order of every sum depends only on its length, so a token's results have the same bits alone
+ * or in any batch, prefilled in any chunks, with or without a cached prefix.
  *
- * Matrices come packed in panels: W [N, K] row-major becomes [ceil(N/32)][K][32], zero-padded.
- * Keys lie in tiles of 16 positions, [T/16][D][16]; values row by row, [T][D]. D must be a multiple
- * of 16, T of 16. Vector code is GCC's portable vector extension; build with -O3 -march=native.
+ * Matrices are packed in panels: row-major W [N, K] becomes [ceil(N/32)][K][32], zero-padded. Keys
+ * are stored in tiles of 16 positions, [T/16][D][16], and values by position, [T][D]. D and T must
+ * be multiples of 16. Vector code uses GCC's portable vector extension; build with -O3
+ * -march=native.
  *
- * `matmul.h` has products and norms, `attention.h` and `experts.h` the two halves of a layer,
- * `sampling.h` what is made of the logits. */
+ * `matmul.h` has matrix products and norms, `attention.h` and `experts.h` the two halves of a
+ * layer, and `sampling.h` sampling and log probabilities. */
 #include "attention.h"
 #include "experts.h"
 #include "sampling.h"
 
-/* Floats of scratch that a step over n tokens needs. */
+/* Returns the number of scratch floats that a step over n tokens needs. */
 int64_t penstock_scratch(const shape_t *s, int64_t n) {
     int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
     int64_t attended = (int64_t)s->heads * s->head_dim;
     int64_t mixture = s->experts + 3 * (int64_t)s->chosen + s->hidden + 3 * (int64_t)s->width +
                       (int64_t)s->chosen * s->hidden;
+    /* Attention and experts use the same scratch, one after the other. */
     int64_t larger = qkv + attended > mixture ? qkv + attended : mixture;
     return n * (3 * (int64_t)s->hidden + larger) + GROUP_MAX * (int64_t)s->positions;
 }
 
-/* Runs all tokens through all layers; a row's tokens must come in the order of their positions. */
+/* Runs all tokens through all layers; tokens of one row must be in order of position. */
 void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
     long N = b->num_tokens, d = s->hidden, q = (long)s->heads * s->head_dim;
     long width = q + 2L * s->kv_heads * s->head_dim;
@@ -48,5 +50,5 @@ void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
     matmul(normed, b->num_outputs, d, w->head, s->vocab, b->logits);
 }
 
-/* The rounding of the experts' operands, for training in torch. */
+/* Rounds the experts' operands, for training in PyTorch. */
 void penstock_round_mxfp8(float *x, int64_t n) { round_mxfp8(x, n); }

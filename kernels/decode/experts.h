@@ -1,11 +1,12 @@
-/* The mixture of experts; without a router, a dense feed-forward layer. */
+/* Mixture of experts, or without a router a dense feed-forward layer. */
 #ifndef PENSTOCK_DECODE_EXPERTS_H
 #define PENSTOCK_DECODE_EXPERTS_H
 #include "matmul.h"
 #include "mxfp8.h"
 #include "routing.h"
 
-/* Adds the experts' output for normed [N, hidden] to x [N, hidden]. */
+/* Adds the experts' output for normed [N, hidden] to x [N, hidden]. Results are kept per slot and
+ * added in slot order at the end, so that the order of the sum does not depend on the batch. */
 static void experts(const shape_t *s, const weights_t *w, const step_t *b, long index,
                     const float *normed, float *x, float *scratch) {
     const layer_t *layer = &w->layers[index];
@@ -18,7 +19,7 @@ static void experts(const shape_t *s, const weights_t *w, const step_t *b, long 
     if (layer->gate) matmul(normed, N, d, layer->gate, E, scores);
     int32_t *flips = b->flips ? b->flips + 2 * index : 0;
     for (long t = 0; t < N; t++) {
-        if (!layer->gate) { /* a dense model: one expert, chosen = experts = 1 */
+        if (!layer->gate) { /* dense model: experts = chosen = 1 */
             ids[t] = 0;
             weights[t] = 1.0f;
             continue;

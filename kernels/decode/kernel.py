@@ -1,7 +1,9 @@
-"""Calls the compiled decoding step, its sampling, and its rounding of the experts' operands."""
+"""Python interface of the compiled decoding step, sampling and MXFP8 rounding."""
 
 import ctypes
+import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,32 +19,35 @@ from penstock.kernels.decode.layout import (
 from penstock.kernels.native import load_library
 from penstock.kernels.reference.quantize import MX_BLOCK, mxfp8_dequantize, mxfp8_rows
 
+log = logging.getLogger(__name__)
+
 _BELOW_ONE = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
 def decode_library() -> ctypes.CDLL | None:
-    """Compile or load the library; None without a compiler."""
+    """Return the compiled library, or None without a compiler."""
     return load_library(Path(__file__).with_name("decode.c"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Inputs and outputs of a step of N tokens that only a trainer has."""
+    """Inputs and outputs of a step of N tokens that only trainers use."""
 
     states: np.ndarray
-    """[L, N, d] float32, written: what each layer gave."""
+    """float32 [L, N, d]: output of each layer; written by the step."""
     flips: np.ndarray
-    """[L, 2] int32, added to: replayed slots that the router would not have chosen, and those of
-    them that were replaced as implausible."""
+    """int32 [L, 2]: counts, added to by the step, of replayed slots that the router would not have
+    chosen, and of those that were replaced as implausible."""
     replay: np.ndarray | None = None
-    """[N, L, K] int16: experts to use, in slot order; a negative first id routes freely."""
+    """int16 [N, L, K]: experts to use, in slot order; a token whose first id is negative is routed
+    freely."""
     plausible: float = 0.0
-    """Replayed experts give way to the router's best below this share of the weakest that it would
-    choose."""
+    """Threshold below which replayed experts are replaced by the router's own, as a fraction of
+    the lowest score among the router's own choice."""
 
 
 class DecodeKernel:
-    """The compiled step for one shape."""
+    """Compiled step for one model shape."""
 
     def __init__(self, library: ctypes.CDLL, shape: DecodeShape) -> None:
         self._shape = ShapeStruct(**shape.__dict__)
@@ -59,9 +64,8 @@ class DecodeKernel:
 
     @classmethod
     def load(cls, shape: DecodeShape) -> "DecodeKernel | None":
-        """Compile or load the kernel; None without a compiler or for an odd shape."""
-        dimensions = (shape.hidden, shape.head_dim, shape.width, shape.positions)
-        if any(dimension % TILE for dimension in dimensions):
+        """Return the kernel, or None without a compiler or for an unsupported shape."""
+        if not _is_supported(shape):
             return None
         library = decode_library()
         return None if library is None else cls(library, shape)
@@ -75,21 +79,23 @@ class DecodeKernel:
         *,
         trace: Trace | None = None,
     ) -> np.ndarray:
-        """Run N tokens; releases the interpreter lock.
+        """Run N tokens through the model, without holding the interpreter lock.
 
         Args:
-            weights: the packed model.
-            cache: keys, values and routes, extended in place.
-            tokens: token ids, cache rows and positions, int32 [N] each; a row's tokens in order.
-            outputs: int32 [M], which tokens' logits to return.
-            trace: a trainer's options.
+            weights: Packed weights.
+            cache: KV cache and routes, extended in place.
+            tokens: Token ids, cache rows and positions, int32 [N] each; tokens of one row must
+                be in order of position.
+            outputs: Indices int32 [M] of the tokens whose logits to return.
+            trace: Inputs and outputs for trainers.
 
         Returns:
-            Logits [M, V] float32.
+            Logits float32 [M, V].
 
         """
         num_tokens, num_outputs = len(tokens[0]), len(outputs)
         floats = self._scratch_floats(ctypes.byref(self._shape), ctypes.c_int64(num_tokens))
+        # Kept from step to step, so threads must not share a kernel.
         if len(self._scratch) < floats:
             self._scratch = np.empty(floats, dtype=np.float32)
         logits = np.empty((num_outputs, self._vocab), dtype=np.float32)
@@ -106,20 +112,20 @@ class DecodeKernel:
     def sample(
         self, logits: np.ndarray, temperatures: list[float], uniforms: list[float]
     ) -> tuple[list[int], list[float]]:
-        """Draw one token per row by inverse CDF.
+        """Sample one token per row by inverting the cumulative distribution.
 
         Args:
-            logits: [M, V] float32, C-contiguous.
-            temperatures: M; 0 takes the best token.
-            uniforms: M numbers in [0, 1).
+            logits: Logits float32 [M, V], C-contiguous.
+            temperatures: M temperatures; 0 takes the most likely token.
+            uniforms: M random numbers in [0, 1).
 
         Returns:
-            Tokens, and their log-probabilities under the tempered distribution (the untempered
-            one where the temperature is 0).
+            Tokens, and their log probabilities at the given temperature (at 1 if it is 0).
 
         """
         count, vocab = logits.shape
         inverse = np.array([1.0 / t if t > 0 else 0.0 for t in temperatures], dtype=np.float32)
+        # A float64 just below 1 may round to 1 in float32, which would be past the last token.
         numbers = np.minimum(np.array(uniforms, dtype=np.float32), _BELOW_ONE)
         tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
         sizes = (ctypes.c_int64(count), ctypes.c_int64(vocab))
@@ -130,12 +136,12 @@ class DecodeKernel:
     def logprobs(
         self, logits: np.ndarray, temperatures: np.ndarray, tokens: np.ndarray
     ) -> np.ndarray:
-        """Return the log-probabilities that `sample` would give these tokens, bit for bit.
+        """Return the log probabilities that `sample` would give for tokens, bit for bit.
 
         Args:
-            logits: [M, V] float32, C-contiguous.
-            temperatures: float64 [M], > 0.
-            tokens: int32 [M].
+            logits: Logits float32 [M, V], C-contiguous.
+            temperatures: Temperatures float64 [M], > 0.
+            tokens: Tokens int32 [M].
 
         """
         count, vocab = logits.shape
@@ -147,6 +153,21 @@ class DecodeKernel:
         return found
 
 
+@cache  # So that it is logged once per shape, however many threads load a kernel.
+def _is_supported(shape: DecodeShape) -> bool:
+    # Vectors of the C code have 16 floats, and it has no code for remainders.
+    dimensions = (shape.hidden, shape.head_dim, shape.width, shape.positions)
+    if any(dimension % TILE for dimension in dimensions):
+        log.warning(
+            "no compiled decoding step: hidden size, head size, expert size and positions are %s,"
+            " not all multiples of %d",
+            dimensions,
+            TILE,
+        )
+        return False
+    return True
+
+
 def _address(array: np.ndarray | None) -> int | None:
     return None if array is None else array.ctypes.data
 
@@ -156,16 +177,17 @@ def _pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def round_mxfp8(values: np.ndarray) -> None:
-    """Round float32 [..., K] to what MXFP8 can hold, in place.
+    """Round float32 [..., K] to values that MXFP8 can represent, in place.
 
     Args:
-        values: C-contiguous; blocks of 32 lie along K, a multiple of 32.
+        values: C-contiguous array, with blocks of 32 along K, which is a multiple of 32.
 
     """
     assert values.dtype == np.float32
     assert values.flags.c_contiguous
     assert values.shape[-1] % MX_BLOCK == 0
     library = decode_library()
+    # Both give the same bits.
     if library is None:
         rows = values.reshape(-1, values.shape[-1])
         rows[...] = mxfp8_dequantize(*mxfp8_rows(rows))

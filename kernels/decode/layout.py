@@ -1,4 +1,4 @@
-"""The layout of `decode.c`'s data: structures, shapes and packed weights."""
+"""Memory layout of the data of `decode.c`: structures, shapes and packed weights."""
 
 import ctypes
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 PANEL = 32
-"""Columns of a packed panel."""
+"""Number of columns in a packed panel."""
 TILE = 16
-"""Positions of a key tile; every dimension must be a multiple of it."""
+"""Number of positions in a tile of keys; every dimension must be a multiple of it."""
 
 _SHAPE_FIELDS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "experts", "chosen", "width", "vocab"),
@@ -26,7 +26,7 @@ _STEP_FIELDS = (
 
 
 class ShapeStruct(ctypes.Structure):
-    """`shape_t`."""
+    """C structure `shape_t` of `shapes.h`."""
 
     _fields_ = [*((name, ctypes.c_int32) for name in _SHAPE_FIELDS), ("eps", ctypes.c_float)]
 
@@ -40,7 +40,7 @@ class _Weights(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """`step_t`."""
+    """C structure `step_t` of `shapes.h`."""
 
     _fields_ = [
         ("num_tokens", ctypes.c_int32),
@@ -52,7 +52,7 @@ class StepStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeShape:
-    """The model's and the cache's dimensions."""
+    """Dimensions of the model and the KV cache."""
 
     layers: int
     hidden: int
@@ -65,22 +65,22 @@ class DecodeShape:
     """Intermediate size of one expert."""
     vocab: int
     rows: int
-    """Rows of the cache."""
+    """Number of rows of the cache."""
     positions: int
-    """Positions of one cache row."""
+    """Number of positions in a cache row."""
     normalize: bool
-    """Whether the chosen experts' weights are scaled to sum to one."""
+    """Whether the weights of the chosen experts are scaled to add up to one."""
     wide_routes: bool
-    """Whether routes are int16 instead of uint8."""
+    """Whether routes are int16, for more than 256 experts, instead of uint8."""
     mxfp8: bool
-    """Whether the inputs of the experts' matmuls are rounded to MXFP8; the weights' owner rounds
-    them before packing."""
+    """Whether inputs of the experts' matrix products are rounded to MXFP8; callers must round the
+    experts' weights before packing."""
     eps: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """One layer, all float32 and C-contiguous; matrices packed by `pack`."""
+    """Weights of one layer, float32 and C-contiguous, with matrices packed by `pack`."""
 
     attention_norm: np.ndarray
     qkv: np.ndarray
@@ -89,14 +89,14 @@ class LayerWeights:
     key_norm: np.ndarray
     expert_norm: np.ndarray
     gate: np.ndarray | None
-    """The router's; None in a dense model, whose every token goes through the one expert."""
+    """Weights of the router; None in a dense model, which has a single expert for all tokens."""
     gate_up: np.ndarray
-    """[E, ...]: each expert's gate rows, then its up rows, packed as one matrix."""
+    """[E, ...]: gate rows, then up rows of each expert, packed as one matrix."""
     down: np.ndarray
 
 
 class DecodeWeights:
-    """A whole model, packed; keeps its arrays alive."""
+    """Packed weights of a model, for `decode.c`."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class DecodeWeights:
         final_norm: np.ndarray,
         rotary: tuple[np.ndarray, np.ndarray],
     ) -> None:
-        """Take embedding [V, d], packed head, norm [d], and (cos, sin) [positions, D/2]."""
+        """Take layers, embedding [V, d], packed head, norm [d], and (cos, sin) [positions, D/2]."""
+        # The C structure holds bare pointers, so this object must keep the arrays alive.
         self._arrays = (layers, embedding, head, final_norm, rotary)
         self._layers = (_Layer * len(layers))(
             *(
@@ -121,14 +122,14 @@ class DecodeWeights:
 
 
 class StepCache:
-    """What steps extend; where it lies is looked up once and not in every step."""
+    """KV cache and recorded routes, with their addresses looked up once instead of in each step."""
 
     def __init__(self, kv: np.ndarray, routes: np.ndarray | None) -> None:
-        """Take the arrays of a cache; they are extended in place.
+        """Take the arrays of a cache, which steps extend in place.
 
         Args:
-            kv: [L, rows, 2*Hkv, T, D] float32; keys lie in tiles.
-            routes: [rows, T, L, K] uint8 or int16; None records none.
+            kv: Keys and values float32 [L, rows, 2*Hkv, T, D], with keys in tiles.
+            routes: Recorded routes [rows, T, L, K], uint8 or int16; None to record none.
 
         """
         self._arrays = (kv, routes)
@@ -137,12 +138,12 @@ class StepCache:
 
 
 def round_up(num_tokens: int) -> int:
-    """Round up to whole tiles of positions."""
+    """Round a number of positions up to whole tiles."""
     return -(-num_tokens // TILE) * TILE
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:
-    """Cut [..., N, K] into zero-padded panels [..., ceil(N/32), K, 32]."""
+    """Pack a matrix [..., N, K] into zero-padded panels [..., ceil(N/32), K, 32]."""
     *lead, rows, columns = matrix.shape
     padded = np.zeros((*lead, -(-rows // PANEL) * PANEL, columns), dtype=np.float32)
     padded[..., :rows, :] = matrix

@@ -1,4 +1,4 @@
-/* Products with packed panels, and norms. */
+/* Matrix products with packed panels, and norms. */
 #ifndef PENSTOCK_DECODE_MATMUL_H
 #define PENSTOCK_DECODE_MATMUL_H
 #include "vectors.h"
@@ -10,7 +10,8 @@
 #define ROWS_MAX 4
 #endif
 
-/* rows x [.., K] times one panel -> out rows. The constant `rows` keeps sums in registers. */
+/* Multiplies rows of x [.., K] by one panel -> rows of out. `rows` must be a constant, so that the
+ * compiler keeps the sums in registers. */
 static inline __attribute__((always_inline)) void panel_rows(
     const int rows, const float *x, long x_stride, const float *panel, long K, float *out,
     long out_stride, int columns) {
@@ -34,7 +35,8 @@ static inline __attribute__((always_inline)) void panel_rows(
     }
 }
 
-/* x [M, K] times W^T (packed, N columns) -> out [M, N]. */
+/* Multiplies x [M, K] by W^T (packed, N columns) -> out [M, N]. Each output is one sum over k in
+ * order, so it does not depend on how rows are grouped. */
 static void matmul(const float *x, long M, long K, const float *packed, long N, float *out) {
     for (long n = 0; n < N; n += PANEL) {
         const float *panel = packed + n * K;

@@ -1,12 +1,12 @@
-/* Which experts a token takes, and their record. */
+/* Choice of experts per token, and its record. */
 #ifndef PENSTOCK_DECODE_ROUTING_H
 #define PENSTOCK_DECODE_ROUTING_H
 #include "shapes.h"
 #include "vectors.h"
 
-/* Puts recorded experts in the place of the router's own, which have negated scores. One whose
- * probability is below `least` gives way to the best expert that is not among the others.
- * Counts in flips the recorded slots that the router would not have chosen, and those replaced. */
+/* Replaces the router's own experts, whose scores are negated, by recorded ones. A recorded expert
+ * with a probability below `least` is replaced by the best expert that the token does not use yet.
+ * `flips` counts recorded slots that the router would not have chosen, and those replaced. */
 static void replay_route(const shape_t *s, const float *scores, float total, const int16_t *recorded,
                          float least, int32_t *ids, float *weights, int32_t *flips) {
     for (int k = 0; k < s->chosen; k++) {
@@ -29,9 +29,9 @@ static void replay_route(const shape_t *s, const float *scores, float total, con
     }
 }
 
-/* Scores of one token -> its experts and their weights, best first, ties to the lower id; or the
- * recorded experts in their order, those that have at least `plausible` times the probability of the
- * weakest of its own. */
+/* Chooses the experts of one token and their weights from its scores: best first with ties going to
+ * the lower id, or the recorded experts in their order. A recorded expert needs at least
+ * `plausible` times the probability of the weakest expert that the router would choose. */
 static void route(const shape_t *s, float *scores, const int16_t *recorded, float plausible,
                   int32_t *ids, float *weights, int32_t *flips) {
     float top = scores[0], total = 0.0f, kept = 0.0f;
@@ -43,7 +43,7 @@ static void route(const shape_t *s, float *scores, const int16_t *recorded, floa
             if (scores[e] >= 0.0f && (best < 0 || scores[e] > scores[best])) best = e;
         ids[k] = best;
         weights[k] = scores[best] / total;
-        scores[best] = -scores[best];
+        scores[best] = -scores[best]; /* marks it as chosen; the magnitude is still needed */
     }
     if (recorded && recorded[0] >= 0)
         replay_route(s, scores, total, recorded, plausible * weights[s->chosen - 1], ids, weights,

@@ -1,9 +1,9 @@
-/* Tokens and log-probabilities from logits. */
+/* Sampling of tokens and their log probabilities from logits. */
 #ifndef PENSTOCK_DECODE_SAMPLING_H
 #define PENSTOCK_DECODE_SAMPLING_H
 #include "vectors.h"
 
-/* Sixteen of a row's logits, tempered; past the row's end -inf. */
+/* Returns sixteen logits of a row divided by the temperature, with -inf past the end. */
 static inline v16 tempered(const float *logits, long i, long V, float inverse_temperature) {
     v16 values = splat(-INFINITY);
     if (i + 16 <= V) values = *(const v16 *)(logits + i);
@@ -11,7 +11,7 @@ static inline v16 tempered(const float *logits, long i, long V, float inverse_te
     return values * inverse_temperature;
 }
 
-/* e^x, and 0 for what float32 can hold no more: such a token has no probability. */
+/* Returns e^x, or 0 below x = -87, near the limit of float32: such a token has no probability. */
 static inline v16 mass16(v16 x) { return select16(x < splat(-87.0f), splat(0.0f), exp16(x)); }
 
 static long best(const float *logits, long V) {
@@ -21,7 +21,7 @@ static long best(const float *logits, long V) {
     return chosen;
 }
 
-/* The first token at which the running mass exceeds the target; always one that has mass. */
+/* Returns the first token at which the cumulative mass exceeds the target; it always has mass. */
 static long draw(const float *logits, long V, float factor, float top, double target) {
     double passed = 0.0;
     long last = 0;
@@ -40,10 +40,11 @@ static long draw(const float *logits, long V, float factor, float top, double ta
             }
         }
     }
-    return last; /* rounding carried the target past the end */
+    return last; /* rounding moved the target past the end */
 }
 
-/* The largest tempered logit of a row, and the sum of e^(logit - largest) over it. */
+/* Returns the largest tempered logit of a row, and in `total` the sum of e^(logit - largest). Not
+ * inlined, so that sampling and `penstock_logprobs` run the same instructions. */
 static __attribute__((noinline)) float row_mass(const float *logits, long V, float factor,
                                                 double *total) {
     v16 highest = splat(-INFINITY);
@@ -61,11 +62,11 @@ static __attribute__((noinline)) float row_mass(const float *logits, long V, flo
 static __attribute__((noinline)) float log_probability(float logit, float factor, float top,
                                                        double total) {
     float found = (float)(logit * factor - top - log(total));
-    return found < 0.0f ? found : 0.0f; /* rounding may leave a sure token above it */
+    return found < 0.0f ? found : 0.0f; /* rounding may give a certain token more than 0 */
 }
 
-/* Draws one token a row; an inverse temperature of 0 takes the best, its log-probability being that
- * at temperature 1. Uniforms lie in [0, 1). */
+/* Samples one token per row. An inverse temperature of 0 takes the most likely token and gives its
+ * log probability at temperature 1. Uniforms are in [0, 1). */
 void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *inverse_temperatures,
                      const float *uniforms, int32_t *tokens, float *logprobs) {
     for (int64_t r = 0; r < rows; r++, logits += V) {
@@ -79,7 +80,7 @@ void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *
     }
 }
 
-/* What `penstock_sample` would have said of given tokens; temperatures are above 0. */
+/* Returns the log probabilities that `penstock_sample` gives for tokens; temperatures are > 0. */
 void penstock_logprobs(const float *logits, int64_t rows, int64_t V,
                        const float *inverse_temperatures, const int32_t *tokens, float *logprobs) {
     for (int64_t r = 0; r < rows; r++, logits += V) {

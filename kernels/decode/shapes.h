@@ -1,4 +1,4 @@
-/* The model, its weights and a step, as `layout.py` fills them. */
+/* Structures for the model, its weights and a step, filled in by `layout.py`. */
 #ifndef PENSTOCK_DECODE_SHAPES_H
 #define PENSTOCK_DECODE_SHAPES_H
 #include <stdint.h>
@@ -23,10 +23,10 @@ typedef struct {
     int32_t num_tokens, num_outputs;
     const int32_t *token_ids, *rows, *positions, *outputs;
     float *kv, *logits, *scratch;
-    void *routes;           /* [rows, positions, layers, chosen], or NULL: record none */
-    const int16_t *replay;  /* [num_tokens, layers, chosen], negative where free; or NULL */
-    float *states;          /* [layers, num_tokens, hidden]: what each layer gave; or NULL */
-    int32_t *flips;         /* [layers, 2]: see replay_route; or NULL */
+    void *routes;           /* [rows, positions, layers, chosen], or NULL to record none */
+    const int16_t *replay;  /* [num_tokens, layers, chosen], negative for free tokens, or NULL */
+    float *states;          /* [layers, num_tokens, hidden]: output of each layer, or NULL */
+    int32_t *flips;         /* [layers, 2]: see replay_route, or NULL */
     float plausible;
 } step_t;
 

@@ -1,4 +1,4 @@
-/* Sixteen floats at once, in an order of sums that is always the same. */
+/* Vectors of sixteen floats, whose sums always have the same order. */
 #ifndef PENSTOCK_DECODE_VECTORS_H
 #define PENSTOCK_DECODE_VECTORS_H
 #include <math.h>
@@ -28,12 +28,12 @@ static inline float max16(v16 a) {
     return m;
 }
 
-/* e^x to about one ulp: split off the power of two, then a degree-6 polynomial. */
+/* Returns e^x to about one ulp: splits off a power of two, then uses a degree-6 polynomial. */
 static inline v16 exp16(v16 x) {
     const v16 low = splat(-87.0f), high = splat(88.0f);
     x = select16(x < low, low, x);
     x = select16(x > high, high, x);
-    const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const v16 magic = splat(12582912.0f); /* 1.5 * 2^23; adding it rounds to an integer */
     v16 shifted = x * 1.44269504088896341f + magic;
     v16 n = shifted - magic;
     v16 r = x - n * 0.693359375f;

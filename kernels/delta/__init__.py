@@ -1,20 +1,22 @@
-"""Lossless deltas between two versions of a flat weight array.
+"""Lossless deltas between two versions of a flat array of weights.
 
-`encode(base, target)` makes one self-describing payload; `decode(base, payload)` returns the
-changed positions with their new values, to be written over the base: writing twice does no harm.
-`apply` returns the target itself, in given memory or new, and verifies it.
+`encode(base, target)` returns a self-describing payload. `decode(base, payload)` returns the
+changed positions and their new values, to be written over the base; writing them twice is
+harmless. `apply` returns the target itself, verified, in given or new memory.
 
-Arrays are bit patterns, as unsigned integers of their element size; `Dtype` names what they hold.
+Arrays hold bit patterns as unsigned integers of the element size; `Dtype` names their type.
 
 ```
- codec.py ─┬─▶ compiled.py    marks and steps: c/delta.c, or portable.py (the same bytes)
-           └─▶ container.py   the byte layout; header.py has its fields, dtypes.py the element types
+ codec.py                   choice of codec and of exponent classes
+     ├─────▶ compiled.py    marks and steps: c/delta.c, or portable.py (same bytes)
+     └─────▶ container.py   byte layout; header.py has its fields, dtypes.py the element types
 ```
-The layout is documented in `docs/weight-format.md`. An array is read from memory once: its checks
-are computed chunk by chunk while it is coded.
+`docs/weight-format.md` documents the layout. Arrays are read from memory only once: checksums are
+computed chunk by chunk while the array is coded.
 
-To add a codec: a member of `Codec`, its coding in `portable.py` and `c/`, its predicted size in
-`codec.py`, a case in the tests' slow reader. To add an element type: a row in `dtypes.py`.
+To add a codec, add a member of `Codec`, its coding in `portable.py` and `c/`, its predicted size in
+`codec.py`, and a case in the slow reader of the tests. To add an element type, add a row in
+`dtypes.py`.
 """
 
 from penstock.kernels.delta.arrays import Patch, check_of

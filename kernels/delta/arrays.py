@@ -1,4 +1,4 @@
-"""The arrays that the codecs take, their checks, and patches of them."""
+"""Checks of the arrays that codecs take, and patches of arrays."""
 
 import msgspec
 import numpy as np
@@ -9,42 +9,44 @@ from penstock.kernels.delta.header import NUM_ELEMENTS_MAX
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """Absolute overwrites of a flat array: writing them twice does no harm."""
+    """Elements to overwrite in a flat array; applying a patch twice is harmless."""
 
     flat_indices: np.ndarray
-    """[K] int64, strictly rising."""
+    """int64 [K]: flat indices, strictly rising."""
     values: np.ndarray
-    """[K] bit patterns."""
+    """[K]: new bit patterns."""
 
 
 def patch_between(base: np.ndarray, target: np.ndarray) -> Patch:
-    """Return what turns one flat array into another."""
+    """Return the patch that turns one flat array into another."""
     places = np.flatnonzero(base != target)
     return Patch(places, target[places])
 
 
 def join_nibbles(patch: Patch, base: np.ndarray) -> Patch:
-    """Turn a patch of the half bytes of `base` (uint8 [N]) into one of its bytes."""
+    """Convert a patch of the 4-bit halves of `base` (uint8 [N]) to one of its bytes."""
+    # The unchanged half of each byte is taken from the base.
     places = np.unique(patch.flat_indices >> 1)
     values = base[places]
     for half in (0, 1):
-        own = (patch.flat_indices & 1) == half
-        where = np.searchsorted(places, patch.flat_indices[own] >> 1)
+        is_half = (patch.flat_indices & 1) == half
+        where = np.searchsorted(places, patch.flat_indices[is_half] >> 1)
         kept = values[where] & np.uint8(0x0F if half else 0xF0)
-        values[where] = kept | (patch.values[own] << np.uint8(4 * half))
+        values[where] = kept | (patch.values[is_half] << np.uint8(4 * half))
     return Patch(places, values)
 
 
 def check_of(array: np.ndarray) -> int:
-    """Return the xxh3-64 of a contiguous array's bytes."""
+    """Return the xxh3-64 checksum of a contiguous array's bytes."""
     return xxhash.xxh3_64_intdigest(array.reshape(-1).data)
 
 
 def check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dtype:
-    """Check a base and a target; return their element type, by default that of their dtype.
+    """Check base and target, and return their element type, by default that of their dtype.
 
     Raises:
-        ValueError: not two contiguous arrays of one shape and of the kind's storage type.
+        ValueError: The arrays are not contiguous, differ in shape, or do not have the storage type
+            of the element type.
 
     """
     if base.shape != target.shape or base.dtype != target.dtype:
@@ -64,10 +66,11 @@ def check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dty
 
 
 def check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Check memory for a target: of the base's shape and dtype, apart from it.
+    """Check and return memory for a target.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `out` has another shape or dtype than the base, is not contiguous, or overlaps
+            the base.
 
     """
     if out.shape != base.shape or out.dtype != base.dtype or not out.flags.c_contiguous:
@@ -75,5 +78,5 @@ def check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
             f"out: expected a contiguous {base.dtype}{base.shape}, got {out.dtype}{out.shape}"
         )
     if np.may_share_memory(base, out):
-        raise ValueError("out: expected memory apart from the base's")
+        raise ValueError("out: expected memory that does not overlap the base")
     return out

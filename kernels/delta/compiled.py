@@ -1,6 +1,6 @@
-"""Marks and steps by the compiled code in `delta.c`, or by its portable twin without a compiler.
+"""Coding of marks and steps by compiled code (`c/delta.c`), or by `portable.py` without a compiler.
 
-The calls release the interpreter lock, so that several threads code several arrays at once.
+Calls release the interpreter lock, so that threads can code several arrays in parallel.
 """
 
 import ctypes
@@ -21,20 +21,20 @@ from penstock.kernels.delta.header import NUM_CLASSES_MAX, ClassRecord, Codec, H
 from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).parent / "c" / "delta.c"
+# Space that the writer of a bit string needs beyond the bytes that it fills.
 _SLACK_BYTES = 2048
-"""Room that the writer of a string needs beyond what it fills."""
 _GROUP_ELEMENTS = 1024
+# Maximum bytes of a number in either string: 33 bits, and its share of the block's parameter.
 _NUMBER_BYTES_MAX = 5
-"""Largest number in either string: 33 bits, and its share of its block's parameter."""
+# Size of the chunks of each array, which are hashed while they are in the L2 cache. It is a whole
+# number of tiles for every element size. 128 KiB were slower, 512 KiB no better.
 _CHUNK_BYTES = 1 << 18
-"""Chunk of each array, hashed while it is in the second cache; a whole number of tiles of any
-element size."""
-_KEPT_BYTES_MAX = 64 << 20
-"""Larger memory is not kept by a thread from call to call."""
+# Maximum size of a buffer that a thread keeps from call to call.
+_BUFFER_BYTES_MAX = 64 << 20
 
 
 class Shape(ctypes.Structure):
-    """Two arrays of elements, and their classes."""
+    """C structure `shape_t`: two arrays of elements, and their classes."""
 
     _fields_ = [
         ("base", ctypes.c_void_p),
@@ -49,7 +49,7 @@ class Shape(ctypes.Structure):
 
 
 class Record(ctypes.Structure):
-    """The coding of one class, as in `ClassRecord`."""
+    """C structure `record_t`: coding of one class, as in `ClassRecord`."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -58,7 +58,7 @@ class Record(ctypes.Structure):
 
 
 class Streams(ctypes.Structure):
-    """The parts of a body."""
+    """C structure `streams_t`: parts of a body."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("mask", "signs", "unary", "low")),
@@ -68,16 +68,16 @@ class Streams(ctypes.Structure):
 
 
 Series = ctypes.c_int64 * 128
-"""All series of a body, and how far they are walked."""
+"""Memory for the C structure `series_t`: all series of a body, and positions in them."""
 
 
 class Walk(NamedTuple):
-    """A body whose series are read, before the target is made."""
+    """Body whose series have been read, ready for computing the target."""
 
     shape: Shape
     series: ctypes.Array[ctypes.c_int64]
     numbers: np.ndarray
-    """What the series point into."""
+    """Memory that the series point into."""
 
 
 def shape_of(
@@ -88,7 +88,7 @@ def shape_of(
     *,
     has_mask: bool = False,
 ) -> Shape:
-    """Describe two arrays [N] of elements, and the classes of the first."""
+    """Return the C description of two arrays [N] and of the classes of the base."""
     traits = dtype.traits
     return Shape(
         address(base),
@@ -102,7 +102,7 @@ def shape_of(
 
 
 def class_record_of(first_key: int, record: Record) -> ClassRecord:
-    """Return the record of a class that was encoded."""
+    """Convert the C record of an encoded class."""
     return ClassRecord(
         first_key=first_key,
         num_changed=record.num_changed,
@@ -112,7 +112,7 @@ def class_record_of(first_key: int, record: Record) -> ClassRecord:
 
 
 def record_of(record: ClassRecord) -> Record:
-    """Invert `class_record_of`, but for the key."""
+    """Invert `class_record_of`, without the key."""
     return Record(
         record.num_changed,
         *(record.changed.num_coded, record.changed.inverted),
@@ -121,40 +121,42 @@ def record_of(record: ClassRecord) -> Record:
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    """Return where an array begins, as an argument."""
+    """Return the address of an array, as an argument of a C function."""
     return ctypes.c_void_p(array.ctypes.data)
 
 
 def address(array: np.ndarray) -> int:
-    """Return where an array begins, as a field."""
+    """Return the address of an array, as a field of a C structure."""
     return array.ctypes.data
 
 
-class _Kept(threading.local):
-    """Memory of this thread, by name."""
+class _Buffers(threading.local):
+    """Buffers of this thread, by name."""
 
     def __init__(self) -> None:
-        self.rooms: dict[str, np.ndarray] = {}
+        self.by_name: dict[str, np.ndarray] = {}
 
 
-_kept = _Kept()
+_buffers = _Buffers()
 
 
-def room(name: str, num_bytes: int) -> np.ndarray:
-    """Return uint8 [num_bytes] of this thread; the contents of its last one of that name are lost.
+def thread_buffer(name: str, num_bytes: int) -> np.ndarray:
+    """Return a buffer uint8 [num_bytes] of this thread, which overwrites its last one of that name.
 
-    Rooms of more than 64 MiB are not kept.
+    Buffers of more than 64 MiB are not kept.
     """
-    found = _kept.rooms.get(name)
+    # The first access to fresh memory took longer than coding (0.3 GB/s in a virtual machine), so
+    # buffers are used again.
+    found = _buffers.by_name.get(name)
     if found is None or found.size < num_bytes:
         found = np.empty(num_bytes, np.uint8)
-        if num_bytes <= _KEPT_BYTES_MAX:
-            _kept.rooms[name] = found
+        if num_bytes <= _BUFFER_BYTES_MAX:
+            _buffers.by_name[name] = found
     return found[:num_bytes]
 
 
 def chunks_of(array: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield where the chunks of an array [N] begin and end; of an empty one, one empty chunk."""
+    """Yield start and end of each chunk of an array [N]; an empty array has one empty chunk."""
     step = _CHUNK_BYTES // array.itemsize
     for start in range(0, max(1, array.size), step):
         yield start, min(start + step, array.size)
@@ -163,9 +165,9 @@ def chunks_of(array: np.ndarray) -> Iterator[tuple[int, int]]:
 def encode_steps(
     header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
 ) -> tuple[Header, bytes | memoryview]:
-    """Do what `portable.encode_steps` does, with the same bytes.
+    """Encode as `portable.encode_steps` does, with the same bytes.
 
-    The body is this thread's until its next call.
+    The body is a buffer that is valid until the next call by this thread.
     """
     library = load_delta_library()
     if library is None:
@@ -173,23 +175,28 @@ def encode_steps(
     records = (Record * len(thresholds))()
     has_mask = header.codec is Codec.BITMASK_ULP
     shape = shape_of(header.dtype, thresholds, base, target, has_mask=has_mask)
-    changed = room("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
+    changed = thread_buffer("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
     checks = _count(library, shape, records, (base, target), changed)
     num_changed = sum(record.num_changed for record in records)
+    # Worst case: a rank, a step and a scratch number per changed element, and one more.
     num_numbers = 3 * num_changed + 1
     begin = portable.flag_bytes(header, num_changed)
     string_bytes = min(num_numbers * _NUMBER_BYTES_MAX, header.plain_bytes_max) + _SLACK_BYTES
-    body, low = room("body", sum(begin) + 2 * string_bytes), room("low", string_bytes)
+    body, low = (
+        thread_buffer("body", sum(begin) + 2 * string_bytes),
+        thread_buffer("low", string_bytes),
+    )
     mask, signs, unary = np.split(body, np.cumsum(begin))
     streams = Streams(*map(address, (mask, signs, unary, low)), string_bytes, string_bytes)
-    numbers = room("numbers", 4 * num_numbers)
+    numbers = thread_buffer("numbers", 4 * num_numbers)
     status = library.penstock_delta_encode(
         *map(ctypes.byref, (shape, records)),
         *map(pointer, (changed, numbers)),
         ctypes.byref(streams),
     )
     if status:
-        raise MemoryError(f"no memory to encode {base.size} elements")
+        raise MemoryError(f"no room to encode {base.size} elements")
+    # The low bits were written to a buffer of their own; they follow the unary string.
     unary[streams.unary_bytes :][: streams.low_bytes] = low[: streams.low_bytes]
     plain_bytes = sum(begin) + streams.unary_bytes + streams.low_bytes
     return msgspec.structs.replace(
@@ -210,11 +217,12 @@ def _count(
     pair: tuple[np.ndarray, np.ndarray],
     changed: np.ndarray,
 ) -> tuple[int, int]:
-    """Fill the records' counts and `changed`; return the checks of both arrays."""
+    """Fill in `changed` and the counts of the records; return the checksums of both arrays."""
     structs = ctypes.byref(shape), ctypes.byref(records), pointer(changed)
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(pair[0]):
         for check, array in zip(checks, pair, strict=True):
+            # Hashed just before it is compared: the chunk is then in the cache.
             check.update(array[start:end].data)
         library.penstock_delta_count(*map(ctypes.c_int64, (start, end)), *structs)
     return checks[0].intdigest(), checks[1].intdigest()
@@ -223,7 +231,7 @@ def _count(
 def decode_steps(
     header: Header, base: np.ndarray, body: bytes | memoryview
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Do what `portable.decode_steps` does, with the same result."""
+    """Decode as `portable.decode_steps` does, with the same result."""
     library = load_delta_library()
     if library is None:
         return portable.decode_steps(header, base, body)
@@ -231,24 +239,25 @@ def decode_steps(
     values = np.empty(header.num_changed, base.dtype)
     walk = _read(library, header, base, body)
     structs = ctypes.byref(walk.shape), ctypes.byref(walk.series)
-    _succeed(library.penstock_delta_decode(*structs, pointer(places), pointer(values)))
+    _check_status(library.penstock_delta_decode(*structs, pointer(places), pointer(values)))
     return places, values
 
 
 def apply_steps(
     header: Header, base: np.ndarray, body: bytes | memoryview, target: np.ndarray
 ) -> tuple[int, int]:
-    """Write the target of `base` to `target`; they share no memory.
+    """Write the target into `target`, which must not overlap `base`.
 
     Returns:
-        The checks of the base, which was not checked before, and of the target.
+        Checksums of the base, which was not verified before, and of the target.
 
     Raises:
-        ValueError: as `portable.decode_steps`; what `target` holds then is undefined.
+        ValueError: As for `portable.decode_steps`; the contents of `target` are then undefined.
 
     """
     library = load_delta_library()
     if library is None:
+        # Without the compiled code there are no chunks; the arrays are hashed as a whole.
         target[...] = base
         places, values = portable.decode_steps(header, base, body)
         target[places] = values
@@ -257,14 +266,16 @@ def apply_steps(
     structs = ctypes.byref(walk.shape), ctypes.byref(walk.series), pointer(target)
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(base):
+        # The chunk of the base is hashed before, that of the target after it is written, both
+        # while they are in the cache: arrays are read from memory once.
         checks[0].update(base[start:end].data)
-        _succeed(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
+        _check_status(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
         checks[1].update(target[start:end].data)
     return checks[0].intdigest(), checks[1].intdigest()
 
 
 def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Do what `portable.tally` does, with the same result."""
+    """Count as `portable.tally` does, with the same result."""
     library = load_delta_library()
     if library is None:
         return portable.tally(base, target, dtype)
@@ -275,28 +286,29 @@ def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def _read(library: ctypes.CDLL, header: Header, base: np.ndarray, body: bytes | memoryview) -> Walk:
-    """Read all series of a body."""
+    """Read all series of a body, which also checks them."""
     parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
     records = (Record * len(header.classes))(*map(record_of, header.classes))
     streams = Streams(*map(address, parts), parts[2].size, parts[3].size)
     thresholds = [record.first_key for record in header.classes]
     has_mask = header.codec is Codec.BITMASK_ULP
     shape = shape_of(header.dtype, thresholds, base, base, has_mask=has_mask)
+    # As `penstock_delta_read` requires; `read_header` has bounded all of these counts.
     num_coded = sum(record.changed.num_coded for record in header.classes)
     num_numbers = num_coded + 3 * header.num_changed + len(header.classes)
-    walk = Walk(shape, Series(), room("numbers", 4 * num_numbers))
+    walk = Walk(shape, Series(), thread_buffer("numbers", 4 * num_numbers))
     structs = map(ctypes.byref, (shape, records, streams))
     numbers, series = pointer(walk.numbers), ctypes.byref(walk.series)
-    _succeed(library.penstock_delta_read(*structs, numbers, series))
+    _check_status(library.penstock_delta_read(*structs, numbers, series))
     return walk
 
 
-def _succeed(status: int) -> None:
+def _check_status(status: int) -> None:
     if status:
-        raise ValueError("a count, a place or a size is out of its bounds")
+        raise ValueError("a count, a position or a size is out of bounds")
 
 
 @cache
 def load_delta_library() -> ctypes.CDLL | None:
-    """Compile or load `delta.c`; None without a compiler."""
+    """Return the compiled library, or None without a compiler."""
     return load_library(_SOURCE)

@@ -1,24 +1,25 @@
-"""The byte layout of one delta payload, and its strict parser; see `docs/weight-format.md`.
+"""Byte layout of a delta payload, and its strict parser; see `docs/weight-format.md`.
 
 ```
  offset  bytes  field                                     all integers little-endian
       0      4  magic "PSDX"
       4      1  format version, 1
       5      1  codec (`Codec`)
-      6      1  kind of the elements (`Dtype`)
+      6      1  element type (`Dtype`)
       7      1  number of classes, C <= 16
       8      8  number of elements, N <= 2**28
      16      8  number of changed elements, K <= N
      24      8  xxh3-64 of the base's bytes
      32      8  xxh3-64 of the target's bytes
-     40      -  per class four LEB128 numbers: first key; number of changed; twice the coded
-                places of the changed, and 1 where those are the others; the same of the large steps
-                then two more: length of the unary string, length of the plain body
-                the body; where it is shorter than its plain length, it is one zstd frame
+     40      -  four LEB128 numbers per class: first key; number of changed elements; twice the
+                number of coded places, plus 1 if these are the unchanged elements; the same for
+                the large steps
+                two LEB128 numbers: length of the unary string, length of the plain body
+                the body, as one zstd frame if it is shorter than its plain length
     end-8    8  xxh3-64 of all bytes before
 ```
-A parser reads nothing that it has not bounded: counts are checked against N and against each other
-before any buffer is made, and the checksum before anything is decoded.
+The parser bounds everything before using it: counts are checked against N and each other before
+buffers are allocated, and the checksum before anything is decoded.
 """
 
 import struct
@@ -47,7 +48,7 @@ _LEB128_BYTES_MAX = 5
 
 
 class _Zstd(threading.local):
-    """Compression contexts of one thread, with their memory."""
+    """Compression contexts of one thread, because they are not thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
@@ -58,7 +59,7 @@ _zstd = _Zstd()
 
 
 def pack(header: Header, body: bytes | memoryview) -> bytes:
-    """Lay out one payload; the body is plain, and is compressed here where that helps."""
+    """Return the payload for a header and a plain body, which is compressed if that helps."""
     head = _FIXED.pack(
         MAGIC,
         FORMAT_VERSION,
@@ -72,6 +73,7 @@ def pack(header: Header, body: bytes | memoryview) -> bytes:
     )
     numbers = [number for record in header.classes for number in _class_numbers(record)]
     table = b"".join(map(leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
+    # Kept plain if compression does not help; the lengths tell readers which it is.
     packed = compress(body) if body else body
     parts = (head, table, packed if len(packed) < len(body) else body)
     check = xxhash.xxh3_64()
@@ -81,30 +83,30 @@ def pack(header: Header, body: bytes | memoryview) -> bytes:
 
 
 def compress(data: bytes | memoryview) -> bytes:
-    """Compress some bytes."""
+    """Compress bytes with zstd."""
     return _zstd.compressor.compress(data)
 
 
 def checksum(body: bytes | bytearray | memoryview) -> bytes:
-    """Return the end of a payload: the xxh3-64 of all bytes before."""
+    """Return the last bytes of a payload: the xxh3-64 of all bytes before."""
     return _check_bytes(xxhash.xxh3_64_intdigest(body))
 
 
 def read_header(payload: bytes | memoryview) -> Header:
-    """Parse and check what stands before the body.
+    """Parse and check the header of a payload.
 
     Raises:
-        CorruptDataError: not a payload of this format, or a field out of its bounds.
+        CorruptDataError: The payload is not of this format, or a field is out of bounds.
 
     """
     return _read_header(memoryview(payload))[0]
 
 
 def unpack(payload: bytes | memoryview) -> tuple[Header, memoryview]:
-    """Parse a payload into its header and its body as it is stored.
+    """Split a payload into its header and its body as stored.
 
     Raises:
-        CorruptDataError: truncated, foreign or damaged.
+        CorruptDataError: The payload is truncated, damaged or not of this format.
 
     """
     view = memoryview(payload)
@@ -116,24 +118,25 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, memoryview]:
 
 
 def plain_body(header: Header, stored: memoryview) -> bytes | memoryview:
-    """Return a body as it was before compression: the same view where that did not help.
+    """Return the plain body; the stored one itself if it is not compressed.
 
     Raises:
-        CorruptDataError: lengths that do not add up, or not a zstd frame.
+        CorruptDataError: The length is wrong, or the body is not a zstd frame.
 
     """
     if len(stored) == header.plain_bytes:
         return stored
     try:
         if zstandard.frame_content_size(stored) != header.plain_bytes:
-            raise CorruptDataError("delta.body: its zstd frame has another size than the table's")
+            # Compared before decompressing, so that a forged frame cannot use up memory.
+            raise CorruptDataError("delta.body: the zstd frame's size differs from the header's")
         return _zstd.decompressor.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptDataError(f"delta.body: not a zstd frame: {error}") from error
 
 
 def _read_header(view: memoryview) -> tuple[Header, int]:
-    """Return the header and where the body begins."""
+    """Return the header and the offset of the body."""
     if len(view) < _FIXED.size + _CHECK_BYTES:
         raise CorruptDataError(f"delta: {len(view)} bytes are too few for a header")
     magic, version, codec, dtype, num_classes, *numbers = _FIXED.unpack_from(view)
@@ -153,6 +156,7 @@ def _read_header(view: memoryview) -> tuple[Header, int]:
         )
     if dtype == Dtype.INT4X2 and num_elements % 2:
         raise CorruptDataError(f"delta: {num_elements} half bytes do not fill whole bytes")
+    # `N` is bounded by now, so all later checks are relative to it.
     table = TableReader(view[_FIXED.size : -_CHECK_BYTES])
     if num_classes > NUM_CLASSES_MAX:
         raise CorruptDataError(f"delta.classes: at most {NUM_CLASSES_MAX}, got {num_classes}")
@@ -187,7 +191,7 @@ def _read_class(table: "TableReader") -> ClassRecord:
 
 
 def _check(header: Header) -> None:
-    """Check the fields against each other."""
+    """Check that the fields are consistent with each other."""
     traits = header.dtype.traits
     keys = [record.first_key for record in header.classes]
     if (
@@ -201,11 +205,13 @@ def _check(header: Header) -> None:
     if keys and (keys[-1] >= traits.num_keys or not traits.has_steps):
         raise CorruptDataError(f"delta.classes: keys {keys} do not fit {header.dtype.name}")
     if keys and sum(record.num_changed for record in header.classes) != header.num_changed:
-        raise CorruptDataError("delta.classes: their changes do not add up to the header's")
+        raise CorruptDataError("delta.classes: changes do not add up to the header's number")
+    # The decoder allocates memory by these counts and indexes with them.
     if sum(record.changed.num_coded for record in header.classes) > header.num_elements:
         raise CorruptDataError("delta.classes: more places are coded than there are elements")
     if any(record.large.num_coded > record.num_changed for record in header.classes):
         raise CorruptDataError("delta.classes: more large steps than changes")
+    # Each number takes at least one bit of the unary string.
     numbers = (r.changed.num_coded + r.large.num_coded + r.num_large for r in header.classes)
     if sum(numbers) > 8 * header.unary_bytes:
         raise CorruptDataError("delta.classes: the unary string is too short for their numbers")
@@ -221,7 +227,7 @@ def _check_bytes(check: int) -> bytes:
 
 
 def leb128(number: int) -> bytes:
-    """Write a number by 7 bits per byte, the lowest first; a set high bit: more follow."""
+    """Encode a number with 7 bits per byte, lowest first; a set high bit means that more follow."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -231,7 +237,7 @@ def leb128(number: int) -> bytes:
 
 
 class TableReader:
-    """Reads one LEB128 number after the other."""
+    """Reader of consecutive LEB128 numbers."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -241,7 +247,7 @@ class TableReader:
         """Return the next number.
 
         Raises:
-            CorruptDataError: it is cut short, or is too long.
+            CorruptDataError: The number is cut short or too long.
 
         """
         value = 0

@@ -1,8 +1,8 @@
-"""The element types of the codecs, and their properties.
+"""Element types of the delta codecs, and their properties.
 
-An array travels as unsigned integers of its element size, the bit patterns of what it holds. The
-kind says how far two patterns are apart (in units in the last place, or as integers), and for
-floats which bits are the exponent.
+Arrays hold bit patterns as unsigned integers of the element size. The element type defines the
+distance between two patterns (in units in the last place, or as integers) and, for floats, which
+bits are the exponent.
 """
 
 from enum import IntEnum
@@ -12,10 +12,10 @@ import numpy as np
 
 
 class Dtype(IntEnum):
-    """The type of an array's elements; the numbers are part of payloads."""
+    """Type of an array's elements; the numbers are part of payloads."""
 
     INT8 = 0
-    """Also uint8 and bool."""
+    """8-bit integers, signed or not, and bool."""
     INT16 = 1
     INT32 = 2
     INT64 = 3
@@ -24,16 +24,16 @@ class Dtype(IntEnum):
     FP32 = 6
     FP64 = 7
     FP8_E4M3 = 8
-    """Without infinities; its scales are a separate tensor."""
+    """E4M3 floats without infinities; their scales are a separate tensor."""
     INT4X2 = 9
-    """Two elements of four bits per byte, the first in the low bits."""
+    """4-bit integers, two per byte, the first in the low bits."""
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Dtype":
         """Return the default type of an array of bit patterns.
 
         Raises:
-            ValueError: not unsigned integers.
+            ValueError: The array does not hold unsigned integers.
 
         """
         if array.dtype not in _USUAL:
@@ -43,32 +43,32 @@ class Dtype(IntEnum):
 
     @property
     def traits(self) -> "Traits":
-        """The properties that the codecs use."""
+        """Properties that the codecs use."""
         return _TRAITS[self]
 
     @property
     def storage(self) -> np.dtype:
-        """The numpy dtype of arrays of this type."""
+        """NumPy dtype of arrays of this type."""
         return np.dtype(f"u{self.traits.itemsize}")
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """Properties of one element type."""
+    """Properties of an element type."""
 
     itemsize: int
-    """Bytes of an element in memory (of a pair of elements for INT4X2)."""
+    """Bytes of an element in memory; for INT4X2, of a pair of elements."""
     bits: int
-    """Bits of one element."""
+    """Bits of an element."""
     is_float: bool = False
-    """The highest bit is a sign, the rest a magnitude; else the elements are integers."""
+    """Whether elements are floats, with a sign bit and a magnitude, instead of integers."""
     key_shift: int = 0
-    """Bits below the exponent."""
+    """Number of bits below the exponent."""
     num_keys: int = 1
     """Number of exponents; 1 for types without classes."""
 
     @property
     def has_steps(self) -> bool:
-        """Whether changes can be coded as steps; 8-byte elements are coded by raw and xor alone."""
+        """Whether changes can be coded as steps; 8-byte elements only support raw and xor."""
         return self.bits <= 32
 
 
@@ -93,7 +93,7 @@ _USUAL = {
 
 
 def unpack_nibbles(array: np.ndarray) -> np.ndarray:
-    """Return the elements of an INT4X2 array [N] as uint8 [2 N]."""
+    """Return the elements of an INT4X2 array [N] as uint8 [2 * N]."""
     return np.stack([array & np.uint8(15), array >> np.uint8(4)], axis=1).reshape(-1)
 
 

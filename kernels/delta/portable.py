@@ -1,34 +1,33 @@
-"""Marks and steps in numpy: the portable twin of `delta.c`, and its oracle.
+"""Coding of marks and steps in NumPy: the portable equivalent of `c/delta.c`, and its test oracle.
+
+Both write the same bits.
 
 ```
- class c:  ranks of the changed ──▶ gaps      (or one mask over all, in bitmask_ulp)
+ class c:  ranks of changed elements ──▶ gaps      (or one mask for all classes, in bitmask_ulp)
            their steps ──▶ signs;   large ones among them ──▶ gaps, and their sizes
  body:     [mask] signs of all classes │ unary string │ low bits
 ```
-The gaps and sizes of all classes, one series after the other, go to one pair of Rice strings.
-Where more than half of the places is marked, the gaps are those between the others.
+The gaps and sizes of all classes, one series after the other, go to one pair of Rice-coded
+strings. If more than half of the places are marked, the gaps between the unmarked ones are coded.
 
-Values are coded as steps in units in the last place. The bits of a float, read as an integer with
-the negative half reversed, are in the order of the numbers: neighbors differ by one, across zero
-and powers of two. One optimizer step moves a weight by one such unit, rarely more, up or down
-alike. So signs are plain bits, the steps larger than one are marked, and the sizes of those few are
-Rice codes. Integers step as they are. All arithmetic wraps, so that NaN payloads and infinities
-are preserved.
+Values are coded as steps in units in the last place. The bits of floats, read as integers with the
+negative half reversed, have the order of the numbers: neighbors differ by one, also across zero and
+powers of two. An optimizer step usually moves a weight by one such unit, up or down with similar
+probability. Signs are therefore plain bits, steps larger than one are marked, and the sizes of
+those few are Rice codes. Integers are subtracted as they are. All arithmetic wraps, so that NaN
+payloads and infinities are preserved.
 
-Rice codes of small numbers, with a parameter for every 128 of them.
-
-Gaps between scattered places are geometric, and Rice codes are within a few hundredths of a bit of
-the best code for those. The low `k` bits of a number stand as they are, the rest in unary; `k` is
-the cheapest for its block, so that it follows a density that changes along the array. All numbers
-of a payload go to the same two strings of bits, the lowest bit of a byte first:
+Gaps between scattered places have a geometric distribution, for which Rice codes are within a few
+hundredths of a bit of optimal. The low `k` bits of a number are stored directly and the rest in
+unary. `k` is chosen per block of 128 numbers, so that it follows the density along the array. All
+numbers of a payload go to the same two strings of bits, lowest bit of a byte first:
 
 ```
- unary:  for each block, zigzag(k - the k before), then for each number its high part,
-         each as so many zeros and a one
- low:    for each number its k low bits; all 32 bits of one whose high part would be 32 or more,
-         which stands as 32 in the unary string
+ unary:  for each block zigzag(k - previous k), then for each number its high part,
+         each as that many zeros and a one
+ low:    for each number its k low bits; if its high part is 32 or more, the unary string has 32
+         and this string all 32 bits of the number
 ```
-This is the portable twin of the compiled code in `delta.c`: both write the same bits.
 """
 
 from collections.abc import Iterator
@@ -43,13 +42,13 @@ from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecor
 
 BLOCK = 128
 ESCAPE = 32
-"""The high part of a number that is stored whole among the low bits."""
+"""High part that marks a number stored with all its bits in the low string."""
 K_MAX = 31
 _WHOLE_BITS = 32
 
 
 class RiceWriter:
-    """Collects numbers; packs them once, at the end."""
+    """Writer of Rice codes, which collects numbers and packs them at the end."""
 
     def __init__(self) -> None:
         self._unary: list[np.ndarray] = [np.zeros(0, np.int64)]
@@ -57,12 +56,13 @@ class RiceWriter:
         self._widths: list[np.ndarray] = [np.zeros(0, np.int64)]
 
     def append(self, values: np.ndarray) -> None:
-        """Add numbers [M] below 2**32, a series of its own."""
+        """Add a series of numbers [M] below 2**32."""
         if not values.size:
             return
         values = values.astype(np.int64)
         params = _best_params(values)
         shifts = np.repeat(params, BLOCK)[: values.size]
+        # Capped, so that a single large number does not take a long run of zeros.
         high = np.minimum(values >> shifts, ESCAPE)
         widths = np.where(high == ESCAPE, _WHOLE_BITS, shifts)
         turns = np.diff(params, prepend=0)
@@ -72,23 +72,25 @@ class RiceWriter:
         self._widths.append(widths)
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Return the two strings, each filled up with zero bits to whole bytes."""
+        """Return the unary and low strings, padded with zero bits to whole bytes."""
         ends = np.cumsum(np.concatenate(self._unary) + 1)
         bits = np.zeros(ends[-1] if ends.size else 0, np.uint8)
         bits[ends - 1] = 1
         widths = np.concatenate(self._widths)
         starts = np.cumsum(widths) - widths
+        # Position of each bit within its number.
         places = np.arange(widths.sum()) - np.repeat(starts, widths)
         low = np.repeat(np.concatenate(self._low), widths) >> places.astype(np.uint64)
         return _pack(bits), _pack((low & np.uint64(1)).astype(np.uint8))
 
 
 class RiceReader:
-    """Reads back the series in the order in which they were appended."""
+    """Reader of series of Rice codes, in the order in which they were appended."""
 
     def __init__(self, unary: bytes | memoryview, low: bytes | memoryview) -> None:
         ones = np.flatnonzero(np.unpackbits(np.frombuffer(unary, np.uint8), bitorder="little"))
         self._numbers = np.diff(ones, prepend=-1) - 1
+        # Padded, so that an 8-byte window can be read at any position of the string.
         padded = np.frombuffer(bytes(low) + bytes(8), np.uint8)
         self._windows = np.lib.stride_tricks.sliding_window_view(padded, 8)
         self._unary_bits = 8 * len(unary)
@@ -99,10 +101,11 @@ class RiceReader:
         """Return the next series, int64 [count].
 
         Raises:
-            ValueError: there are not so many numbers, or one is out of bounds.
+            ValueError: There are fewer numbers left, or one is out of bounds.
 
         """
         num_blocks = -(-count // BLOCK)
+        # Each block starts with the change of its parameter.
         numbers = self._numbers[self._at : self._at + count + num_blocks]
         if numbers.size != count + num_blocks:
             raise ValueError(f"the unary string ends before {count} numbers")
@@ -126,10 +129,10 @@ class RiceReader:
         return (words >> (starts & 7)) & ((1 << widths) - 1)
 
     def finish(self) -> None:
-        """Check that all was read.
+        """Check that everything was read.
 
         Raises:
-            ValueError: bits are left over.
+            ValueError: Bits are left over.
 
         """
         used = int(self._numbers[: self._at].sum()) + self._at
@@ -139,11 +142,12 @@ class RiceReader:
 
 
 def _best_params(values: np.ndarray) -> np.ndarray:
-    """Return for each block the parameter of the fewest bits, the lowest of equals."""
+    """Return the parameter with the smallest size for each block; the lowest one on a tie."""
     starts = np.arange(0, values.size, BLOCK)
     costs = np.empty((K_MAX + 1, starts.size), np.int64)
     for k in range(K_MAX + 1):
         high = values >> k
+        # Unary zeros, a one, and k low bits; or an escape and all bits.
         bits = np.where(high < ESCAPE, high + 1 + k, ESCAPE + 1 + _WHOLE_BITS)
         costs[k] = np.add.reduceat(bits, starts)
     return costs.argmin(axis=0)
@@ -154,21 +158,22 @@ def _pack(bits: np.ndarray) -> bytes:
 
 
 SMALLEST_LARGE = 2
+"""Smallest step that counts as large; its size is coded explicitly."""
 
 
 def encode_steps(
     header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
 ) -> tuple[Header, bytes]:
-    """Code the changed positions and their steps.
+    """Encode the changed positions and their steps.
 
     Args:
-        header: the codec and the kind; what the coding finds out is filled in.
-        thresholds: the first key of each class; one for the codecs without classes.
-        base: [N] elements.
-        target: [N] elements.
+        header: Header with codec and element type; the returned one has the remaining fields.
+        thresholds: First key of each class; a single one for codecs without classes.
+        base: Elements [N].
+        target: Elements [N].
 
     Returns:
-        The whole header and the plain body.
+        The complete header and the plain body.
 
     """
     rice = RiceWriter()
@@ -178,6 +183,7 @@ def encode_steps(
     signs: list[np.ndarray] = []
     for key, members in zip(thresholds, _members(base, thresholds, header.dtype), strict=True):
         marked = is_changed[members]
+        # The order in which series are written is part of the format.
         changed = MarksRecord(0, False) if has_mask else _append_marks(rice, marked)
         places = members[marked]
         is_down, sizes = steps_between(base[places], target[places], header.dtype)
@@ -189,8 +195,8 @@ def encode_steps(
         )
         signs.append(is_down)
     unary, low = rice.finish()
-    mask = _portable_pack(is_changed) if has_mask else b""
-    body = b"".join((mask, _portable_pack(np.concatenate(signs)), unary, low))
+    mask = _pack(is_changed) if has_mask else b""
+    body = b"".join((mask, _pack(np.concatenate(signs)), unary, low))
     whole = msgspec.structs.replace(
         header,
         num_changed=sum(record.num_changed for record in records),
@@ -209,10 +215,10 @@ def decode_steps(
     """Invert `encode_steps`.
 
     Returns:
-        The changed places, int64 [K], rising, and their new elements [K].
+        Changed positions int64 [K], rising, and their new elements [K].
 
     Raises:
-        ValueError: the body contradicts the header.
+        ValueError: The body contradicts the header.
 
     """
     mask, signs, unary, low = split_body(header, body)
@@ -222,11 +228,12 @@ def decode_steps(
     ends = np.cumsum([record.num_changed for record in header.classes])
     is_down = np.split(_unpack(signs, header.num_changed), ends[:-1])
     places, values = [], []
-    for record, own, down in zip(header.classes, members, is_down, strict=True):
-        marked = _read_marks(rice, record.changed, own.size)
+    for record, positions, down in zip(header.classes, members, is_down, strict=True):
+        marked = _read_marks(rice, record.changed, positions.size)
         if header.codec is Codec.BITMASK_ULP:
             marked = _unpack(mask, base.size)
-        where = own[marked]
+        where = positions[marked]
+        # Payloads may be forged: counts are checked against the base before they are used.
         if where.size != record.num_changed:
             raise ValueError(f"{where.size} marks for {record.num_changed} changes")
         is_large = _read_marks(rice, record.large, where.size)
@@ -235,51 +242,54 @@ def decode_steps(
         places.append(where)
         values.append(walk(base[where], down, sizes, header.dtype))
     rice.finish()
+    # Classes interleave, so positions rise only after sorting.
     joined = np.concatenate(places)
     order = np.argsort(joined)
     return joined[order], np.concatenate(values)[order]
 
 
 def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Count elements by key: int64 [2, num_keys], first those that did not change."""
+    """Count elements by key -> int64 [2, num_keys]: unchanged ones, then changed ones."""
     num_keys = dtype.traits.num_keys
     bins = exponent_keys(base, dtype).astype(np.int64) + num_keys * (base != target)
     return np.bincount(bins, minlength=2 * num_keys).reshape(2, -1)
 
 
 def split_body(header: Header, body: bytes | memoryview) -> list[memoryview]:
-    """Cut a body into mask, signs, unary string and low bits.
+    """Split a body into mask, signs, unary string and low bits.
 
     Raises:
-        ValueError: it is too short for them.
+        ValueError: The body is too short for them.
 
     """
     cuts = np.cumsum([0, *flag_bytes(header, header.num_changed), header.unary_bytes]).tolist()
     if cuts[-1] > len(body):
-        raise ValueError(f"{len(body)} bytes of body for streams of {cuts[-1]} and more")
+        raise ValueError(f"the body has {len(body)} bytes, its streams at least {cuts[-1]}")
     return [memoryview(body)[start:end] for start, end in pairwise([*cuts, len(body)])]
 
 
 def flag_bytes(header: Header, num_changed: int) -> tuple[int, int]:
-    """Return the lengths of the mask and of the signs."""
+    """Return the lengths in bytes of the mask and of the signs."""
     has_mask = header.codec is Codec.BITMASK_ULP
     return -(-header.num_elements // 8) if has_mask else 0, -(-num_changed // 8)
 
 
 def _members(base: np.ndarray, thresholds: list[int], dtype: Dtype) -> Iterator[np.ndarray]:
-    """Yield, by class, the places of its elements, rising."""
+    """Yield the rising positions of the elements of each class."""
     if len(thresholds) == 1:
         yield np.arange(base.size)
         return
     labels = np.searchsorted(thresholds, np.arange(dtype.traits.num_keys), side="right") - 1
-    own = labels.astype(np.uint8)[exponent_keys(base, dtype)]
-    order = np.argsort(own, kind="stable")
-    ends = np.cumsum(np.bincount(own, minlength=len(thresholds)))
+    classes = labels.astype(np.uint8)[exponent_keys(base, dtype)]
+    # Stable, so that positions rise within each class.
+    order = np.argsort(classes, kind="stable")
+    ends = np.cumsum(np.bincount(classes, minlength=len(thresholds)))
     yield from np.split(order, ends[:-1])
 
 
 def _append_marks(rice: RiceWriter, marked: np.ndarray) -> MarksRecord:
-    """Code which places are marked (bool [M]) as gaps."""
+    """Write which places are marked (bool [M]) as gaps between them."""
+    # The smaller set is coded.
     inverted = 2 * int(np.count_nonzero(marked)) > marked.size
     coded = np.flatnonzero(marked != inverted)
     rice.append(np.diff(coded, prepend=-1) - 1)
@@ -287,10 +297,10 @@ def _append_marks(rice: RiceWriter, marked: np.ndarray) -> MarksRecord:
 
 
 def _read_marks(rice: RiceReader, record: MarksRecord, population: int) -> np.ndarray:
-    """Return which of the places are marked, bool [population]."""
+    """Read which places are marked, bool [population]."""
     coded = np.cumsum(rice.read(record.num_coded) + 1) - 1
     if coded.size and coded[-1] >= population:
-        raise ValueError(f"a mark lies outside of the {population} places")
+        raise ValueError(f"a mark is outside of the {population} places")
     marked = np.full(population, record.inverted)
     marked[coded] = not record.inverted
     return marked
@@ -303,10 +313,6 @@ def _read_sizes(rice: RiceReader, count: int, dtype: Dtype) -> np.ndarray:
     return sizes.astype(dtype.storage)
 
 
-def _portable_pack(bits: np.ndarray) -> bytes:
-    return np.packbits(bits, bitorder="little").tobytes()
-
-
 def _unpack(data: memoryview, count: int) -> np.ndarray:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
     if bits.size != count:
@@ -315,7 +321,7 @@ def _unpack(data: memoryview, count: int) -> np.ndarray:
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:
-    """Map bit patterns of floats to integers in the order of the numbers; unsigned, same shape."""
+    """Map bit patterns of floats to unsigned integers in the order of the numbers."""
     sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     return np.where(bits & sign, ~bits, bits | sign)
 
@@ -329,17 +335,18 @@ def from_ordered(rank: np.ndarray) -> np.ndarray:
 def steps_between(
     base: np.ndarray, target: np.ndarray, dtype: Dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each step goes down (bool [K]) and its size (unsigned [K], >= 1)."""
+    """Return whether each step is down (bool [K]), and its size (unsigned [K], >= 1)."""
     mask, half = _mask_and_half(base, dtype)
     if dtype.traits.is_float:
         base, target = ordered(base), ordered(target)
+    # Unsigned arithmetic wraps; a step of more than half the range is one down.
     step = (target - base) & mask
     is_down = step >= half
     return is_down, np.where(is_down, (base.dtype.type(0) - step) & mask, step)
 
 
 def walk(base: np.ndarray, is_down: np.ndarray, sizes: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Invert `steps_between`: return the targets [K]."""
+    """Invert `steps_between` and return the target elements [K]."""
     mask, _ = _mask_and_half(base, dtype)
     step = np.where(is_down, base.dtype.type(0) - sizes, sizes)
     if dtype.traits.is_float:
@@ -348,6 +355,6 @@ def walk(base: np.ndarray, is_down: np.ndarray, sizes: np.ndarray, dtype: Dtype)
 
 
 def _mask_and_half(array: np.ndarray, dtype: Dtype) -> tuple[np.generic, np.generic]:
-    """Return all ones of an element's bits, and its highest bit alone."""
+    """Return a mask of all bits of an element, and one of only its highest bit."""
     bits = dtype.traits.bits
     return array.dtype.type((1 << bits) - 1), array.dtype.type(1 << (bits - 1))

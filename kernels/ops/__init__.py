@@ -1,15 +1,15 @@
-"""The kernels, one function each; the tensors' device decides what runs.
+"""Public interface of the kernels: one function per operation, run on the device of its tensors.
 
-CPU tensors go through the references, which are slow and plain: a run packs routes with them and
-nothing else. CUDA tensors go through the kernels of `kernels/cuda`. `backend=` takes another one.
-All results but those of tensor-core kernels are the same bits on every backend: `kernels/reference`
-is the frozen arithmetic.
+CPU tensors use the reference implementations, which are simple and slow; a run only packs routes
+with them. CUDA tensors use the kernels of `kernels/cuda`. `backend=` selects another backend.
+Results are the same bits on every backend, as defined by `kernels/reference`, except for kernels on
+tensor cores.
 
-All functions are forward only and allocate their results; none keeps its arguments. A CUDA call
-does not wait: the values in its tensors are checked behind it, see `raise_deferred_errors`.
+All functions are forward only, allocate their results and keep no arguments. Calls on CUDA are
+asynchronous, and so are the checks of values in their tensors; see `raise_deferred_errors`.
 
-To add a kernel: a function in `kernels/reference`, a method of `KernelBackend` in each backend, a
-function here that checks and allocates, and a line in the table of docs/kernels.md.
+To add a kernel, write a function in `kernels/reference`, a method of `KernelBackend` in each
+backend, a function here that checks and allocates, and a line in the table of docs/kernels.md.
 """
 
 from penstock.kernels.backend import Mxfp8, Routing

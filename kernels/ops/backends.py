@@ -1,4 +1,4 @@
-"""The choice of a backend by the tensor's device."""
+"""Choice of a backend by the device of a tensor."""
 
 import torch
 
@@ -14,10 +14,11 @@ _BACKENDS: dict[str, KernelBackend] = {
 
 
 def backend_for(tensor: torch.Tensor, backend: KernelBackend | None) -> KernelBackend:
-    """Return the given backend, or the one of the tensor's device.
+    """Return the given backend, or by default the one for the tensor's device.
 
     Raises:
-        KernelArgumentError: No backend has the tensor's device, or the given one has another.
+        KernelArgumentError: There is no backend for the tensor's device, or the given backend is
+            for another device.
 
     """
     device = tensor.device.type

@@ -1,9 +1,9 @@
-"""Checks of arguments: shapes and dtypes at once, values on a GPU without waiting for them.
+"""Checks of arguments: shapes and dtypes immediately, values on a GPU asynchronously.
 
-To read a value of a CUDA tensor the host waits for everything queued before it. So there a check
-only queues its two figures for copying; the kernel leaves out what would lie outside its arrays.
-What was wrong is raised by the next check that finds the figures there, or by
-`raise_deferred_errors`.
+Reading a value of a CUDA tensor makes the host wait for all work queued before it. A check of
+values on a GPU therefore only queues a copy of the smallest and largest value, and kernels skip
+elements that would be outside their arrays. A failed check is raised by the next check after the
+copy has arrived, or by `raise_deferred_errors`.
 """
 
 import threading
@@ -15,17 +15,18 @@ import torch
 from penstock.kernels.backend import KernelArgumentError, KernelBackend
 
 FLOATS = (torch.float32, torch.bfloat16)
+# Alignment that kernels need, because they read 16 bytes at once. PyTorch aligns allocations to
+# more, but a view may start anywhere.
 _ALIGNED_BYTES = 16
-"""Kernels read this much at once; torch allocates more, but a view may begin anywhere."""
 
 
 def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
 ) -> torch.Tensor:
-    """Return the tensor, contiguous and aligned, if its shape (None: any size) and dtype fit.
+    """Return the tensor, contiguous and aligned, if it has the shape (None: any size) and dtype.
 
     Raises:
-        KernelArgumentError: they do not.
+        KernelArgumentError: Shape or dtype differ.
 
     """
     fits = len(shape) == tensor.dim() and all(
@@ -37,12 +38,13 @@ def check_tensor(
         raise KernelArgumentError(
             f"{name}: expected [{sizes}] of {names}, got {list(tensor.shape)} of {tensor.dtype}"
         )
+    # Backends see no gradients and no strides.
     tensor = tensor.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % _ALIGNED_BYTES else tensor
 
 
 def check_multiple(name: str, size: int, of: int) -> None:
-    """Raise KernelArgumentError unless a dimension is a positive multiple."""
+    """Raise KernelArgumentError unless a dimension is a positive multiple of `of`."""
     if size <= 0 or size % of:
         raise KernelArgumentError(f"{name}: expected a positive multiple of {of}, got {size}")
 
@@ -54,7 +56,7 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 NUM_PENDING_MAX = 256
-"""Checks not yet read; beyond, the oldest is waited for."""
+"""Maximum number of pending checks; beyond it, the oldest is waited for."""
 
 
 class _Check(NamedTuple):
@@ -62,9 +64,9 @@ class _Check(NamedTuple):
     low: int
     high: int
     found: torch.Tensor
-    """[2] on the host: smallest and largest."""
+    """Smallest and largest value [2], on the host."""
     arrived: torch.cuda.Event | None = None
-    """None: they are there."""
+    """Event after which `found` is valid; None if it is already."""
 
     def compare(self) -> None:
         smallest, largest = (int(bound) for bound in self.found)
@@ -74,20 +76,20 @@ class _Check(NamedTuple):
 
 
 class _Pending:
-    """Checks in the order of their calls, whatever the thread."""
+    """Pending checks of all threads, in call order."""
 
     def __init__(self) -> None:
         self._checks: deque[_Check] = deque()
         self._lock = threading.Lock()
 
     def add(self, check: _Check) -> None:
-        """Read what has arrived, then queue one more."""
+        """Evaluate the checks that have arrived, then queue another one."""
         self.read(keep=NUM_PENDING_MAX - 1)
         with self._lock:
             self._checks.append(check)
 
     def read(self, keep: int) -> None:
-        """Compare those that have arrived, and wait for the oldest until `keep` are left."""
+        """Evaluate the checks that have arrived, and wait for the oldest until `keep` are left."""
         with self._lock:
             while self._checks:
                 arrived = self._checks[0].arrived
@@ -95,6 +97,7 @@ class _Pending:
                     if len(self._checks) <= keep:
                         return
                     arrived.synchronize()
+                # Removed before it raises, so that each failure is reported once.
                 self._checks.popleft().compare()
 
 
@@ -107,20 +110,21 @@ def check_values(
     """Check that integers lie in low..high.
 
     Args:
-        name: of the argument.
-        values: integers.
-        low: the least that is allowed.
-        high: the largest.
-        backend: the caller's, which may defer checks as a GPU does.
+        name: Name of the argument, for the error text.
+        values: Integer tensor.
+        low: Smallest allowed value.
+        high: Largest allowed value.
+        backend: Backend of the call, which may defer checks as on a GPU.
 
     Raises:
-        KernelArgumentError: A value outside; for a GPU, in an earlier check.
+        KernelArgumentError: A value is out of range; on a GPU, in this or an earlier check.
 
     """
     if not values.numel():
         return
     found = torch.stack(values.aminmax())
     if values.is_cuda:
+        # Recorded on the stream of the copy: once the event has passed, the host's copy is valid.
         host = found.to("cpu", non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(values.device))
@@ -132,10 +136,10 @@ def check_values(
 
 
 def raise_deferred_errors() -> None:
-    """Wait for every check of values on a GPU.
+    """Wait for all pending checks of values on a GPU.
 
     Raises:
-        KernelArgumentError: One failed: what its call gave is not to be used.
+        KernelArgumentError: A check failed; the results of its call must not be used.
 
     """
     _PENDING.read(keep=0)

@@ -1,4 +1,4 @@
-"""What changed between two versions of the weights, and writing it into place."""
+"""Differences between two versions of flat weights, and their application in place."""
 
 import torch
 
@@ -17,20 +17,21 @@ _BITS = (
 def delta_changes(
     base: torch.Tensor, target: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare two flat tensors bit by bit.
+    """Find where two flat tensors differ bitwise.
 
     Args:
-        base: [N] of 1, 2 or 4 bytes an element, N < 2**31.
-        target: like base.
-        backend: see `penstock.kernels.ops`.
+        base: Tensor [N] with 1, 2 or 4 bytes per element, N < 2**31.
+        target: Tensor of the same shape and dtype.
+        backend: Backend; see `penstock.kernels.ops`.
 
     Returns:
-        Ascending positions int32 [C], and the target's values there [C], of its dtype.
+        Ascending positions int32 [C], and the values of the target there [C].
 
     """
     base = check_tensor("base", base, (None,), _BITS)
     target = check_tensor("target", target, tuple(base.shape), (base.dtype,))
     check_range("base: number of elements", base.numel(), 0, NUM_ELEMENTS_MAX)
+    # Grids of kernels must not be empty.
     if not base.numel():
         return torch.empty(0, dtype=torch.int32, device=base.device), target.clone()
     chosen = backend_for(base, backend)
@@ -47,13 +48,13 @@ def delta_apply(
 ) -> None:
     """Overwrite flat weights [N] at positions int32 [C] with values [C], in place.
 
-    The staged update of `actors/relay`: positions and values are already decoded and verified;
-    this is all that happens while generation is paused. Twice does no harm.
+    This is the last stage of a weight update in `actors/relay`: positions and values are already
+    decoded and verified, so generation pauses only for this call. Applying it twice is harmless.
 
     Raises:
-        KernelArgumentError: weights not contiguous, other dtypes, or a position outside 0..N-1;
-            nothing is written then. On a GPU a position is checked without waiting (see
-            `raise_deferred_errors`): those outside are left out, the others are written.
+        KernelArgumentError: The weights are not contiguous, a dtype is wrong, or a position is
+            outside 0..N-1; nothing is written. On a GPU, positions are checked asynchronously (see
+            `raise_deferred_errors`): those outside are skipped and all others are written.
 
     """
     if not weights.is_contiguous():
@@ -64,6 +65,7 @@ def delta_apply(
     if not positions.numel():
         return
     check_values("positions", positions, 0, weights.numel() - 1, backend)
+    # A view, so that the caller's memory is written; the checked copy might be another one.
     bits = _as_bits(weights.detach())
     backend_for(weights, backend).delta_apply(bits, positions, _as_bits(values))
 

@@ -1,4 +1,4 @@
-"""MXFP8: the rounding rules are in `kernels/reference/quantize.py`."""
+"""MXFP8 quantization; `kernels/reference/quantize.py` defines the rounding."""
 
 import torch
 
@@ -9,10 +9,11 @@ from penstock.kernels.reference.quantize import MX_BLOCK
 
 
 def mxfp8_quantize_rows(x: torch.Tensor, *, backend: KernelBackend | None = None) -> Mxfp8:
-    """Quantize [..., M, K] of float32 or bfloat16 in blocks of 32 along K, a multiple of 32.
+    """Quantize float32 or bfloat16 [..., M, K] in blocks of 32 along K.
 
     Raises:
-        KernelArgumentError: wrong dtype, fewer than two dimensions, or K not a multiple of 32.
+        KernelArgumentError: The dtype is wrong, there are fewer than two dimensions, or K is not a
+            multiple of 32.
 
     Example:
         >>> quantized = mxfp8_quantize_rows(torch.randn(8, 64, dtype=torch.bfloat16))
@@ -28,10 +29,10 @@ def mxfp8_quantize_rows(x: torch.Tensor, *, backend: KernelBackend | None = None
 
 
 def mxfp8_quantize_columns(x: torch.Tensor, *, backend: KernelBackend | None = None) -> Mxfp8:
-    """Quantize [..., M, K] in blocks of 32 along M; both must be multiples of 32.
+    """Quantize float32 or bfloat16 [..., M, K] in blocks of 32 along M.
 
     Raises:
-        KernelArgumentError: wrong dtype or dimensions.
+        KernelArgumentError: The dtype is wrong, or M or K is not a multiple of 32.
 
     """
     flat = _matrix(x, columns=True)
@@ -44,7 +45,7 @@ def mxfp8_quantize_columns(x: torch.Tensor, *, backend: KernelBackend | None = N
 def mxfp8_quantize_both(
     x: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> tuple[Mxfp8, Mxfp8]:
-    """Quantize by rows and by columns while reading [..., M, K] once: what training needs."""
+    """Quantize by rows and by columns, as training needs, while reading [..., M, K] once."""
     flat = _matrix(x, columns=True)
     rows, columns = _empty(flat, by_rows=True), _empty(flat, by_rows=False)
     if flat.numel():
@@ -55,13 +56,13 @@ def mxfp8_quantize_both(
 def mxfp8_dequantize(
     quantized: Mxfp8, dtype: torch.dtype = torch.bfloat16, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Return the values [..., M, K]; the scales' shape distinguishes rows from columns.
+    """Dequantize to [..., M, K]; the shape of the scales distinguishes rows from columns.
 
-    Exact in float32 for scales 0..246 and in bfloat16 for 3..246 (beyond, values overflow to
-    infinity or round to nearest even); NaN for scale 255.
+    Exact in float32 for scales 0..246 and in bfloat16 for scales 3..246. With other scales, values
+    overflow to infinity or round to nearest even; scale 255 gives NaN.
 
     Raises:
-        KernelArgumentError: scales that fit neither layout, or a dtype other than the two.
+        KernelArgumentError: The scales fit neither layout, or the dtype is neither of the two.
 
     """
     codes, scales = quantized
@@ -70,6 +71,7 @@ def mxfp8_dequantize(
             "mxfp8_dequantize: expected codes and scales of the same two or more dimensions and "
             f"dtype float32 or bfloat16, got {codes.dim()}, {scales.dim()} and {dtype}"
         )
+    # With blocks along columns there is one scale for 32 rows.
     by_rows = codes.shape[-2] == scales.shape[-2]
     flat_codes = check_tensor("codes", codes.flatten(0, -2), (None, None), (torch.uint8,))
     num_rows, num_columns = flat_codes.shape
@@ -83,7 +85,7 @@ def mxfp8_dequantize(
 
 
 def _matrix(x: torch.Tensor, *, columns: bool = False) -> torch.Tensor:
-    """Check, and flatten to [M, K]."""
+    """Check a tensor and flatten it to [M, K]."""
     if x.dim() < 2:
         raise KernelArgumentError(f"x: expected two or more dimensions, got {list(x.shape)}")
     check_multiple("x: last dimension", x.shape[-1], MX_BLOCK)

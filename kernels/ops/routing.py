@@ -1,4 +1,4 @@
-"""Routing tokens to experts: choose or replay, pack what was chosen, add up what came back."""
+"""Routing of tokens to experts: choice or replay, packing of ids, and combination of outputs."""
 
 import torch
 
@@ -23,21 +23,24 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
 ) -> Routing:
     """Choose K experts per token from float32 logits, or replay recorded choices.
 
-    Experts are ranked by logit, ties by lower id; NaN ranks last. Scores are the softmax over all
-    experts in the frozen order, so they are the same bits on every backend, in any batch.
+    Experts are ranked by logit, with ties going to the lower id and NaN last. Scores are the
+    softmax over all experts, summed in a fixed order, so they have the same bits on every backend
+    and in any batch.
 
     Args:
-        logits: float32 [T, E], E <= 1024; gate in float32 on both sides, or tokens flip.
-        num_chosen: K <= 32.
-        normalize: divide the chosen scores by their sum, added in slot order.
-        recorded: integers [T, K] to replay, in slot order; a row that starts with -1 is free.
-        plausibility_min: a recorded expert whose score is below this share of the weakest of the
-            router's own K is replaced by the best of those that the token does not use yet
-            (Composer 2, arXiv 2603.24477); 0 replays everything.
-        backend: see `penstock.kernels.ops`.
+        logits: Router logits float32 [T, E], E <= 1024. Sampler and trainer must both compute them
+            in float32, or they choose different experts.
+        num_chosen: Number of experts per token, K <= 32.
+        normalize: Whether to divide the chosen scores by their sum, added in slot order.
+        recorded: Expert ids [T, K] to replay, in slot order; a row that starts with -1 is routed
+            freely.
+        plausibility_min: Threshold for recorded experts, as a fraction of the lowest score among
+            the router's own K. A recorded expert below it is replaced by the best expert that the
+            token does not use yet (Composer 2, arXiv 2603.24477); 0 replays everything.
+        backend: Backend; see `penstock.kernels.ops`.
 
     Raises:
-        KernelArgumentError: wrong shapes or dtypes, or a recorded id outside 0..E-1.
+        KernelArgumentError: A shape or dtype is wrong, or a recorded id is outside 0..E-1.
 
     """
     logits = check_tensor("logits", logits, (None, None), (torch.float32,))
@@ -46,6 +49,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     check_range("num_chosen", num_chosen, 1, min(num_experts, NUM_CHOSEN_MAX))
     if recorded is not None:
         recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts, -1, backend)
+        # -1 is allowed only as the mark of a free row, which is in its first slot.
         is_missing = (recorded[:, :1] >= 0) & (recorded < 0)
         check_values(
             "recorded: -1 in a row that does not start so", is_missing.int(), 0, 0, backend
@@ -67,11 +71,13 @@ def routes_pack(
 ) -> torch.Tensor:
     """Pack expert ids [T, L, K] into ceil(log2 E) bits each -> uint8 [T, ceil(L*K*bits/8)].
 
-    A token starts on a byte, so tokens can be cut off and joined. 60 layers x 8 of 384 experts
-    take 540 bytes. `penstock.kernels.route_segments` adds checksum and policy version.
+    Each token starts on a byte boundary, so that sequences can be cut and joined. 60 layers with 8
+    of 384 experts take 540 bytes. `penstock.kernels.route_segments` adds a checksum and the policy
+    version.
 
     Raises:
-        KernelArgumentError: not three dimensions, not integers, or an id outside 0..E-1.
+        KernelArgumentError: There are not three dimensions, the ids are not integers, or one is
+            outside 0..E-1.
 
     """
     check_range("num_experts", num_experts, 1, 1 << 15)
@@ -96,7 +102,7 @@ def routes_unpack(
     """Invert `routes_pack` -> int16 [T, L, K].
 
     Raises:
-        KernelArgumentError: a width that is not that of L x K ids of E experts.
+        KernelArgumentError: The width is not that of L x K ids of E experts.
 
     """
     width = bits_per_id(num_experts)
@@ -112,9 +118,10 @@ def routes_unpack(
 def moe_combine(
     per_slot: torch.Tensor, weights: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Sum experts' outputs [T, K, H] weighted by float32 [T, K], slot by slot -> [T, H].
+    """Sum experts' outputs [T, K, H] with weights float32 [T, K] in slot order -> [T, H].
 
-    Accumulates in float32 with fused multiply-adds, without atomics; the dtype is per_slot's.
+    The sum is accumulated in float32 with fused multiply-adds and without atomics; the result has
+    the dtype of `per_slot`.
     """
     per_slot = check_tensor("per_slot", per_slot, (None, None, None), FLOATS)
     weights = check_tensor("weights", weights, tuple(per_slot.shape[:2]), (torch.float32,))

@@ -1,4 +1,4 @@
-"""Norms, log-probabilities and products: a row's bits do not depend on the batch around it."""
+"""Norms, log probabilities and matrix products whose rows do not depend on the batch."""
 
 import torch
 
@@ -20,12 +20,12 @@ NUM_LOGITS_MAX = 512 * LOGIT_CHUNK
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Return x / sqrt(mean(x**2) + eps) * weight: [..., H] and [H], one dtype -> [..., H].
+    """Return x / sqrt(mean(x**2) + eps) * weight, for x [..., H] and weight [H] of one dtype.
 
-    Computes in float32 in the frozen order and rounds once.
+    The result is computed in float32, in the order of the reference, and rounded once.
 
     Raises:
-        KernelArgumentError: shapes or dtypes that do not fit.
+        KernelArgumentError: Shapes or dtypes do not fit.
 
     """
     flat = check_tensor("x", x.reshape(-1, x.shape[-1]), (None, None), FLOATS)
@@ -39,13 +39,13 @@ def rms_norm(
 def token_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Log-probability of each target: float32 or bfloat16 [N, V], int64 [N] -> float32 [N].
+    """Return log probabilities of targets: float32 or bfloat16 [N, V], int64 [N] -> float32 [N].
 
-    Reads the logits once and writes no [N, V] intermediate. -inf logits have probability 0; a row
-    with a NaN or +inf gives NaN.
+    The logits are read once, without an [N, V] intermediate. Logits of -inf have probability 0; a
+    row with NaN or +inf gives NaN.
 
     Raises:
-        KernelArgumentError: shapes or dtypes that do not fit, or a target outside 0..V-1.
+        KernelArgumentError: Shapes or dtypes do not fit, or a target is outside 0..V-1.
 
     """
     logits = check_tensor("logits", logits, (None, None), FLOATS)
@@ -65,12 +65,12 @@ def matmul(
 ) -> torch.Tensor:
     """Multiply [M, K] by the transpose of [N, K], both of one dtype -> [M, N] of that dtype.
 
-    float32 is the same bits on every backend: one frozen sum an output. bfloat16 accumulates in
-    float32 and rounds once; on CUDA it runs on tensor cores with a constant split of K, added in
-    order: bits are the same for any M, but not those of the CPU.
+    float32 results have the same bits on every backend: one fixed-order sum per output. bfloat16
+    is accumulated in float32 and rounded once. On CUDA it runs on tensor cores, with a fixed split
+    of K whose parts are added in order: bits do not depend on M, but differ from those of the CPU.
 
     Raises:
-        KernelArgumentError: shapes or dtypes that do not fit; on CUDA, K not a multiple of 64.
+        KernelArgumentError: Shapes or dtypes do not fit, or, on CUDA, K is not a multiple of 64.
 
     """
     x = check_tensor("x", x, (None, None), FLOATS)
@@ -84,17 +84,16 @@ def matmul(
 def mxfp8_grouped_matmul(
     x: torch.Tensor, weight: Mxfp8, offsets: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Multiply each expert's rows by its MXFP8 weight, dequantized on the way -> [R, N].
+    """Multiply each expert's rows by its MXFP8 weight, dequantized on the fly -> [R, N].
 
     Args:
-        x: float32 or bfloat16 [R, K] (CUDA: bfloat16), sorted by expert.
-        weight: codes [E, N, K] with 1x32 scales [E, N, K/32].
-        offsets: int32 [E + 1]; expert e has the rows offsets[e] to offsets[e + 1].
-        backend: see `penstock.kernels.ops`.
+        x: Rows sorted by expert, float32 or bfloat16 [R, K] (CUDA: bfloat16).
+        weight: Weights of the experts: codes [E, N, K] with 1x32 scales [E, N, K/32].
+        offsets: Row offsets int32 [E + 1]; expert e has rows offsets[e] to offsets[e + 1].
+        backend: Backend; see `penstock.kernels.ops`.
 
     Raises:
-        KernelArgumentError: shapes or dtypes that do not fit, or offsets that do not rise from 0
-            to R.
+        KernelArgumentError: Shapes or dtypes do not fit, or offsets do not rise from 0 to R.
 
     """
     x = check_tensor("x", x, (None, None), FLOATS)
@@ -105,6 +104,7 @@ def mxfp8_grouped_matmul(
     shape = (num_experts, width, num_columns // MX_BLOCK)
     scales = check_tensor("weight.scales", weight.scales, shape, (torch.uint8,))
     offsets = check_tensor("offsets", offsets, (num_experts + 1,), (torch.int32,))
+    # Three checks that offsets rise from 0 to R, without reading them on the host.
     num_rows = x.shape[0]
     check_values("offsets: first", offsets[:1], 0, 0, backend)
     check_values("offsets: last", offsets[-1:], num_rows, num_rows, backend)

@@ -1,4 +1,4 @@
-"""The frozen arithmetic, slow and plain, that GPU kernels and rounding in C must equal.
+"""Reference implementations, slow and simple, whose bits CUDA kernels and C rounding must match.
 
-To add an operation: a function in the module of its kind, and its call in `backend.py`.
+To add an operation, write a function in the module of its kind and its call in `backend.py`.
 """

@@ -1,4 +1,4 @@
-"""The references behind the interface of all backends: torch tensors in, numpy inside."""
+"""Reference backend: PyTorch tensors in and out, NumPy inside."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ Tensor = torch.Tensor
 
 
 class ReferenceBackend:
-    """Slow and plain; float32 throughout, rounded once on the way out."""
+    """Backend on CPUs that computes in float32 and rounds each result once."""
 
     device = "cpu"
     defers_checks = False
@@ -92,6 +92,6 @@ def _float(tensor: Tensor) -> np.ndarray:
 
 
 def _fill(outputs: tuple[Tensor, ...], arrays: tuple[np.ndarray, ...]) -> None:
-    """Copy results into place; float32 to bfloat16 rounds to nearest even."""
+    """Copy results into the outputs, rounding float32 to bfloat16 to nearest even."""
     for output, array in zip(outputs, arrays, strict=True):
         output.copy_(torch.from_numpy(np.ascontiguousarray(array)))

@@ -1,12 +1,14 @@
-"""The frozen float32 arithmetic: the order and the rounding of every operation, in numpy.
+"""Reference float32 arithmetic in NumPy: it fixes the order and rounding of every operation.
 
-The CUDA kernels do these operations in this order, so both give the same bits:
+The CUDA kernels do the same operations in the same order, so both give the same bits:
 
-- a product that is added is one fused multiply-add; nothing else is fused;
-- a sum over a row has 128 lanes: lane v adds elements v, 128 + v, 256 + v... in that order from
-  zero, then lane v adds lane v + 64, v + 32, ... v + 1. It depends on the row's length alone;
-- exp and log are polynomials of fused multiply-adds (coefficients of Cephes), near one ulp;
-- division and square root are IEEE's.
+- adding a product is one fused multiply-add; nothing else is fused;
+- a sum over a row has 128 lanes: lane v starts from zero and adds elements v, 128 + v, 256 + v ...
+  in this order; then lane v adds lane v + 64, v + 32, ..., v + 1. The order depends only on the
+  length of the row;
+- exp and log are polynomials of fused multiply-adds (coefficients from Cephes), accurate to about
+  one ulp;
+- division and square root are those of IEEE 754.
 """
 
 import numpy as np
@@ -14,11 +16,11 @@ from numpy.typing import ArrayLike
 
 NUM_LANES = 128
 EXP_LOWEST = np.float32(-87.0)
-"""Below it exp is 0: such a term is under 2**-125 of the largest."""
+"""Argument below which exp returns 0: such a term is less than 2**-125 of the largest."""
 
 _LOG2_E = np.float32(1.44269504088896341)
+# 1.5 * 2**23; adding it rounds to an integer.
 _ROUND_MAGIC = np.float32(12582912.0)
-"""1.5 * 2**23: adding it rounds to an integer."""
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
         1.6666665459e-1, 5.0000001201e-1)  # fmt: skip
@@ -28,12 +30,11 @@ _SQRT_HALF = np.float32(0.70710678118654752)
 
 
 def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> np.ndarray:
-    """Return a * b + c, rounded once.
-
-    The product of two float32 is exact in float64. The float64 sum is rounded to odd (its last bit
-    says whether anything was lost), after which rounding to float32 is the only rounding
-    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
-    """
+    """Return a * b + c in float32, rounded once."""
+    # NumPy has no fused multiply-add. The product of two float32 is exact in float64. The sum is
+    # rounded to odd in float64 (the last bit says whether anything was lost), which makes the
+    # rounding to float32 correct (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    # sums", 2008).
     with np.errstate(all="ignore"):
         product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
         addend = np.asarray(c, np.float64)
@@ -47,7 +48,8 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> np.ndarray:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """Return e**x for x <= 0 (any float32 up to 88); 0 below `EXP_LOWEST`; NaN stays."""
+    """Return e**x for x <= 88; 0 below `EXP_LOWEST`, NaN for NaN."""
+    # x = n ln 2 + r: a polynomial gives e**r, and the exponent bits give 2**n.
     with np.errstate(all="ignore"):
         shifted = fma(x, _LOG2_E, _ROUND_MAGIC)
         n = shifted - _ROUND_MAGIC
@@ -61,7 +63,8 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 def log(x: np.ndarray) -> np.ndarray:
-    """Return ln(x) for positive normal float32; NaN and infinity stay."""
+    """Return ln(x) for positive normal float32; NaN and infinity are returned as they are."""
+    # x = 2**e * m with m from sqrt(1/2) to sqrt(2), which centers the polynomial at m = 1.
     with np.errstate(all="ignore"):
         bits = x.view(np.int32)
         exponent = (bits >> 23) - 126
@@ -80,7 +83,7 @@ def log(x: np.ndarray) -> np.ndarray:
 
 
 def in_lanes(values: np.ndarray) -> np.ndarray:
-    """Cut [..., N] into [..., ceil(N/128), 128], padded with zeros."""
+    """Reshape [..., N] to [..., ceil(N/128), 128], padded with zeros."""
     count = values.shape[-1]
     rounds = -(-count // NUM_LANES)
     padded = np.zeros((*values.shape[:-1], rounds * NUM_LANES), np.float32)
@@ -89,7 +92,7 @@ def in_lanes(values: np.ndarray) -> np.ndarray:
 
 
 def fold_lanes(lanes: np.ndarray) -> np.ndarray:
-    """Add up [..., 128] by halves -> [...]."""
+    """Sum [..., 128] by adding halves repeatedly -> [...]."""
     width = NUM_LANES // 2
     while width:
         lanes = lanes[..., :width] + lanes[..., width : 2 * width]
@@ -98,7 +101,7 @@ def fold_lanes(lanes: np.ndarray) -> np.ndarray:
 
 
 def lane_sum(values: np.ndarray) -> np.ndarray:
-    """Sum [..., N] over its last dimension in the frozen order -> [...]."""
+    """Sum [..., N] over the last dimension in 128 lanes -> [...]."""
     cut = in_lanes(values)
     total = np.zeros((*cut.shape[:-2], NUM_LANES), np.float32)
     for i in range(cut.shape[-2]):
@@ -107,7 +110,7 @@ def lane_sum(values: np.ndarray) -> np.ndarray:
 
 
 def lane_dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Sum a * b [..., N] over the last dimension, with fused multiply-adds -> [...]."""
+    """Sum a * b [..., N] over the last dimension in 128 lanes, with `fma` -> [...]."""
     left, right = in_lanes(a), in_lanes(b)
     shape = np.broadcast_shapes(left.shape, right.shape)
     total = np.zeros((*shape[:-2], NUM_LANES), np.float32)

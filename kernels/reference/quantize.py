@@ -1,13 +1,14 @@
-"""MXFP8 and NVFP4 blocks: the frozen rounding rules of small number formats, in integer arithmetic.
+"""Reference quantization to MXFP8 and NVFP4: the rounding rules that all implementations follow.
 
-- E8M0 (scales of MXFP8): code e is 2**(e - 127), 255 is NaN. A block's scale is amax / 448, an
-  IEEE float32 division, rounded *up* to a power of two (RCEIL), at most 254. A block with a NaN has
-  scale 255 and NaN codes; amax is not clamped, so a block of zeros has scale 0.
-- E4M3 (elements of MXFP8, scales of NVFP4): round to nearest even; values beyond 448, infinity
-  included, become 448; the NaN code is 0x7F.
-- E2M1 (elements of NVFP4): round to nearest even; values beyond 6 become 6.
+- E8M0 (scales of MXFP8): code e means 2**(e - 127), and 255 is NaN. The scale of a block is
+  amax / 448, an IEEE float32 division, rounded *up* to a power of two (RCEIL), with a code of at
+  most 254. A block with a NaN has scale 255 and NaN codes. amax is not clamped, so a block of zeros
+  has scale code 0.
+- E4M3 (elements of MXFP8, scales of NVFP4): rounded to nearest even and saturating at 448, also
+  for infinity; the NaN code is 0x7F.
+- E2M1 (elements of NVFP4): rounded to nearest even and saturating at 6.
 
-Sources: OCP Microscaling Formats 1.0; arXiv 2506.08027 on why the scale is rounded up.
+Sources: OCP Microscaling Formats 1.0; arXiv 2506.08027 for rounding the scale up.
 """
 
 import numpy as np
@@ -22,12 +23,14 @@ _INFINITY = np.uint32(0x7F800000)
 
 
 def abs_bits(x: np.ndarray) -> np.ndarray:
-    """Return float32 without the sign as uint32; NaNs are above 0x7F800000."""
+    """Return the bits of float32 without the sign, as uint32; NaNs are above 0x7F800000."""
     return x.view(np.uint32) & _ABS
 
 
 def e8m0_scale(amax_bits: np.ndarray) -> np.ndarray:
-    """Return the scale codes uint8 of blocks whose largest `abs_bits` are given."""
+    """Return the scale codes uint8 of blocks, given the largest `abs_bits` of each."""
+    # In integers: the exponent, plus one if any bit below it is set (or, for subnormals, if the
+    # value is above 2**-127).
     with np.errstate(all="ignore"):
         bits = (amax_bits.view(np.float32) / E4M3_MAX).view(np.uint32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
@@ -53,6 +56,8 @@ def e4m3_encode(x: np.ndarray) -> np.ndarray:
     bits = abs_bits(x)
     sign = ((x.view(np.uint32) >> 24) & 0x80).astype(np.uint8)
     clamped = np.minimum(bits, E4M3_MAX.view(np.uint32))
+    # Round to nearest even by adding half a unit, less one if the last kept bit is even; then
+    # move the exponent from float32's bias to that of E4M3.
     normal = ((clamped + 0x7FFFF + ((clamped >> 20) & 1)) >> 20) - (120 << 3)
     with np.errstate(all="ignore"):
         subnormal = np.rint(clamped.view(np.float32) * np.float32(512.0)).astype(np.uint32)
@@ -93,8 +98,8 @@ def _e4m3_values() -> np.ndarray:
 _E4M3_VALUES = _e4m3_values()
 _E2M1_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_VALUES = np.array([*_E2M1_POSITIVE, *(-v for v in _E2M1_POSITIVE)], np.float32)
+# Midpoints between neighboring values; ties go to the even code.
 _E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Halfway between neighbors; a tie goes to the even code."""
 _E2M1_TIES_UP = (False, True, False, True, False, True, False)
 
 
@@ -121,7 +126,7 @@ def mxfp8_columns(x: np.ndarray) -> Codes:
 
 
 def mxfp8_dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Invert `mxfp8_rows` or `mxfp8_columns`, by the scales' shape -> float32 [M, K]."""
+    """Invert `mxfp8_rows` or `mxfp8_columns`, told apart by the scales' shape -> float32 [M, K]."""
     is_rows = scales.shape[0] == codes.shape[0]
     factors = np.repeat(e8m0_value(scales), MX_BLOCK, axis=1 if is_rows else 0)
     with np.errstate(all="ignore"):
@@ -129,11 +134,11 @@ def mxfp8_dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def nvfp4_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantize 1x16 blocks under one float32 scale per row (token), so rows stay independent.
+    """Quantize 1x16 blocks, with one float32 scale per row (token) so that rows are independent.
 
-    The token's scale is amax / 2688; a block's is amax / 6 over the token's, in E4M3; an element is
-    divided by the product of the two. All divisions are IEEE float32. A row with an infinity or a
-    NaN gets scale NaN, and is NaN as a whole.
+    The scale of a token is its amax / 2688. The scale of a block is its amax / 6 divided by the
+    token's scale, in E4M3. Elements are divided by the product of both. All divisions are IEEE
+    float32. A row with an infinity or NaN gets scale NaN, and all its values are NaN.
 
     Returns:
         Codes uint8 [M, K/2] (even columns in the low four bits), block scales uint8 [M, K/16],
@@ -146,6 +151,7 @@ def nvfp4_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):
         token_scales = block_amax.max(-1) / _NV_RANGE
         token_scales[~np.isfinite(block_amax.max(-1))] = np.nan
+        # A row of zeros would be divided by zero.
         divisor = np.where(token_scales == 0, np.float32(1.0), token_scales)[:, None]
         block_scales = e4m3_encode(block_amax / E2M1_MAX / divisor)
         factors = e4m3_decode(block_scales) * divisor

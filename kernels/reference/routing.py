@@ -1,6 +1,7 @@
-"""Router top-k with record and replay, packed routes, and the fixed-order sum of experts' outputs.
+"""Reference routing: top-k with replay, packed routes, and fixed-order sums of experts' outputs.
 
-Routes are packed in as few whole bits as ids need: bit i of id j of a token is bit j * width + i.
+Routes are packed with the smallest number of bits that holds an id: bit i of the j-th id of a token
+is bit j * width + i.
 """
 
 from typing import NamedTuple
@@ -11,34 +12,34 @@ import torch
 from penstock.kernels.reference.float32 import exp, fma, lane_sum
 
 ROUTE_FREE = -1
-"""An id that means: nothing was recorded for this token, take the router's own choice."""
+"""Id of tokens without recorded routes, which get the router's own choice."""
 
 
 class ExpertChoice(NamedTuple):
-    """T tokens' experts in slot order."""
+    """Experts of T tokens in slot order."""
 
     ids: torch.Tensor
-    """int64 [T, K]."""
+    """int64 [T, K]: expert ids."""
     num_mismatched: torch.Tensor
-    """[T]: recorded ids that are not among the router's own."""
+    """[T]: number of recorded ids that are not among the router's own."""
     num_replaced: torch.Tensor
-    """[T]: recorded ids that were implausible and gave way."""
+    """[T]: number of recorded ids that were implausible and replaced."""
 
 
 def replay_experts(
     own: torch.Tensor, scores: torch.Tensor, recorded: torch.Tensor, plausibility_min: float
 ) -> ExpertChoice:
-    """Put recorded experts in the place of the router's own; the only such code in Python.
+    """Replace the router's own experts by recorded ones; all Python code for replay is here.
 
     Args:
-        own: int64 [T, K] the router's choice, best first.
-        scores: [T, E] probabilities of this pass.
-        recorded: integers [T, K] to replay, in slot order; a row that starts with `ROUTE_FREE` is
-            routed freely.
-        plausibility_min: a recorded expert whose score is below this share of the weakest of the
-            router's own gives way to the best of those that the token does not use yet (Composer
-            2, arXiv 2603.24477); how sharp the router is does not matter, nor how many experts it
-            has.
+        own: Router's own choice int64 [T, K], best first.
+        scores: Router probabilities [T, E] of this pass.
+        recorded: Expert ids [T, K] to replay, in slot order; a row that starts with `ROUTE_FREE`
+            is routed freely.
+        plausibility_min: Threshold for recorded experts, as a fraction of the lowest score among
+            the router's own. A recorded expert below it is replaced by the best expert that the
+            token does not use yet (Composer 2, arXiv 2603.24477). Being relative, the threshold
+            does not depend on the number of experts or the sharpness of the router.
 
     """
     is_recorded = recorded[:, :1] != ROUTE_FREE
@@ -49,7 +50,8 @@ def replay_experts(
     if not is_kept.all():
         kept = torch.where(is_kept, ids, ROUTE_FREE)
         in_use = (own[:, :, None] == kept[:, None]).any(2)
-        # Own experts that are not in use come first, best first: slot i takes the next of them.
+        # A stable sort puts the own experts that are not in use first, best first; each replaced
+        # slot takes the next of them.
         spare = own.gather(1, in_use.int().sort(dim=1, stable=True).indices)
         place = ((~is_kept).cumsum(1) - 1).clamp(min=0)
         ids = torch.where(is_kept, ids, spare.gather(1, place))
@@ -64,8 +66,9 @@ def router_topk(
     recorded: np.ndarray | None,
     plausibility_min: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Route float32 [T, E] -> the fields of `Routing`; see `penstock.kernels.ops.router_topk`."""
+    """Return the fields of `Routing` for logits float32 [T, E]; see `kernels.ops.router_topk`."""
     scores = _softmax(logits)
+    # A stable sort gives ties to the lower id.
     ranked = np.where(np.isnan(logits), -np.inf, logits)
     ids = np.argsort(-ranked, axis=1, kind="stable")[:, :num_chosen]
     num_mismatched = num_replaced = np.zeros(len(logits), np.int32)
@@ -80,7 +83,7 @@ def router_topk(
 
 
 def moe_combine(per_slot: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Sum float32 [T, K, H] weighted by [T, K] over K in slot order -> [T, H]."""
+    """Sum float32 [T, K, H] over K with weights [T, K], in slot order -> [T, H]."""
     total = per_slot[:, 0] * weights[:, :1]
     for slot in range(1, weights.shape[1]):
         total = fma(per_slot[:, slot], weights[:, slot : slot + 1], total)
@@ -106,7 +109,7 @@ def bits_per_id(num_experts: int) -> int:
 
 
 def pack_routes(routes: np.ndarray, num_experts: int) -> np.ndarray:
-    """Pack ids [T, L, K] -> uint8 [T, ceil(L * K * bits / 8)]; a token starts on a byte."""
+    """Pack ids [T, L, K] -> uint8 [T, ceil(L * K * bits / 8)]; tokens start on byte boundaries."""
     ids = routes.reshape(len(routes), -1).astype(np.uint16)
     places = np.arange(bits_per_id(num_experts), dtype=np.uint16)
     bits = (ids[..., None] >> places & 1).astype(np.uint8)

@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 CLAIM_PREFIX = "claims/"
 _KEY = re.compile(r"claims/[0-9a-z-]{1,64}")
-_AWAY = RetryPolicy(pause_s=0.5, pause_s_max=4.0, deadline_s=60.0)
-"""Retries while the store is unreachable, which says nothing about the object itself."""
+# Retries while the store is unreachable, which says nothing about the object itself.
+_UNREACHABLE_RETRIES = RetryPolicy(pause_s=0.5, pause_s_max=4.0, deadline_s=60.0)
 FRESH_S = 60.0
 """Age in seconds up to which an object may not have reached every replica of the store."""
-_ONCE = RetryPolicy(pause_s=0.0, num_attempts_max=1)
-_LAGGING = RetryPolicy(pause_s=0.05, pause_s_max=0.4, deadline_s=1.0)
-"""Retries of a fresh object that is missing: the replica that answered may lag its leader."""
+_NO_RETRIES = RetryPolicy(pause_s=0.0, num_attempts_max=1)
+# Retries of a fresh object that is missing: the replica that answered may lag its leader.
+_LAG_RETRIES = RetryPolicy(pause_s=0.05, pause_s_max=0.4, deadline_s=1.0)
 
 
 def claim_key(created_s: float, name: str) -> str:
@@ -68,22 +68,24 @@ async def fetch(store: ObjectStore, claim: Claim) -> bytes:
     if not _KEY.fullmatch(key):
         # A forged event must not be able to read any other object of the store.
         raise CodecError(f"claim: expected a key claims/<time>-<name>, got {key[:80]!r}")
+    # Refused before anything is fetched into memory.
     if claim.num_bytes > INPUT_BYTES_MAX:
         size = f"expected at most {INPUT_BYTES_MAX} bytes, got {claim.num_bytes}"
         raise CodecError(f"claim: {key}: {size}")
 
     async def read() -> bytes:
         return await with_retries(
-            lambda: store.get(key), _AWAY, retry_on=(StoreUnreachableError,), log=log
+            lambda: store.get(key), _UNREACHABLE_RETRIES, retry_on=(StoreUnreachableError,), log=log
         )
 
     # The absolute value, because the writer's clock may be ahead of this one.
     is_fresh = abs(time.time() - created_at(key)) < FRESH_S
     absent = (NotFoundError, CorruptDataError)
     try:
-        data = await with_retries(read, _LAGGING if is_fresh else _ONCE, retry_on=absent)
+        data = await with_retries(read, _LAG_RETRIES if is_fresh else _NO_RETRIES, retry_on=absent)
     except absent as error:
         raise CodecError(f"claim: {error}") from error
+    # The store is shared and may be damaged: no object is used before its digest is checked.
     if len(data) != claim.num_bytes or digest_of(data) != claim.blake3:
         raise CodecError(f"claim: object {key} does not match the claimed size and digest")
     return data

@@ -158,6 +158,7 @@ class Ledger:
 
     def add_step(self, event: StepCompleted) -> None:
         """Record a completed step; move the samples of a skipped step to their own column."""
+        # Nothing to move for a normal step, or for an event that is read again.
         if not event.skipped or event.step in self._skipped:
             return
         self._skipped.add(event.step)
@@ -191,6 +192,7 @@ class Ledger:
         return not (self._faults or self._unequal or self.preferences.violations)
 
     def _generate(self, name: str, turn_index: int, turn: TurnSummary) -> None:
+        # Events may be read again, and each revision of a live sample repeats its turns.
         if (name, turn_index) in self._seen_turns:
             return
         self._seen_turns.add((name, turn_index))
@@ -205,7 +207,7 @@ class Ledger:
             columns = self._columns.setdefault(version, Counter())
             columns["generated"] += num_tokens
             column = _column_of(settled, version)
-            columns[_of_withheld(column) if turn.is_withheld else column] += num_tokens
+            columns[_withheld_column(column) if turn.is_withheld else column] += num_tokens
         self._compare(name)
 
     def _settle(
@@ -213,6 +215,7 @@ class Ledger:
     ) -> None:
         for sample in samples:
             name, column = sample.rollout_id, _COLUMNS[sample.outcome]
+            # The skipped step's own event may have come before its manifest.
             if column == _TRAINED and not is_discarded and step in self._skipped:
                 column = _SKIPPED
             settlement = _Settlement(
@@ -242,6 +245,7 @@ class Ledger:
 
     def _settle_again(self, name: str, earlier: _Settlement, later: _Settlement) -> None:
         """Apply a later revision of a live sample; it counts as trained if any revision was."""
+        # Training cannot be undone: a revision that is left out does not take tokens back.
         if earlier.column == _TRAINED or later.column != _TRAINED:
             later = msgspec.structs.replace(later, step=earlier.step, column=earlier.column)
         self._move(name, earlier, later)
@@ -256,7 +260,7 @@ class Ledger:
             for settlement, sign in ((before, -1), (after, 1)):
                 column = _column_of(settlement, version)
                 columns[column] += sign * (num_tokens - num_withheld)
-                columns[_of_withheld(column)] += sign * num_withheld
+                columns[_withheld_column(column)] += sign * num_withheld
 
     def _compare(self, name: str) -> None:
         settlement = self._settled.get(name)
@@ -277,6 +281,6 @@ def _column_of(settlement: _Settlement | None, version: int) -> str:
     return settlement.column_of(version) if settlement else _IN_FLIGHT
 
 
-def _of_withheld(column: str) -> str:
+def _withheld_column(column: str) -> str:
     """Return the column of a sample's withheld turns, given that of its other tokens."""
     return _WITHHELD if column in {_TRAINED, _SKIPPED} else column

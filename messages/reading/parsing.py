@@ -14,9 +14,9 @@ INPUT_BYTES_MAX = 256 << 20
 TOML_CHARACTERS_MAX = 4 << 20
 """Maximum length of a TOML text."""
 _CAUSE_CHARACTERS_MAX = 400
+# Exceptions that decoders raise: ValueError for malformed input, a wrong type or invalid UTF-8,
+# the others for input that is nested too deeply or has a length or number out of range.
 _FAULTS = (ValueError, RecursionError, MemoryError, OverflowError)
-"""Exceptions that decoders raise: ValueError for malformed input, a wrong type or invalid UTF-8,
-the others for input that is nested too deeply or has a length or number out of range."""
 
 
 def parse_json(data: bytes | str, kind: type[T], what: str) -> T:
@@ -51,12 +51,14 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except _FAULTS as error:
+        # Errors may quote the input: cut, or a large input would end up in logs and dead letters.
         cause = f"{error or type(error).__name__}"[:_CAUSE_CHARACTERS_MAX]
         raise CodecError(f"{what}: not TOML: {cause}") from error
 
 
 def parse_with(decoder: Any, data: bytes | str | memoryview, what: str) -> Any:
     """Decode with a given, reusable decoder; raises like `parse_msgpack`."""
+    # Before decoding, whose memory grows with the input.
     if len(data) > INPUT_BYTES_MAX:
         raise CodecError(f"{what}: expected at most {INPUT_BYTES_MAX} bytes, got {len(data)}")
     try:

@@ -4,6 +4,7 @@ The module must be installed, on PYTHONPATH, or in the current folder.
 """
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import REFERENCE
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 _REFERENCE = re.compile(REFERENCE)
 _PATH = re.compile(r" - at `\$([^`]*)`$")
 
@@ -44,10 +47,14 @@ def load_reference(reference: str, field: str) -> object:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        return getattr(importlib.import_module(module), name)
+        loaded = importlib.import_module(module)
+        value = getattr(loaded, name)
     except Exception as error:  # A user's module may raise anything on import.
         text = f"expected a name in a module that can be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{field}: {reference!r}: {text}") from error
+    # The file, because a module of the same name may be installed, too.
+    log.info("%s: using %s from %s", field, reference, loaded.__file__)
+    return value
 
 
 def read_settings(given: Mapping[str, Any], kind: type[T], field: str) -> T:

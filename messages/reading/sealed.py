@@ -26,6 +26,7 @@ class SealedTurn(Part, frozen=True, kw_only=True):
 
     def stored(self, claim: Claim) -> StoredTurn:
         """Return a claim that also holds the turn's summary."""
+        # Accounting needs the token counts, and must not need the user's key.
         return StoredTurn(
             object_key=claim.object_key,
             num_bytes=claim.num_bytes,

@@ -49,6 +49,7 @@ async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
     if isinstance(turn, Turn):
         return turn
     loaded: Turn = parse_with(_turns, await fetch(store, turn), f"turn {turn.object_key}")
+    # The ledger counts by the event's summary, so another turn must not take its place.
     if loaded.summary != turn.summary:
         raise CodecError(f"turn {turn.object_key}: stored tokens do not match its event's summary")
     return loaded
@@ -65,6 +66,7 @@ async def open_live_turn(
         StoreUnreachableError: The object store or the key store did not answer.
 
     """
+    # What the store holds is sealed, too; it is decrypted only in memory.
     sealed = turn
     if isinstance(sealed, StoredTurn):
         data = await fetch(store, sealed)
@@ -91,6 +93,7 @@ def last_of(bus: Bus) -> Last:
 
     async def last(event_type: type[E], key: str) -> E | None:
         delivery = await bus.last(event_type, key)
+        # The bus cannot narrow the type of what it returns.
         event = delivery.event if delivery is not None else None
         return event if isinstance(event, event_type) else None
 
@@ -141,7 +144,7 @@ def own_turns(rollout: RolloutFinished, turns: Sequence[Turn]) -> list[Turn]:
         # first turn; that turn's routes cover it because `Generate.routes_from` was 0.
         open_segment = segments(shared)[-1]
         past = [ids for turn in open_segment for ids in (turn.context_ids, turn.token_ids)]
-        whole = _joined([*past, own[0].context_ids])
+        whole = _concatenate([*past, own[0].context_ids])
         own[0] = msgspec.structs.replace(own[0], context_ids=whole)
     return own
 
@@ -156,7 +159,7 @@ def segments(turns: Sequence[Turn]) -> list[list[Turn]]:
     return found
 
 
-def _joined(parts: list[Array]) -> Array:
+def _concatenate(parts: list[Array]) -> Array:
     """Concatenate int32 arrays."""
     data = b"".join(part.data for part in parts)
     return Array(dtype="int32", shape=(len(data) // 4,), data=data)

@@ -17,7 +17,7 @@ class RequestsOpen(msgspec.Struct, frozen=True, kw_only=True):
 
     num: int
     at: Finite
-    """Unix seconds of the last change."""
+    """Time of the last change in Unix seconds."""
 
 
 class LimitsChanged(Event, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
 
 
 class ReplyKept(Event, frozen=True, kw_only=True):
-    """Gateway -> gateways: a request with an `Idempotency-Key`, and its reply when finished."""
+    """Gateway -> gateways: a request with an `Idempotency-Key`, and later its reply."""
 
     stream: ClassVar[Stream] = Stream.GATEWAY
     name: str

@@ -38,7 +38,7 @@ class SignalLevel(StrEnum):
 
 
 class SignalDirection(StrEnum):
-    """Which values of a signal are good: high ones (`up`) or low ones (`down`)."""
+    """Whether high values (`up`) or low values (`down`) of a signal are good."""
 
     UP = "up"
     DOWN = "down"
@@ -74,6 +74,7 @@ class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.kind.is_text:
             return 0.0
         if self.kind is SignalKind.EVENT:
+            # 0 and -1 both mean that it did not happen.
             upward = 1.0 if value > 0 else -1.0
         else:
             upward = 2.0 * min(1.0, max(0.0, value)) - 1.0
@@ -97,6 +98,7 @@ def by_name(signals: Iterable[SignalSpec]) -> dict[str, SignalSpec]:
     """
     found: dict[str, SignalSpec] = {}
     for spec in signals:
+        # The later one would silently replace the earlier one.
         if spec.name in found:
             raise ConfigError(f"feedback.signals.{spec.name}: declared twice")
         found[spec.name] = spec

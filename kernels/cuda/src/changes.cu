@@ -1,11 +1,11 @@
-// What changed between two versions of a flat array of bits: count by tile, then (after a running
-// sum of the counts) write positions and values in order. And the staged write over the old version.
+// Differences between two versions of a flat array: count them per tile, then, after a running sum
+// of the counts, write positions and values in order. Also the update of the old version in place.
 
 #include "numbers.cuh"
 
 constexpr int PER_THREAD = 16, CHANGE_THREADS = 256;
 
-// Bit i says that element first + i differs.
+// Returns a mask whose bit i says that element first + i differs.
 template <class T>
 __device__ __forceinline__ unsigned compare16(const T *base, const T *target, long long first,
                                               long long count, T (&values)[PER_THREAD]) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned compare16(const T *base, const T *target, lo
     return changed;
 }
 
-// The sum over the threads before this one, and over the block.
+// Returns the sum over earlier threads of the block, and in `total` over all of them.
 __device__ __forceinline__ int block_prefix(int count, int &total) {
     __shared__ int warp_totals[CHANGE_THREADS / 32];
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void count_changes(const T *base, const T *target, in
     if (threadIdx.x == 0) counts[blockIdx.x] = total;
 }
 
-// starts: where each tile's changes begin in the output.
+// starts: offset of each tile's changes in the output.
 template <class T>
 __device__ __forceinline__ void write_changes(const T *base, const T *target, const int *starts,
                                               int *positions, T *changed_values, long long count) {

@@ -1,11 +1,12 @@
-// MXFP8's formats; the rules stand in kernels/reference/quantize.py.
+// Number formats of MXFP8; kernels/reference/quantize.py defines the rounding.
 #pragma once
 
 #include "numbers.cuh"
 
 constexpr int MX_BLOCK = 32;
 
-// The scale code of a block from its largest abs_bits: amax / 448 rounded up to a power of two.
+// Returns the scale code of a block, given its largest abs_bits: amax / 448 rounded up to a power
+// of two.
 __device__ __forceinline__ unsigned e8m0_scale(unsigned amax) {
     unsigned bits = __float_as_uint(__fdiv_rn(__uint_as_float(amax), 448.0f));
     unsigned exponent = bits >> 23, mantissa = bits & 0x7FFFFFu;
@@ -13,7 +14,7 @@ __device__ __forceinline__ unsigned e8m0_scale(unsigned amax) {
     return amax > 0x7F800000u ? 255u : min(code, 254u);
 }
 
-// 2^(code - 127); NaN for 255.
+// Returns 2^(code - 127), or NaN for 255.
 __device__ __forceinline__ float e8m0_value(unsigned code) {
     if (code == 255u) return __uint_as_float(0x7FC00000u);
     return __uint_as_float(code ? code << 23 : 0x00400000u);
@@ -27,7 +28,7 @@ __device__ __forceinline__ unsigned e4m3_encode4(const float *four, float invers
            e4m3_encode2(four[2] * inverse, four[3] * inverse) << 16;
 }
 
-// 16 bytes of values: 8 bf16 or 4 float.
+// Unpacks 16 bytes into 8 bf16 or 4 float values.
 __device__ __forceinline__ void unpack16(const uint4 &bytes, float (&to)[8]) {
     const unsigned words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
     for (int i = 0; i < 4; i++) {

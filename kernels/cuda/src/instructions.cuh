@@ -1,5 +1,6 @@
-// What the chip does in one instruction: conversions, asynchronous copies, products on tensor cores.
-// `tests/simt/instructions.cuh` is its twin on a CPU. `numbers.cuh` includes it.
+// Wrappers of single instructions: conversions, asynchronous copies, matrix products on tensor
+// cores. `tests/simt/instructions.cuh` is the equivalent for CPUs. `numbers.cuh` includes this
+// file.
 #pragma once
 
 __device__ __forceinline__ bf16 to_bf16(float x) {
@@ -8,7 +9,7 @@ __device__ __forceinline__ bf16 to_bf16(float x) {
     return result;
 }
 
-// Two E4M3 codes, saturating, from two floats and back.
+// Convert two floats to two E4M3 codes, saturating, and back.
 __device__ __forceinline__ unsigned e4m3_encode2(float low, float high) {
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -22,7 +23,7 @@ __device__ __forceinline__ void e4m3_decode2(unsigned pair, float &low, float &h
         : "r"(halves));
 }
 
-// Copies 16 bytes to shared memory, or clears them, without waiting.
+// Starts to copy 16 bytes to shared memory, or to clear them if not `is_inside`.
 __device__ __forceinline__ void copy16_async(void *shared, const void *global, bool is_inside) {
     unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
@@ -31,14 +32,14 @@ __device__ __forceinline__ void copy16_async(void *shared, const void *global, b
 __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;");
 }
-// Waits until at most PENDING of this thread's committed groups are under way.
+// Waits until at most PENDING of this thread's committed copy groups are in flight.
 template <int PENDING> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
 }
 
-// sum[16x8] += a[16x16] * b[16x8]. With g = lane / 4 and t = lane % 4 a lane holds, two a register,
-// a: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b: (2t, g), (2t + 8, g);
-// sum: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// sum[16x8] += a[16x16] * b[16x8]. With g = lane / 4 and t = lane % 4, a lane holds these elements,
+// with two of a or b per register: a (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b (2t, g),
+// (2t + 8, g); sum (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4],
                                              const unsigned (&b)[2]) {
     asm volatile(
@@ -48,24 +49,25 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A warpgroup's 64 x 64 sums, 32 a thread: with g = lane / 4 and t = lane % 4, sums[n] holds
-// (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of the warp's 16 rows and of columns 8n to 8n + 7.
+// The 64 x 64 sums of a warpgroup, 32 per thread. With g = lane / 4 and t = lane % 4, sums[n] holds
+// (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of the warp's 16 rows, and
+// of columns 8n to 8n + 7.
 typedef float GroupSums[8][4];
 
-// Makes what this thread wrote to shared memory seen by wgmma, after the next barrier.
+// Makes this thread's writes to shared memory visible to wgmma after the next barrier.
 __device__ __forceinline__ void publish_to_tensor_cores() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Keeps the compiler from moving sums while the tensor cores own them.
+// Prevents the compiler from moving sums while tensor cores use them.
 __device__ __forceinline__ void pin(GroupSums &sums) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(sums[n][i])::"memory");
 }
-// A panel in rows of 128 bytes, swizzled by 128 bytes (1 << 62); 1024 bytes from eight rows to the
-// next. All in units of 16 bytes.
+// Returns the wgmma descriptor of a panel: rows of 128 bytes with the 128-byte swizzle (1 << 62),
+// and 1024 bytes per eight rows. Sizes are in units of 16 bytes.
 __device__ __forceinline__ unsigned long long describe(const void *panel) {
     unsigned long long address = __cvta_generic_to_shared(panel);
     return (address & 0x3FFFFull) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -87,8 +89,8 @@ __device__ __forceinline__ void multiply_16(GroupSums &d, unsigned long long lef
         : "l"(left), "l"(right));
 }
 
-// Starts sums += left [64 rows of K = 64] * right [64 columns of K = 64]; both panels lie as
-// `describe` says. Four warps together.
+// Starts sums += left [64 rows, K = 64] * right [64 columns, K = 64], with panels laid out as in
+// `describe`. All four warps of the warpgroup must call it.
 __device__ __forceinline__ void multiply_group(const void *left, const void *right,
                                                GroupSums &sums) {
     unsigned long long a = describe(left), b = describe(right);
@@ -100,7 +102,7 @@ __device__ __forceinline__ void multiply_group(const void *left, const void *rig
     pin(sums);
 }
 
-// Waits for all products that were started.
+// Waits for all products started so far.
 __device__ __forceinline__ void wait_group(GroupSums &sums) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     pin(sums);

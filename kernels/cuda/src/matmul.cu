@@ -1,12 +1,12 @@
-// float32 x [M, K] times weight [N, K] transposed: one 128-lane sum an output, so the bits are
-// those of the CPU and do not depend on M. For router gates and small heads.
+// Product of float32 x [M, K] and the transpose of weight [N, K], for router gates and small heads.
+// Each output is one 128-lane sum, so its bits are those of the CPU and do not depend on M.
 
 #include "numbers.cuh"
 
 constexpr int WARP_ROWS = 4, WARP_COLUMNS = 4;
 constexpr int WARPS_DOWN = 2, WARPS_ACROSS = 4;
 
-// A warp takes 4 x 4 outputs; grid [ceil(N / 16), ceil(M / 8)].
+// A warp computes 4 x 4 outputs. Grid: [ceil(N / 16), ceil(M / 8)].
 extern "C" __global__ void __launch_bounds__(32 * WARPS_DOWN * WARPS_ACROSS)
     matmul_f32(const float *x, const float *weight, float *out, long long num_rows,
                long long num_columns, long long depth) {

@@ -1,8 +1,7 @@
-// The frozen float32 arithmetic. The same operations in the same order stand in
-// kernels/reference/float32.py. Compile with -fmad=false: what is fused says so.
+// float32 arithmetic with the same operations in the same order as kernels/reference/float32.py.
+// Compile with -fmad=false, because only explicit fused multiply-adds may be fused.
 //
-// What the chip does in one instruction is in `instructions.cuh`; the CPU build of the tests has a
-// twin of that file, the only one that differs between the two.
+// `instructions.cuh` wraps single instructions; the CPU build of the tests replaces only that file.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +21,7 @@ __device__ __forceinline__ float to_float(bf16 x) {
 __device__ __forceinline__ void store(float *to, float x) { *to = x; }
 __device__ __forceinline__ void store(bf16 *to, float x) { *to = to_bf16(x); }
 
-// e^x for x <= 88; 0 below -87.
+// Returns e^x for x <= 88, and 0 below -87.
 __device__ __forceinline__ float exp_frozen(float x) {
     const float magic = 12582912.0f;
     float shifted = __fmaf_rn(x, 1.44269504088896341f, magic);
@@ -40,7 +39,7 @@ __device__ __forceinline__ float exp_frozen(float x) {
     return x < -87.0f ? 0.0f : y * __uint_as_float(power);
 }
 
-// ln(x) of a positive normal number.
+// Returns ln(x) for positive normal numbers; infinity and NaN are returned as they are.
 __device__ __forceinline__ float log_frozen(float x) {
     unsigned bits = __float_as_uint(x);
     float m = __uint_as_float((bits & 0x7FFFFFu) | 0x3F000000u);
@@ -64,7 +63,8 @@ __device__ __forceinline__ float log_frozen(float x) {
     return abs_bits(x) < 0x7F800000u ? result : x;
 }
 
-// The end of a 128-lane sum: thread l of a warp holds lanes 4l..4l+3. All threads get the sum.
+// Finishes a 128-lane sum in which thread l of a warp holds lanes 4l to 4l + 3. All threads get
+// the sum.
 __device__ __forceinline__ float fold_lanes(float (&lanes)[4]) {
     for (int mask = 16; mask; mask /= 2)
         for (int j = 0; j < 4; j++) lanes[j] += __shfl_xor_sync(FULL_WARP, lanes[j], mask);
@@ -76,7 +76,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Four elements of a row from k on, zeros past its end; rows of whole fours are aligned.
+// Loads four elements of a row, starting at k, with zeros past its end. Vector loads need a width
+// that is a multiple of four: only then are all rows aligned.
 __device__ __forceinline__ void load4(const float *row, long long k, long long width,
                                       float (&to)[4]) {
     if (width % 4 == 0 && k < width) {

@@ -1,4 +1,4 @@
-// Tiles of operands in shared memory, and their copies from global memory.
+// Tiles of operands in shared memory, and copies to them from global memory.
 #pragma once
 
 #include "numbers.cuh"
@@ -6,9 +6,9 @@
 constexpr int TILE_M = 64, TILE_N = 64, TILE_K = 64, STAGES = 3, GEMM_THREADS = 128;
 constexpr int CHUNK = 8, ROW_CHUNKS = TILE_K / CHUNK;
 
-// 64 rows of 64 values; the 16-byte chunks of a row are swapped by row, so that the eight rows that a
-// fragment reads lie in different banks. This is the chip's own 128-byte swizzle, which counts from
-// multiples of 1024 bytes.
+// 64 rows of 64 values. The order of the 16-byte chunks depends on the row, so that the eight rows
+// that a fragment reads are in different banks. This is the hardware's 128-byte swizzle, which
+// requires an alignment of 1024 bytes.
 struct alignas(1024) Panel {
     uint4 chunks[TILE_M][ROW_CHUNKS];
 
@@ -23,7 +23,7 @@ struct Stages {
     Panel left[STAGES], right[STAGES];
 };
 
-// Starts copying 64 rows from `first` on, and 64 columns from k on; rows past the end are zeros.
+// Starts to copy 64 rows from `first` on and 64 columns from k on; rows past the end become zeros.
 __device__ __forceinline__ void copy_panel(Panel &to, const bf16 *from, long long first,
                                            long long end, long long depth, long long k) {
 #pragma unroll

@@ -1,8 +1,9 @@
-// MXFP8: quantize by rows, by columns or both in one pass, and dequantize. x is [M, K] row-major.
+// MXFP8: quantization of row-major x [M, K] by rows, by columns or both in one pass, and
+// dequantization.
 
 #include "formats.cuh"
 
-// 16 elements a thread, two threads a 1x32 block; num_halves = M * K / 16.
+// Each thread takes 16 elements, half of a 1x32 block; num_halves = M * K / 16.
 template <class T>
 __device__ __forceinline__ void quantize_rows(const T *x, uint8_t *codes, uint8_t *scales,
                                               long long num_halves) {
@@ -37,7 +38,7 @@ template <class T> struct Tile {
     uint8_t codes[TILE_ROWS][TILE_COLUMNS];
 };
 
-// Copies the tile's codes out, 16 bytes a thread and time.
+// Copies the codes of a tile to global memory, 16 bytes per thread and iteration.
 __device__ __forceinline__ void write_codes(const uint8_t (&codes)[TILE_ROWS][TILE_COLUMNS],
                                             uint8_t *to, long long first_row,
                                             long long first_column, long long num_columns) {
@@ -52,7 +53,7 @@ __device__ __forceinline__ void write_codes(const uint8_t (&codes)[TILE_ROWS][TI
     __syncthreads();
 }
 
-// One thread a 32x1 block.
+// Each thread takes a 32x1 block.
 template <class T>
 __device__ __forceinline__ void tile_columns(Tile<T> &tile, uint8_t *codes, uint8_t *scales,
                                              long long first_column, long long num_columns) {
@@ -75,8 +76,8 @@ __device__ __forceinline__ void tile_columns(Tile<T> &tile, uint8_t *codes, uint
     write_codes(tile.codes, codes, blockIdx.y * TILE_ROWS, first_column, num_columns);
 }
 
-// One thread a 1x32 block. Threads begin at different 16-byte chunks, so that no two of a quarter
-// warp meet in a bank.
+// Each thread takes a 1x32 block. Threads start at different 16-byte chunks, to avoid bank
+// conflicts within a quarter warp.
 template <class T>
 __device__ __forceinline__ void tile_rows(Tile<T> &tile, uint8_t *codes, uint8_t *scales,
                                           long long first_column, long long num_columns) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ void tile_rows(Tile<T> &tile, uint8_t *codes, uint8_t
     write_codes(tile.codes, codes, blockIdx.y * TILE_ROWS, first_column, num_columns);
 }
 
-// A block of threads a tile of 32 x 256; grid [ceil(K / 256), M / 32]. row_codes may be null.
+// Each thread block takes a tile of 32 x 256. Grid: [ceil(K / 256), M / 32]. row_codes may be null.
 template <class T>
 __device__ __forceinline__ void quantize_tile(Tile<T> &tile, const T *x, uint8_t *row_codes,
                                               uint8_t *row_scales, uint8_t *column_codes,
@@ -131,7 +132,7 @@ __device__ __forceinline__ void quantize_tile(Tile<T> &tile, const T *x, uint8_t
     if (row_codes) tile_rows(tile, row_codes, row_scales, first_column, num_columns);
 }
 
-// 16 codes a thread; group = 16 consecutive codes of a row.
+// Each thread takes a group of 16 consecutive codes of a row.
 template <class T, bool BY_ROWS>
 __device__ __forceinline__ void dequantize(const uint8_t *codes, const uint8_t *scales, T *out,
                                            long long num_groups, long long num_columns) {

@@ -1,11 +1,12 @@
-// Router top-k with replay, and expert ids in as few bits as they need.
+// Router top-k with replay, and packing of expert ids into as few bits as they need.
 
 #include "numbers.cuh"
 
 constexpr int ROUTER_WARPS = 4;
 constexpr unsigned long long NEVER = 0;
 
-// Orders floats as integers, larger first among equals by lower id; NaN like -infinity.
+// Returns an integer that ranks experts by logit, with ties going to the lower id and NaN as
+// -infinity.
 __device__ __forceinline__ unsigned long long rank_key(float logit, unsigned id) {
     unsigned bits = abs_bits(logit) > 0x7F800000u ? 0xFF800000u : __float_as_uint(logit);
     if (bits == 0x80000000u) bits = 0;
@@ -13,7 +14,7 @@ __device__ __forceinline__ unsigned long long rank_key(float logit, unsigned id)
     return static_cast<unsigned long long>(ordered) << 32 | (0xFFFFFFFFu - id);
 }
 
-// Removes the best key of the warp and returns its expert.
+// Removes the largest key of the warp and returns its expert.
 template <int ROUNDS>
 __device__ __forceinline__ unsigned take_best(unsigned long long (&keys)[ROUNDS][4]) {
     unsigned long long best = NEVER;
@@ -34,7 +35,7 @@ __device__ __forceinline__ unsigned take_best(unsigned long long (&keys)[ROUNDS]
     return 0xFFFFFFFFu - static_cast<unsigned>(best);
 }
 
-// The place of the n-th set bit; there are more than n.
+// Returns the position of the set bit that has n set bits below it.
 __device__ __forceinline__ int nth_set(unsigned bits, int n) {
     for (int i = 0; i < n; i++) bits &= bits - 1;
     return __ffs(bits) - 1;
@@ -44,7 +45,7 @@ struct Replayed {
     int id, num_mismatched, num_replaced;
 };
 
-// Lane s < num_chosen holds slot s: `own`, the router's choice, and `recorded`.
+// Lane s < num_chosen holds slot s of `own`, the router's choice, and of `recorded`.
 __device__ __forceinline__ Replayed replay(int own, int recorded, bool is_kept, int num_chosen,
                                            unsigned lane) {
     bool is_own = false, is_in_use = false;
@@ -63,7 +64,7 @@ __device__ __forceinline__ Replayed replay(int own, int recorded, bool is_kept, 
     return {is_replaced ? next : recorded, __popc(mismatched), __popc(replaced)};
 }
 
-// One warp a token; ROUNDS * 128 >= E. recorded may be null.
+// Each warp takes a token; ROUNDS * 128 >= E. recorded may be null.
 template <int ROUNDS>
 __device__ __forceinline__ void route(float (&scores)[ROUTER_WARPS][ROUNDS * 128],
                                       const float *logits, const int16_t *recorded, int16_t *ids,
@@ -144,7 +145,7 @@ ROUTER(2)
 ROUTER(4)
 ROUTER(8)
 
-// 32 bits of output a thread. ids [T, num_ids], packed [T, num_bytes].
+// Each thread writes 32 bits of output. ids [T, num_ids], packed [T, num_bytes].
 extern "C" __global__ void __launch_bounds__(256) routes_pack(const int16_t *ids, uint8_t *packed,
                                                               long long num_tokens, int num_ids,
                                                               int num_bytes, int width) {
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256) routes_pack(const int16_t *ids
     }
 }
 
-// One id a thread.
+// Each thread unpacks one id.
 extern "C" __global__ void __launch_bounds__(256) routes_unpack(const uint8_t *packed, int16_t *ids,
                                                                 long long num_tokens, int num_ids,
                                                                 int num_bytes, int width) {

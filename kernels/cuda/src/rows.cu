@@ -1,10 +1,10 @@
-// Row-wise kernels: the bits of a row's result depend on that row alone.
+// Row-wise kernels: the bits of a row's result depend only on that row.
 
 #include "numbers.cuh"
 
 constexpr int NORM_WARPS = 8;
 
-// One warp a row of [M, H].
+// Each warp takes a row of [M, H].
 template <class T>
 __device__ __forceinline__ void rms_norm(const T *x, const T *weight, float eps, T *out,
                                          long long num_rows, long long width) {
@@ -34,7 +34,8 @@ __device__ __forceinline__ void rms_norm(const T *x, const T *weight, float eps,
 constexpr int LOGIT_CHUNK = 1024, NUM_CHUNKS_MAX = 512, LOGIT_THREADS = 512;
 constexpr int ROUNDS = LOGIT_CHUNK / 128;
 
-// The largest of a chunk and the sum of exponentials against it; all of a warp get both.
+// Computes the maximum of a chunk and the sum of exponentials relative to it, for all lanes of a
+// warp.
 template <class T>
 __device__ __forceinline__ void chunk_sum(const T *row, long long first, long long width,
                                           unsigned lane, float &top, float &sum) {
@@ -59,7 +60,8 @@ __device__ __forceinline__ void chunk_sum(const T *row, long long first, long lo
     sum = fold_lanes(lanes);
 }
 
-// One block a row of [N, V]: its warps take chunks in turn, then the first warp joins them.
+// Each block takes a row of [N, V]: its warps take chunks in turn, then the first warp combines
+// them.
 template <class T>
 __device__ __forceinline__ void token_logprobs(float *tops, float *sums, const T *logits,
                                                const long long *targets, float *out,
@@ -90,7 +92,7 @@ __device__ __forceinline__ void token_logprobs(float *tops, float *sums, const T
     }
 }
 
-// Four elements of a token's [K, H] a thread, slot by slot.
+// Each thread sums four elements of a token's [K, H] in slot order.
 template <class T>
 __device__ __forceinline__ void moe_combine(const T *per_slot, const float *weights, T *out,
                                             long long num_tokens, int num_chosen, long long width) {

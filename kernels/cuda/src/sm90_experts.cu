@@ -1,13 +1,13 @@
-// MXFP8 experts on tensor cores (wgmma): rows sorted by expert times dequantized weights.
+// MXFP8 experts on tensor cores (wgmma): products of rows sorted by expert and dequantized weights.
 //
 // Weights are dequantized to bfloat16 on their way to shared memory, which is exact for scales
-// 3..246, while the tensor cores multiply the step before. An output adds its K in one order, 16 at a
-// time, whatever the number of rows.
+// 3..246, while tensor cores multiply the previous step. The order of each sum over K, 16 at a
+// time, does not depend on the number of rows.
 
 #include "formats.cuh"
 #include "panels.cuh"
 
-// One 1x32 block of a weight's row, held in registers between its load and its use.
+// A 1x32 block of a weight row, held in registers between load and use.
 struct Codes {
     uint4 codes[2];
     unsigned scale;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void write_group(const GroupSums &sums, bf16 *out, lo
         }
 }
 
-// The first expert whose tiles end after `tile`.
+// Returns the first expert whose tiles end after `tile`.
 __device__ __forceinline__ int find_expert(const int *tile_ends, int num_experts, int tile) {
     int low = 0, high = num_experts - 1;
     while (low < high) {
@@ -66,9 +66,10 @@ __device__ __forceinline__ int find_expert(const int *tile_ends, int num_experts
     return low;
 }
 
-// x [R, K] sorted by expert, codes [E, N, K], scales [E, N, K/32] -> out [R, N]. tile_ends [E]: the
-// running sum of ceil(rows / 64). grid [ceil(N / 64), at least tile_ends[E - 1]]. Offsets that are not
-// those of R rows give nothing.
+// x [R, K] sorted by expert, codes [E, N, K], scales [E, N, K/32] -> out [R, N]. tile_ends [E]:
+// running sum of ceil(rows / 64). Grid: [ceil(N / 64), at least tile_ends[E - 1]]. Blocks whose
+// offsets are out of range write nothing, because offsets are checked only later
+// (kernels/ops/checks.py).
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
     mxfp8_grouped_matmul(const bf16 *x, const uint8_t *codes, const uint8_t *scales,
                          const int *offsets, const int *tile_ends, bf16 *out, int num_experts,
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
     Codes next = load(0);
     for (int step = 0; step < num_steps; step++) {
         int stage = step % STAGES;
-        dequantize_into(stages.right[stage], next, row, half);  // while the step before multiplies
+        dequantize_into(stages.right[stage], next, row, half);  // during the previous products
         next = load(step + 1);
         wait_copies<STAGES - 2>();
         publish_to_tensor_cores();

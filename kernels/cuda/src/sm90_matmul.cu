@@ -1,11 +1,11 @@
-// bfloat16 products on tensor cores (mma.sync) for decode shapes.
+// bfloat16 matrix products on tensor cores (mma.sync) for decode shapes.
 //
-// Every output adds its K in one order, 16 at a time, fixed by the tile and the split of K; neither
-// depends on the number of rows, so a row's bits are the same in any batch.
+// The order of each sum over K, 16 at a time, is fixed by the tile and the split of K. Neither
+// depends on the number of rows, so a row has the same bits in any batch.
 
 #include "panels.cuh"
 
-// A warp's quarter of the tile: 32 x 32 as 2 x 4 products of 16 x 8.
+// The quarter of a tile that a warp computes: 32 x 32, as 2 x 4 products of 16 x 8.
 typedef float Sums[2][4][4];
 
 __device__ __forceinline__ void multiply_panels(Panel &left, Panel &right, Sums &sums) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void write_sums(const Sums &sums, T *out, long long f
             }
 }
 
-// Part z of K into partial[z] [M, N]; grid [ceil(N / 64), ceil(M / 64) * num_splits].
+// Writes part z of K to partial[z] [M, N]. Grid: [ceil(N / 64), ceil(M / 64) * num_splits].
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
     matmul_bf16(const bf16 *x, const bf16 *weight, float *partial, long long num_rows,
                 long long num_columns, long long depth, int num_splits) {
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
                num_columns);
 }
 
-// Adds the parts of K in order and rounds once.
+// Adds the parts of K in order, and rounds once.
 extern "C" __global__ void __launch_bounds__(256)
     matmul_join(const float *partial, bf16 *out, long long count, int num_splits) {
     long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

