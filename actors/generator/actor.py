@@ -98,6 +98,7 @@ class Generator(Actor):
 
     def services(self) -> Mapping[str, Serve]:
         """Return one service per purpose and one for aborts, each named after this replica."""
+        # Each replica has its own subjects: the client chooses the replica, not the bus.
         serves: dict[str, Serve] = {
             f"generate.{purpose}.{self._replica}": self._generate for purpose in self._purposes
         }
@@ -133,6 +134,7 @@ class Generator(Actor):
 
     async def stop(self, ctx: Context) -> Effects:
         """Report that this replica is leaving, so that its sessions move immediately."""
+        # Without this report, clients would only notice after a time of silence.
         leaving = msgspec.structs.replace(self._report(ctx), serves=[], is_leaving=True)
         await self._publish_report(leaving, ctx)
         return ()
@@ -203,6 +205,7 @@ class Generator(Actor):
         }
         for name, value in gauges.items():
             ctx.set_gauge(name, value)
+        # Fails the actor: a dead engine does not recover within this process.
         if health.error:
             raise EngineNotReadyError(f"engine of {self._replica} died: {health.error}")
 
@@ -253,6 +256,7 @@ class Generator(Actor):
             routes_from=message.routes_from,
             num_resumed=message.num_resumed,
         ):
+            # Every chunk of a request carries its queue time: count it once.
             if is_first:
                 self._queues_ms[-1].append(chunk.queue_ms)
                 is_first = False
@@ -302,6 +306,7 @@ def _spans(is_forced: np.ndarray) -> list[tuple[int, int]]:
     """Return the runs of true values in bool [N], as spans [start, end)."""
     if not is_forced.any():
         return []
+    # The difference of booleans is true at every start and every end of a run.
     edges = np.flatnonzero(np.diff(is_forced, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -239,6 +239,7 @@ def draw(
             faults[index] = _try_shape(request, logits[index])
     batch = SamplingBatch(
         temperatures=[request.sampling.temperature for request in requests],
+        # By position in the turn, so that neither the batch nor a retry changes a draw.
         uniforms=[request.uniforms[request.num_sampled] for request in requests],
     )
     token_ids, logprobs = sample(logits, batch)
@@ -320,6 +321,7 @@ class EngineCore:
             if request.num_pending
         ]
         self.model, self.policy_version = model, policy_version
+        # Other modes keep the KV cache: requests continue on keys of older weights.
         if self._recomputes:
             self._restart(policy_version)
         else:
@@ -465,6 +467,7 @@ class EngineCore:
             row = request.row
             assert row is not None
             num_tokens = min(budget, len(request.prompt) - row.length)
+            # The budget is used up; the remaining requests continue in the next step.
             if num_tokens == 0:
                 break
             budget -= num_tokens

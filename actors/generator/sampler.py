@@ -165,6 +165,7 @@ class GrammarMasks:
             job.exception()
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
+        # Converted lazily, since many runs never use a grammar.
         if self._tokenizer is None:
             wrapper = llguidance.TokenizerWrapper(self._words)
             num_ids = max(self._vocab_size, len(self._words.tokens))
@@ -326,6 +327,7 @@ def uniforms_for(sampling: Sampling, num_resumed: int = 0) -> list[float]:
 
     A turn that was started elsewhere continues after the numbers that its first tokens used.
     """
+    # A Philox key has 128 bits.
     stream = np.random.Generator(np.random.Philox(key=sampling.seed % 2**128))
     return stream.random(num_resumed + sampling.num_tokens_max)[num_resumed:].tolist()
 

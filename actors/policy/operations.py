@@ -122,6 +122,7 @@ def choose_experts(
         ids = routing.ids.long()
         weights = TakeValue.apply(_weights(scores, ids, normalize=normalize), routing.weights)
         return Chosen(ids, weights, scores, routing.num_mismatched.sum())
+    # The choice itself has no gradient, only the weights of the chosen experts.
     ids = scores.detach().topk(num_chosen, dim=-1).indices
     flips = ids.new_zeros(())
     if recorded is not None:

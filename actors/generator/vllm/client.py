@@ -51,6 +51,7 @@ class VllmClient:
         if device != self._options.device:
             text = f"expected {device!r}, for which this vLLM was built"
             raise ConfigError(f"generator.device: {text}, got {self._options.device!r}")
+        # `TurnSampler` draws the tokens, so vLLM's own sampling settings are neutral.
         self._params = partial(
             of_vllm("SamplingParams"),
             temperature=0.0,
@@ -84,6 +85,7 @@ class VllmClient:
         params = self._params(
             max_tokens=sampling.num_tokens_max,
             stop_token_ids=list(sampling.stop_token_ids),
+            # One column more than the top tokens, for the policy version.
             logprobs=1 + sampling.num_top_logprobs,
             extra_args={EXTRA: msgspec.msgpack.encode(settings)},
         )
