@@ -49,7 +49,7 @@ from penstock.messages.weights import WeightsApplied, WeightsPublished
 
 log = logging.getLogger(__name__)
 
-TELL_S = 2.0
+REPORT_TIMEOUT_S = 2.0
 """Longest time in seconds to publish one report; the next report follows within a second."""
 QUEUE_TICKS = 60
 """Number of ticks over which the queue time is averaged."""
@@ -113,6 +113,13 @@ class Generator(Actor):
     async def start(self, ctx: Context) -> Effects:
         """Note the start time, by which clients know the newest process of this name."""
         self._started_at = ctx.now()
+        log.info(
+            "will serve %s in region %s on channel %s with engine %s",
+            ", ".join(self._purposes),
+            self._region,
+            self._channel,
+            self._capabilities.name,
+        )
         return ()
 
     def processor_s(self) -> Mapping[str, float]:
@@ -153,7 +160,7 @@ class Generator(Actor):
     async def _publish_report(self, report: ReplicaReported, ctx: Context) -> None:
         """Publish a report; a failure is only logged, because the next tick reports again."""
         try:
-            async with asyncio.timeout(TELL_S):
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await ctx.publish(report)
         except (BusError, TimeoutError) as error:
             log.warning("report not published, next one in %g s: %r", self.tick_s, error)

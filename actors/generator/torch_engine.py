@@ -432,7 +432,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
         try:
             check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
         except CorruptDataError:
-            self._worker.emit(self._core.disown())
+            self._worker.emit(self._core.drop_weights())
             raise
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.last_pause_ms = pause_ms

@@ -174,6 +174,7 @@ class Policy(nn.Module):
             # The next layer gets the exact value, and gradients of this layer are taken at it.
             if states is not None:
                 x = TakeValue.apply(x, states[index])
+            # int16 holds any id: `num_experts` is at most 2**15.
             routes.append(routing.recorded.to(torch.int16))
             balance.append(_balance(routing.recorded, routing.scores))
             flips.append(routing.flips)

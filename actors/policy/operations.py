@@ -68,6 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, targets = ctx.saved_tensors
         grad, at = grad_outputs[0].unsqueeze(1), targets.unsqueeze(1)
+        # The derivative is (one-hot - softmax) * grad.
         grad_logits = logits.softmax(-1).mul_(-grad)
         return grad_logits.scatter_(1, at, grad_logits.gather(1, at) + grad), None
 

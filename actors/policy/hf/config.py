@@ -117,6 +117,7 @@ def _foreign_config(path: Path, raw: Mapping[str, Any]) -> PolicyConfig:
         _refuse(path, raw, "attention_dropout", "0.0")
     for name in REQUIRED:
         _required(path, raw, name)
+    # DeepSeek splits each head into a part with and a part without rotary embedding.
     if "qk_rope_head_dim" in raw:
         parts = ("qk_rope_head_dim", "qk_nope_head_dim")
         head_dim = sum(_at_least_one(path, raw, name) for name in parts)

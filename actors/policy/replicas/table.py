@@ -108,6 +108,7 @@ class ReplicaTable:
 
     def expire(self, now: float) -> None:
         """Drop the replicas that have been silent for too long."""
+        # Over a copy, since `_remove` changes the table.
         for name, replica in list(self._replicas.items()):
             if now - replica.seen_at > SILENT_S:
                 log.warning(
