@@ -73,7 +73,7 @@ class Generator(Actor):
     tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished, WeightsApplied)
 
-    def __init__(  # noqa: PLR0913 - an engine and how it is known
+    def __init__(  # noqa: PLR0913 - engine and identity
         self,
         engine: Engine,
         purposes: Sequence[Purpose],

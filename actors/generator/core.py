@@ -55,7 +55,7 @@ class GenerationRequest:
     Once added, it belongs to the engine's worker thread.
     """
 
-    def __init__(  # noqa: PLR0913 - what was asked
+    def __init__(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,

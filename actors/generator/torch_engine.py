@@ -314,7 +314,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
             await self.abort()
         await self._worker.stop()
 
-    async def generate(  # noqa: PLR0913 - what a request is
+    async def generate(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,

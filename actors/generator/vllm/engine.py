@@ -94,7 +94,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
         await self._client.stop()
         self._folder.cleanup()
 
-    async def generate(  # noqa: PLR0913 - what a request is
+    async def generate(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
