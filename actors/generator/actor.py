@@ -49,7 +49,7 @@ from penstock.messages.weights import WeightsApplied, WeightsPublished
 
 log = logging.getLogger(__name__)
 
-TELL_S = 2.0
+REPORT_TIMEOUT_S = 2.0
 """Longest time in seconds to publish one report; the next report follows within a second."""
 QUEUE_TICKS = 60
 """Number of ticks over which the queue time is averaged."""
@@ -73,7 +73,7 @@ class Generator(Actor):
     tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished, WeightsApplied)
 
-    def __init__(  # noqa: PLR0913 - an engine and how it is known
+    def __init__(  # noqa: PLR0913 - engine and identity
         self,
         engine: Engine,
         purposes: Sequence[Purpose],
@@ -98,6 +98,7 @@ class Generator(Actor):
 
     def services(self) -> Mapping[str, Serve]:
         """Return one service per purpose and one for aborts, each named after this replica."""
+        # Each replica has its own subjects: the client chooses the replica, not the bus.
         serves: dict[str, Serve] = {
             f"generate.{purpose}.{self._replica}": self._generate for purpose in self._purposes
         }
@@ -112,6 +113,13 @@ class Generator(Actor):
     async def start(self, ctx: Context) -> Effects:
         """Note the start time, by which clients know the newest process of this name."""
         self._started_at = ctx.now()
+        log.info(
+            "will serve %s in region %s on channel %s with engine %s",
+            ", ".join(self._purposes),
+            self._region,
+            self._channel,
+            self._capabilities.name,
+        )
         return ()
 
     def processor_s(self) -> Mapping[str, float]:
@@ -133,6 +141,7 @@ class Generator(Actor):
 
     async def stop(self, ctx: Context) -> Effects:
         """Report that this replica is leaving, so that its sessions move immediately."""
+        # Without this report, clients would only notice after a time of silence.
         leaving = msgspec.structs.replace(self._report(ctx), serves=[], is_leaving=True)
         await self._publish_report(leaving, ctx)
         return ()
@@ -151,7 +160,7 @@ class Generator(Actor):
     async def _publish_report(self, report: ReplicaReported, ctx: Context) -> None:
         """Publish a report; a failure is only logged, because the next tick reports again."""
         try:
-            async with asyncio.timeout(TELL_S):
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await ctx.publish(report)
         except (BusError, TimeoutError) as error:
             log.warning("report not published, next one in %g s: %r", self.tick_s, error)
@@ -203,6 +212,7 @@ class Generator(Actor):
         }
         for name, value in gauges.items():
             ctx.set_gauge(name, value)
+        # Fails the actor: a dead engine does not recover within this process.
         if health.error:
             raise EngineNotReadyError(f"engine of {self._replica} died: {health.error}")
 
@@ -253,6 +263,7 @@ class Generator(Actor):
             routes_from=message.routes_from,
             num_resumed=message.num_resumed,
         ):
+            # Every chunk of a request carries its queue time: count it once.
             if is_first:
                 self._queues_ms[-1].append(chunk.queue_ms)
                 is_first = False
@@ -302,6 +313,7 @@ def _spans(is_forced: np.ndarray) -> list[tuple[int, int]]:
     """Return the runs of true values in bool [N], as spans [start, end)."""
     if not is_forced.any():
         return []
+    # The difference of booleans is true at every start and every end of a run.
     edges = np.flatnonzero(np.diff(is_forced, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 

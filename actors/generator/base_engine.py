@@ -87,8 +87,10 @@ class BaseEngine(ABC, Generic[B]):
         if len(in_flight) >= options.num_running_max + options.num_waiting_max:
             raise QueueFullError(f"the maximum of {len(in_flight)} requests is already in flight")
         length, vocab_size = len(token_ids), self._config.vocab_size
+        # Strictly less, so that at least one token fits after the prompt.
         if not 1 <= length < options.num_tokens_max:
             raise ContextLengthError(length, options.num_tokens_max - 1)
+        # After the length check, since an empty array has no minimum.
         if not 0 <= int(np.min(token_ids)) <= int(np.max(token_ids)) < vocab_size:
             raise InvalidRequestError(f"token_ids: expected ids in 0..{vocab_size - 1}")
         if not 0 <= routes_from < length:
@@ -113,6 +115,7 @@ class BaseEngine(ABC, Generic[B]):
     async def begin_update(self) -> None:
         """See `Engine.begin_update`."""
         async with self._weights_lock:
+            # In a thread, since copying all weights would block the event loop.
             await asyncio.to_thread(self._weights.begin)
 
     async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
@@ -172,6 +175,7 @@ def check_patch(name: str, patch: np.ndarray | Patch, shape: Sequence[int] | Non
             f"patch of {name}: expected int64 [N] indices and uint16 [N] values, got"
             f" {indices.dtype} {indices.shape} and {values.dtype} {values.shape}"
         )
+    # Checked before anything is written: a patch must not be applied in part.
     last = int(np.prod(shape)) - 1
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) <= last:
         raise InvalidRequestError(f"patch of {name}: expected indices in 0..{last}")

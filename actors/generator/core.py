@@ -28,8 +28,8 @@ from penstock.actors.generator.engine import (
 from penstock.actors.generator.kv_cache import CacheRow, SlotCache, shared_prefix
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.generator.sampler import (
+    PositionSupport,
     SamplingBatch,
-    Shaped,
     TurnGrammar,
     TurnShaper,
     finite_rows,
@@ -55,7 +55,7 @@ class GenerationRequest:
     Once added, it belongs to the engine's worker thread.
     """
 
-    def __init__(  # noqa: PLR0913 - what was asked
+    def __init__(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
@@ -88,9 +88,9 @@ class GenerationRequest:
         self._num_cached = 0
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
-        self._shaped: list[Shaped] = []
+        self._shaped: list[PositionSupport] = []
         self._top: list[tuple[np.ndarray, np.ndarray]] = []
-        self._next: Shaped | None = None
+        self._next: PositionSupport | None = None
         """Support of the token that is about to be drawn."""
         self._next_top: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -206,7 +206,7 @@ def _error_text(fault: Exception | None) -> str:
     return str(fault) if isinstance(fault, PenstockError) else repr(fault)
 
 
-NO_NUMBERS = RequestFailedError("the logits for the request's context are not finite")
+NON_FINITE_LOGITS = RequestFailedError("the logits for the request's context are not finite")
 """Fault of a request whose logits contain NaN or infinity."""
 Logits = np.ndarray | torch.Tensor
 Sample = Callable[[Logits, SamplingBatch], tuple[list[int], list[float]]]
@@ -223,7 +223,7 @@ def draw(
         sample: Sampling function of the decoder.
 
     Returns:
-        Per request, why it got no token: `NO_NUMBERS`, or an `InvalidRequestError` from its
+        Per request, why it got no token: `NON_FINITE_LOGITS`, or an `InvalidRequestError` from its
         grammar; None if it got one.
 
     """
@@ -234,11 +234,12 @@ def draw(
         logits[~is_finite] = 0.0
     for index, request in enumerate(requests):
         if not is_finite[index]:
-            faults[index] = NO_NUMBERS
+            faults[index] = NON_FINITE_LOGITS
         elif request.is_shaped:
             faults[index] = _try_shape(request, logits[index])
     batch = SamplingBatch(
         temperatures=[request.sampling.temperature for request in requests],
+        # By position in the turn, so that neither the batch nor a retry changes a draw.
         uniforms=[request.uniforms[request.num_sampled] for request in requests],
     )
     token_ids, logprobs = sample(logits, batch)
@@ -320,6 +321,7 @@ class EngineCore:
             if request.num_pending
         ]
         self.model, self.policy_version = model, policy_version
+        # Other modes keep the KV cache: requests continue on keys of older weights.
         if self._recomputes:
             self._restart(policy_version)
         else:
@@ -335,7 +337,7 @@ class EngineCore:
             values += greedy_logprobs(torch.as_tensor(self.decoder.step(self.model, batch)))
         return values
 
-    def disown(self) -> list[Output]:
+    def drop_weights(self) -> list[Output]:
         """Drop the weights, which proved to be wrong, and everything computed with them."""
         log.error("dropping weights %d: their probe does not match", self.policy_version)
         self.model, ended = None, self.abort(None)
@@ -465,6 +467,7 @@ class EngineCore:
             row = request.row
             assert row is not None
             num_tokens = min(budget, len(request.prompt) - row.length)
+            # The budget is used up; the remaining requests continue in the next step.
             if num_tokens == 0:
                 break
             budget -= num_tokens
@@ -489,11 +492,11 @@ class EngineCore:
 
     def _sample(self, requests: list[GenerationRequest], logits: Any) -> list[Output]:
         faults = draw(requests, logits, self.decoder.sample)
-        num_broken = sum(fault is NO_NUMBERS for fault in faults)
+        num_broken = sum(fault is NON_FINITE_LOGITS for fault in faults)
         # Any finite row proves that the engine works; a refusing grammar is no failure of it.
         if num_broken < len(requests):
             self._num_failures = 0
-        self._count_failures(num_broken, str(NO_NUMBERS))
+        self._count_failures(num_broken, str(NON_FINITE_LOGITS))
         self.metrics.num_generated_tokens += faults.count(None)
         outputs = [
             (request, self._finish(request, StopReason.ABORTED, fault=fault))

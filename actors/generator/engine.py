@@ -141,7 +141,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """An inference engine. All methods must be called from one event loop."""
 
-    def generate(  # noqa: PLR0913 - what a request is
+    def generate(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,

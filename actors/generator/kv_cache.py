@@ -36,6 +36,7 @@ class CacheRow:
 
     def note_version(self, policy_version: int) -> None:
         """Note that positions from `length` on are computed by these weights."""
+        # Later entries describe positions that are about to be overwritten.
         before = [(first, version) for first, version in self.versions if first < self.length]
         if not before or before[-1][1] != policy_version:
             before.append((self.length, policy_version))
@@ -128,6 +129,7 @@ class SlotCache:
         target = self._target(donor, session_id)
         if target is None:
             return None
+        # Nothing of the row's old contents will be used.
         if donor is None:
             target.is_fresh = True
         elif donor is not target:
@@ -167,6 +169,7 @@ class SlotCache:
         row.last_used = self._clock
 
     def _copy_prefix(self, source: CacheRow, target: CacheRow, num_tokens: int) -> None:
+        # Whole tiles, within which only the decoder knows the order of positions.
         a, b, n = source.index, target.index, round_up(num_tokens)
         self.kv[:, b, :, :n] = self.kv[:, a, :, :n]
         self.routes[b, :n] = self.routes[a, :n]
@@ -177,6 +180,7 @@ class SlotCache:
         other = self.rows[index]
         if other is row:
             return
+        # Positions beyond both lengths are not valid and need not be moved.
         a, b, n = row.index, index, round_up(max(row.length, other.length))
         for tensor in (self.kv[:, :, :, :n].transpose(0, 1), self.routes[:, :n]):
             held = tensor[a].clone()
@@ -190,6 +194,7 @@ class SlotCache:
         """Note new weights; rows filled by older ones only serve requests that continue them."""
         self.policy_version = policy_version
         for row in self.rows:
+            # An empty row holds nothing that older weights computed.
             row.is_fresh = row.length == 0
             row.note_version(policy_version)
 

@@ -20,6 +20,7 @@ Requests without a shaper are computed exactly as if shaping did not exist.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ from penstock.actors.policy.shaping import TokenWindow, cut_support, shifted
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.kernels.support import pack_support, row_bytes, unpack_support
 from penstock.messages.task import TEMPERATURE_MIN, Sampling
+
+log = logging.getLogger(__name__)
 
 COMPILE_S_MAX = 5.0
 """Longest time in seconds that a request waits for its grammar to be compiled."""
@@ -132,6 +135,7 @@ class GrammarMasks:
                 async with asyncio.timeout(COMPILE_S_MAX):
                     matcher = await asyncio.shield(job)
             except TimeoutError as error:
+                log.warning("grammar of %d characters not compiled in time", len(text))
                 raise _refusal(f"not compiled within {COMPILE_S_MAX:g} s") from error
             self._cache(text, matcher)
         return self._fresh_copy(text)
@@ -165,6 +169,7 @@ class GrammarMasks:
             job.exception()
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
+        # Converted lazily, since many runs never use a grammar.
         if self._tokenizer is None:
             wrapper = llguidance.TokenizerWrapper(self._words)
             num_ids = max(self._vocab_size, len(self._words.tokens))
@@ -196,7 +201,7 @@ def _refusal(cause: str) -> InvalidRequestError:
     return InvalidRequestError(f"sampling.grammar: {cause[:_ERROR_CHARS_MAX]}")
 
 
-class Shaped(NamedTuple):
+class PositionSupport(NamedTuple):
     """Support of one position: the tokens that could be drawn there."""
 
     support: np.ndarray | None
@@ -237,7 +242,7 @@ class TurnShaper:
         for token_id in turn:
             self.accept(token_id)
 
-    def shape(self, logits: torch.Tensor) -> Shaped:
+    def shape(self, logits: torch.Tensor) -> PositionSupport:
         """Shape one row in place and return its support.
 
         Args:
@@ -251,14 +256,14 @@ class TurnShaper:
         if self._window is not None or sampling.logit_bias:
             logits.copy_(shifted(logits.unsqueeze(0), sampling, self._window)[0])
         if not sampling.is_truncated:
-            return Shaped(None, False)
+            return PositionSupport(None, False)
         allowed = self._allowed(len(logits))
         if allowed is not None:
             logits.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
         is_left = cut_support(logits, sampling)
         logits.masked_fill_(~is_left, -torch.inf)
         is_forced = allowed is not None and int(np.count_nonzero(allowed)) == 1
-        return Shaped(pack_support(is_left.numpy()), is_forced)
+        return PositionSupport(pack_support(is_left.numpy()), is_forced)
 
     def accept(self, token_id: int) -> None:
         """Advance by a token that was drawn.
@@ -326,6 +331,7 @@ def uniforms_for(sampling: Sampling, num_resumed: int = 0) -> list[float]:
 
     A turn that was started elsewhere continues after the numbers that its first tokens used.
     """
+    # A Philox key has 128 bits.
     stream = np.random.Generator(np.random.Philox(key=sampling.seed % 2**128))
     return stream.random(num_resumed + sampling.num_tokens_max)[num_resumed:].tolist()
 
@@ -334,7 +340,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     """Draw one token per row.
 
     Args:
-        logits: Shaped logits, float32 [B, V]; overwritten.
+        logits: PositionSupport logits, float32 [B, V]; overwritten.
         batch: Sampling settings of the B rows.
 
     Returns:

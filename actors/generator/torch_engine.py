@@ -68,6 +68,7 @@ class StagedWeights:
 
     def begin(self) -> None:
         """Open an update that starts from the live weights."""
+        # Deltas are relative to the live weights.
         live, standby = hf_views(self._live), hf_views(self._standby)
         for name, view in standby.items():
             view.copy_(live[name])
@@ -136,6 +137,7 @@ def _write_patch(view: torch.Tensor, patch: Patch) -> None:
 
 def _from_bits(values: np.ndarray) -> torch.Tensor:
     """Widen bfloat16 bit patterns to float32, exactly."""
+    # A bfloat16 is the upper half of a float32.
     return torch.from_numpy((values.astype(np.uint32) << 16).view(np.float32))
 
 
@@ -192,7 +194,7 @@ class EngineWorker:
             async with asyncio.timeout(_COMMAND_S):
                 await asyncio.to_thread(self._thread.join)
         except TimeoutError as error:
-            text = f"engine worker: still running {_COMMAND_S:g} s after it was told to stop"
+            text = f"engine worker: still running {_COMMAND_S:g} s after a stop"
             raise DeadlineError(text) from error
 
     def post(self, command: Callable[[], None]) -> None:
@@ -312,7 +314,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
             await self.abort()
         await self._worker.stop()
 
-    async def generate(  # noqa: PLR0913 - what a request is
+    async def generate(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
@@ -329,6 +331,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
             sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
         # Room for one chunk per token and a last one, since `_deliver` must never block.
         stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
+        # Before the first await, so that a second request with this id is refused.
         self._streams[request_id] = stream
         ended = False
         try:
@@ -353,6 +356,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
                 yield chunk
         finally:
             del self._streams[request_id]
+            # The client left early: free the row.
             if not ended:
                 self._worker.post(lambda: self._abort(request_id))
 
@@ -428,7 +432,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
         try:
             check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
         except CorruptDataError:
-            self._worker.emit(self._core.disown())
+            self._worker.emit(self._core.drop_weights())
             raise
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.last_pause_ms = pause_ms

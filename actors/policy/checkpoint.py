@@ -72,6 +72,7 @@ def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, tor
 def publishable_state(policy: Policy) -> dict[str, torch.Tensor]:
     """Return copies of the policy's tensors, rounded to `PUBLISHED_DTYPE`, by checkpoint name."""
     return {
+        # Always a copy: training continues while the version is published.
         name: view.to(PUBLISHED_DTYPE, copy=True).contiguous()
         for name, view in hf_views(policy).items()
     }
@@ -121,6 +122,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     CPU tensors are not copied; tensors on a GPU are.
     """
     tensor = tensor.detach().cpu().contiguous()
+    # Numpy has no bfloat16: return its bit patterns.
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy()
     if tensor.dtype in _BYTES:
@@ -136,6 +138,7 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
 
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and then the weights; each file is replaced atomically."""
+    # The weights come last: a folder that has weights is complete.
     name = str(dtype).removeprefix("torch.")
     write_atomic(folder / CONFIG_FILE, config_json(policy.config, name).encode())
     write_weights(folder, {name: view.to(dtype) for name, view in hf_views(policy).items()})

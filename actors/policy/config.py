@@ -153,9 +153,11 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
             _require(self.intermediate_size == 0, "intermediate_size must be 0 with experts")
             _require(
+                # Bounds the number of tensors that a model folder can claim.
                 self.num_experts * self.num_hidden_layers <= 2**17,
                 f"num_experts times num_hidden_layers must be at most {2**17}",
             )
+        # A row must consist of whole blocks, each with one scale.
         block = _BLOCKS[self.numerics.expert_format]
         name = "intermediate_size" if self.is_dense else "moe_intermediate_size"
         _require(

@@ -1,5 +1,6 @@
 """Devices on which a policy computes (settings `trainer.device` and `generator.device`)."""
 
+import logging
 import os
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from penstock.kernels.backend import KernelUnavailableError
 from penstock.kernels.cuda.launch import check_cuda
 from penstock.messages.errors import PenstockError
+
+log = logging.getLogger(__name__)
 
 _CUBLAS_WORKSPACE = ":4096:8"
 """Fixed workspace for cuBLAS, which may otherwise sum in a different order in every run."""
@@ -64,6 +67,7 @@ def open_device(name: str, setting: str, index: int = 0) -> torch.device:
         expected = f"expected one GPU per process on this host, at least {index + 1} in all"
         raise DeviceUnavailableError(f"{setting}: {expected}, this process sees {num_found}")
     torch.cuda.set_device(index)
+    log.info("%s: GPU %d of %d", setting, index, num_found)
     return torch.device("cuda", index)
 
 

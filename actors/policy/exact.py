@@ -203,6 +203,7 @@ class _Cache:
         layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
         routes_dtype = np.int16 if has_wide_routes(config) else np.uint8
         return cls(
+            # Not zeroed: every position is written before it is read.
             kv=np.empty((layers, rows, heads, positions, config.head_dim), np.float32),
             routes=np.empty((rows, positions, layers, config.num_experts_per_tok), routes_dtype),
         )

@@ -65,6 +65,7 @@ class Dispatch(NamedTuple):
         """Multiply sorted rows [T*K, m] by the weights of their experts [E, m, n] -> [T*K, n]."""
         if self.padding is not None:
             return self.padding.cut(torch.bmm(self.padding.padded(rows), weights))
+        # Into slices of one result, which saves a concatenation.
         out = rows.new_empty(rows.shape[0], weights.shape[2])
         for expert, block in self.blocks:
             torch.mm(rows[block], weights[expert], out=out[block])
@@ -96,6 +97,7 @@ class Padding(NamedTuple):
         ends, column = sizes.cumsum(), np.arange(max(counts))
         is_row = column < sizes[:, None]
         places = np.where(is_row, (ends - sizes)[:, None] + column, ends[-1])
+        # One copy to the device instead of two.
         both = np.concatenate([places.ravel(), np.flatnonzero(is_row)])
         flat, rows = torch.from_numpy(both).to(device).split([places.size, int(ends[-1])])
         return cls(flat.view(places.shape), rows)
@@ -151,6 +153,7 @@ class ExpertMlp(torch.autograd.Function):
         grad_hidden = _gated_silu_backward(dispatch.times(grad_sorted, down), hidden)
         grad_gate_up = dispatch.outer(grad_hidden, x_sorted, gate_up)
         grad_x_sorted = dispatch.times(grad_hidden, gate_up)
+        # Gathered and summed in slot order; scattering would add in any order.
         grad_x = grad_x_sorted.index_select(0, dispatch.inverse).view_as(per_slot).sum(1)
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 

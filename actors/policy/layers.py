@@ -41,6 +41,7 @@ class Router(nn.Module):
         self.num_chosen = config.num_experts_per_tok
         self.normalize = config.norm_topk_prob
         self.plausible = config.numerics.plausible
+        # bfloat16 is what a plain trainer uses, which mode `off` reproduces.
         self.dtype = torch.float32 if config.numerics.has_exact_gate else torch.bfloat16
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
@@ -112,6 +113,7 @@ def tree_mask(
         related[piece, list(before)] = True
     pieces = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
     seen = torch.from_numpy(related).to(device).index_select(0, pieces).index_select(1, pieces)
+    # Ancestors come before their pieces, so causality is the lower triangle.
     mask = torch.zeros(seen.shape, device=device)
     return mask.masked_fill_(seen.tril_().logical_not_(), -torch.inf)
 
@@ -169,6 +171,7 @@ def _attend(
     """Attend causally along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
     if segments.whole_mask is not None:
         return _attend_at_once(query, key, value, segments.whole_mask)
+    # Sequences of equal length form a batch, which takes one call.
     if segments.is_uniform:
         rows = (len(segments.lengths), -1)
         query, key, value = (t.unflatten(0, rows).transpose(1, 2) for t in (query, key, value))

@@ -107,6 +107,7 @@ class Policy(nn.Module):
         if config.mtp_num_heads:
             self.mtp = MtpHead(config)
         cos, sin = rotary_table(config)
+        # Derived from the configuration, so not part of a checkpoint.
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         if seed is not None:
@@ -129,6 +130,7 @@ class Policy(nn.Module):
 
         Norms are 1; all others are drawn from N(0, 0.02), residual outputs scaled by 1/sqrt(2L).
         """
+        # On the CPU for every device, so that a seed always gives the same weights.
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
@@ -172,6 +174,7 @@ class Policy(nn.Module):
             # The next layer gets the exact value, and gradients of this layer are taken at it.
             if states is not None:
                 x = TakeValue.apply(x, states[index])
+            # int16 holds any id: `num_experts` is at most 2**15.
             routes.append(routing.recorded.to(torch.int16))
             balance.append(_balance(routing.recorded, routing.scores))
             flips.append(routing.flips)
@@ -179,6 +182,7 @@ class Policy(nn.Module):
             hidden=rms_norm(x, self.final_norm, self.config.rms_norm_eps),
             routed_experts=torch.stack(routes, dim=1),
             flips=torch.stack(flips),
+            # `ROUTE_FREE` is negative.
             num_recorded=0 if recorded is None else int((recorded >= 0).sum()),
             balance_loss=torch.stack(balance).mean(),
         )
@@ -188,6 +192,7 @@ class Policy(nn.Module):
     ) -> tuple[torch.Tensor, RoutedTokens]:
         if not self.checkpoints_activations:
             return layer(x, segments, replay)
+        # No layer draws random numbers, so there is no random state to preserve.
         return checkpoint(layer, x, segments, replay, use_reentrant=False, preserve_rng_state=False)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> Dec
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
+        # A dense model is one expert that every token uses.
         experts=max(config.num_experts, 1),
         chosen=max(config.num_experts_per_tok, 1),
         width=config.ffn_width,

@@ -68,6 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, targets = ctx.saved_tensors
         grad, at = grad_outputs[0].unsqueeze(1), targets.unsqueeze(1)
+        # The derivative is (one-hot - softmax) * grad.
         grad_logits = logits.softmax(-1).mul_(-grad)
         return grad_logits.scatter_(1, at, grad_logits.gather(1, at) + grad), None
 
@@ -122,6 +123,7 @@ def choose_experts(
         ids = routing.ids.long()
         weights = TakeValue.apply(_weights(scores, ids, normalize=normalize), routing.weights)
         return Chosen(ids, weights, scores, routing.num_mismatched.sum())
+    # The choice itself has no gradient, only the weights of the chosen experts.
     ids = scores.detach().topk(num_chosen, dim=-1).indices
     flips = ids.new_zeros(())
     if recorded is not None:

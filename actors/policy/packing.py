@@ -59,6 +59,7 @@ def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> 
     while branches:
         members, depth, parent = branches.pop()
         end = _common_end(keys, members, depth)
+        # Computing a few shared tokens several times is cheaper than one more piece.
         if end - depth < _SHARED_TOKENS_MIN and len(members) > 1:
             branches += [([member], depth, parent) for member in reversed(members)]
             continue

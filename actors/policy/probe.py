@@ -36,6 +36,7 @@ def probe_policy(policy: Policy) -> list[float]:
     """Compute the probe with a policy's own forward pass."""
     prompts = torch.from_numpy(probe_prompts(policy.config.vocab_size))
     output = policy(prompts.flatten().to(policy.device, torch.int64), [NUM_TOKENS] * NUM_PROMPTS)
+    # The last position of each prompt.
     return greedy_logprobs(policy.logits(output.hidden[NUM_TOKENS - 1 :: NUM_TOKENS]))
 
 

@@ -64,6 +64,7 @@ class SampledTokens(msgspec.Struct, kw_only=True):
             rows = zip(from_array(chunk.top_ids), from_array(chunk.top_logprobs), strict=True)
             self.top += [list(zip(*map(np.ndarray.tolist, row), strict=True)) for row in rows]
         self.replica = chunk.replica or self.replica
+        # Only the last chunk carries routes.
         self.route_segments = chunk.route_segments or self.route_segments
         self.arithmetic = chunk.arithmetic
         self.stop_reason = chunk.stop_reason
@@ -136,6 +137,7 @@ def make_turn(
         route_segments=sampled.route_segments,
         arithmetic=sampled.arithmetic,
         version_spans=sampled.version_spans,
+        # None if the turn was cut off before its last chunk.
         stop_reason=sampled.stop_reason or StopReason.ABORTED,
         calls=list(parsed.calls) if is_parsed else [],
         sampling=recorded(sampling),

@@ -79,6 +79,7 @@ def shifted(logits: torch.Tensor, sampling: Sampling, window: TokenWindow | None
         return logits
     factor = sampling.repetition_penalty
     if factor != 1.0:
+        # Positive logits are divided and negative ones multiplied: both become less likely.
         penalized = torch.where(logits > 0, logits / factor, logits * factor)
         logits = torch.where(window.in_context | (window.counts > 0), penalized, logits)
     if sampling.frequency_penalty:
@@ -111,9 +112,11 @@ def cut_support(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
             # A token stays if the mass before it is below top_p, so the one that crosses it stays.
             mass = ordered.softmax(-1)
             keeps &= mass.cumsum(-1) - mass < sampling.top_p
+        # At least one token must remain, however small top_p is.
         keeps[0] = True
         is_left = torch.zeros_like(is_left).scatter_(0, order, keeps)
     if sampling.min_p > 0.0:
+        # p >= min_p * p_max, written in logits, which needs no softmax.
         least = logits.max() + math.log(sampling.min_p) * sampling.temperature
         is_left &= logits >= least
     return is_left
@@ -123,5 +126,6 @@ def tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
     """Return logits [n, V] divided by the temperature of each row, float64 [n] > 0."""
     if (temperatures == 1.0).all():
         return logits
+    # Multiply by the rounded reciprocal, as the sampler does: the bits must agree.
     factors = torch.from_numpy((1.0 / temperatures).astype(np.float32)).to(logits.device)
     return logits * factors.unsqueeze(1)

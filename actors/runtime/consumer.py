@@ -89,7 +89,7 @@ class Consumer:
 
 
 async def _send_heartbeats(item: WorkItem) -> None:
-    """Tell the bus periodically that the event is still being handled."""
+    """Report to the bus periodically that the event is still being handled."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await item.in_progress()

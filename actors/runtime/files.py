@@ -1,6 +1,7 @@
 """Atomic file writes, secrets in files, and folders that only their owner can read."""
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from penstock.messages.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
 _SECRET_FILE_BYTES_MAX = 4096
@@ -60,6 +63,7 @@ def create_secret(path: Path) -> bytes:
         # Another process may create it after the check; then its secret is the one to read.
         with contextlib.suppress(FileExistsError):
             write_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n".encode(), is_exclusive=True)
+            log.info("created secret %s", path)
     return read_secret(path)
 
 

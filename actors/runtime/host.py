@@ -139,6 +139,7 @@ class ActorHost:
             )
             raise
         finally:
+            # The intake first, so that no event starts while the rest is closed.
             await self._consumer.close()
             await self._loops.cancel()
             self._loops.close()
@@ -250,6 +251,7 @@ class ActorHost:
             self._bus.follow(self._actor.follows, after=after)
         ) as deliveries:
             async for delivery in deliveries:
+                # Per event, so that a stop interrupts only between two events.
                 async with self._state:
                     await self._dispatcher.handle(delivery)
 

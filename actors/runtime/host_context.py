@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
+import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, Delivery, ObjectStore, PublishReceipt
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import Wait
+
+log = logging.getLogger(__name__)
 
 WAITS_REPORTED_MAX = 32
 """Maximum waits in one report; the oldest are kept."""
@@ -192,6 +195,7 @@ class HostContext:
             if not receipt.is_duplicate:
                 self._note_changed(name, event, receipt)
                 return event
+            log.debug("change of %s %s lost a race, attempt %d", *name, attempt + 1)
             # Random, so that processes that collided once do not collide again in lockstep.
             await asyncio.sleep(self._random.random() * CHANGE_PAUSE_S * attempt)
         raise BusError(

@@ -45,6 +45,7 @@ class NativeDecoder:
         cls, config: PolicyConfig, cache: SlotCache, num_threads: int
     ) -> "NativeDecoder | None":
         """Return a decoder, or None if the kernel cannot be compiled or does not fit the policy."""
+        # The compiled step has no nvfp4.
         if config.numerics.expert_format == "nvfp4":
             return None
         shape = decode_shape(config, len(cache.rows), cache.num_tokens_max)
@@ -83,6 +84,7 @@ class NativeDecoder:
                 logits[is_mine] = self._run(share, weights, taken, local)
 
         others = [self._pool.submit(run, share) for share in range(1, num_shares)]
+        # This thread takes the first share itself, so N kernels need only N - 1 pool threads.
         run(0)
         for other in others:
             other.result()

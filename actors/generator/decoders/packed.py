@@ -85,6 +85,7 @@ class Decoder:
         expert_format = policy.config.numerics.expert_format
         if expert_format == "bf16":
             return policy
+        # Rounded once per version instead of in every step.
         rounded = copy.deepcopy(policy)
         for layer in rounded.layers:
             assert isinstance(layer, TransformerLayer)
@@ -122,6 +123,7 @@ class Decoder:
             routes.append(routing.recorded)
         recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
         self.cache.routes[batch.places()] = recorded
+        # The output head is the largest product: skip tokens whose logits nobody needs.
         if len(batch.output_rows) < x.shape[0]:
             x = x[batch.output_rows]
         hidden = rms_norm(x, policy.final_norm, self.config.rms_norm_eps)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.generator.vllm.library import of_vllm
+from penstock.actors.generator.vllm.library import import_from_vllm
 from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments, set_environment
 from penstock.actors.generator.vllm.turns import EXTRA, TurnSettings
 from penstock.actors.policy.config import PolicyConfig
@@ -47,20 +47,21 @@ class VllmClient:
         await asyncio.to_thread((folder / CONFIG_FILE).write_text, config_json(config))
         # Before the first import: vLLM reads these variables when it is imported.
         set_environment(self._options, os.environ)
-        device = str(of_vllm("platforms.current_platform").device_type)
+        device = str(import_from_vllm("platforms.current_platform").device_type)
         if device != self._options.device:
             text = f"expected {device!r}, for which this vLLM was built"
             raise ConfigError(f"generator.device: {text}, got {self._options.device!r}")
+        # `TurnSampler` draws the tokens, so vLLM's own sampling settings are neutral.
         self._params = partial(
-            of_vllm("SamplingParams"),
+            import_from_vllm("SamplingParams"),
             temperature=0.0,
             ignore_eos=True,
             detokenize=False,
-            output_kind=of_vllm("sampling_params.RequestOutputKind").DELTA,
+            output_kind=import_from_vllm("sampling_params.RequestOutputKind").DELTA,
         )
-        make_arguments = of_vllm("engine.arg_utils.AsyncEngineArgs")
+        make_arguments = import_from_vllm("engine.arg_utils.AsyncEngineArgs")
         values = make_arguments(**engine_arguments(self._options, folder))
-        self._llm = of_vllm("v1.engine.async_llm.AsyncLLM").from_engine_args(values)
+        self._llm = import_from_vllm("v1.engine.async_llm.AsyncLLM").from_engine_args(values)
         self._pid = await self.call("penstock_start", *arguments)
 
     async def stop(self) -> None:
@@ -84,6 +85,7 @@ class VllmClient:
         params = self._params(
             max_tokens=sampling.num_tokens_max,
             stop_token_ids=list(sampling.stop_token_ids),
+            # One column more than the top tokens, for the policy version.
             logprobs=1 + sampling.num_top_logprobs,
             extra_args={EXTRA: msgspec.msgpack.encode(settings)},
         )

@@ -94,7 +94,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
         await self._client.stop()
         self._folder.cleanup()
 
-    async def generate(  # noqa: PLR0913 - what a request is
+    async def generate(  # noqa: PLR0913 - parameters of a request
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
@@ -111,6 +111,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
             routes_from = 0
         room = min(sampling.num_tokens_max, self._options.num_tokens_max - len(token_ids))
         sampling = msgspec.structs.replace(sampling, num_tokens_max=room)
+        # Request ids may repeat over time; keys of turns never do.
         key = f"{next(self._keys)}"
         stream = TurnStream(self._client, self._config, self._metrics, key)
         self._streams[request_id] = stream

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.messages.errors import ConfigError
 
 
-def of_vllm(name: str) -> Any:
+def import_from_vllm(name: str) -> Any:
     """Import an object of vLLM by its full name, e.g. `v1.outputs.SamplerOutput`.
 
     Raises:

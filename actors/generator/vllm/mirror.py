@@ -26,6 +26,7 @@ class _MemoryFile:
     def __init__(self, num_bytes: int) -> None:
         self._number = os.memfd_create("penstock-weights")
         os.truncate(self._number, num_bytes)
+        # A path by which child processes can open the file although it has no name.
         self.path = f"/proc/{os.getpid()}/fd/{self._number}"
 
     def __del__(self) -> None:
@@ -61,6 +62,7 @@ class WeightMirror:
 
     def begin(self) -> None:
         """Open an update that starts from the live weights."""
+        # Deltas are relative to the live weights.
         for name, array in self._standby[1].items():
             array[...] = self._live[1][name]
         self._is_open = True

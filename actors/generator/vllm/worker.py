@@ -26,15 +26,15 @@ import torch
 from penstock.actors.generator.engine import InvalidRequestError
 from penstock.actors.generator.sampler import (
     GrammarMasks,
+    PositionSupport,
     SamplingBatch,
-    Shaped,
     TurnShaper,
     finite_rows,
     sample,
     top_tokens,
     uniforms_for,
 )
-from penstock.actors.generator.vllm.library import of_vllm
+from penstock.actors.generator.vllm.library import import_from_vllm
 from penstock.actors.generator.vllm.mirror import TensorRow
 from penstock.actors.generator.vllm.turns import EXTRA, TurnRecord, TurnSettings
 from penstock.actors.policy.tokenizer import Tokenizer
@@ -110,8 +110,8 @@ class RouteRecorder:
 def _routers(model: torch.nn.Module) -> list[Any]:
     """Return the routers of a model in layer order."""
     layers = "model_executor.layers.fused_moe"
-    moe_runner = of_vllm(f"{layers}.layer.MoERunner")
-    base_router = of_vllm(f"{layers}.router.base_router.BaseRouter")
+    moe_runner = import_from_vllm(f"{layers}.layer.MoERunner")
+    base_router = import_from_vllm(f"{layers}.router.base_router.BaseRouter")
     runners: list[Any] = [module for module in model.modules() if isinstance(module, moe_runner)]
     for runner in runners:
         if runner.is_monolithic or not isinstance(runner.router, base_router):
@@ -121,7 +121,7 @@ def _routers(model: torch.nn.Module) -> list[Any]:
     return [runner.router for runner in runners]
 
 
-NO_NUMBERS = "the logits for the request's context are not finite"
+NON_FINITE_LOGITS = "the logits for the request's context are not finite"
 _DECODER = msgspec.msgpack.Decoder(TurnSettings)
 _PROBE = Sampling(temperature=0.0, num_tokens_max=1)
 
@@ -141,7 +141,7 @@ class SampledTurn:
         self.key, self.sampling = settings.key, settings.sampling
         self.uniforms = uniforms_for(self.sampling, settings.num_resumed)
         self.fault, self.is_refused = "", False
-        self._noted: dict[int, Shaped] = {}
+        self._noted: dict[int, PositionSupport] = {}
         """Support of each position, by the position's index in the turn."""
         self._num_taken = self._num_seen = 0
         self._shaper: TurnShaper | None = None
@@ -217,12 +217,13 @@ class TurnSampler:
         # NaN marks a token that could not be drawn (`DrawnToken.is_fault`).
         is_whole = torch.tensor([not turn.fault for turn in turns])
         ids[:, 0] = torch.tensor(tokens)
+        # An id beyond the vocabulary carries the version to `DrawnToken`.
         ids[:, 1] = self._vocab_size + self.policy_version
         values[:, 0] = torch.tensor(logprobs).where(is_whole, torch.nan)
         sampled = ids[:, :1].to(logits.device, torch.int32)
         ranks = torch.zeros(len(turns), dtype=torch.int64)
-        tensors = of_vllm("v1.outputs.LogprobsTensors")(ids, values, ranks)
-        output = of_vllm("v1.outputs.SamplerOutput")
+        tensors = import_from_vllm("v1.outputs.LogprobsTensors")(ids, values, ranks)
+        output = import_from_vllm("v1.outputs.SamplerOutput")
         return output(sampled_token_ids=sampled, logprobs_tensors=tensors)
 
     def _turn(self, state: Any) -> SampledTurn:
@@ -238,7 +239,7 @@ class TurnSampler:
             # Zeros keep the batch valid; the token drawn from them is dropped.
             if not is_finite[index]:
                 rows[index] = 0.0
-                turn.fault = NO_NUMBERS
+                turn.fault = NON_FINITE_LOGITS
             else:
                 turn.shape(state.output_token_ids, rows[index])
             if turn.fault:
@@ -318,7 +319,7 @@ class PenstockWorker:
         runner.reload_weights(weights_iterator=tensors())
         if runner.device.type == "cpu" and getattr(model, "lm_head", None) is not None:
             # A head tied to the embedding is packed, too, but not loaded under its own name.
-            pack = of_vllm("model_executor.layers.utils.dispatch_cpu_unquantized_gemm")
+            pack = import_from_vllm("model_executor.layers.utils.dispatch_cpu_unquantized_gemm")
             pack(model.lm_head, remove_weight=False)
         self._sampler.policy_version = policy_version
         log.info("loaded version %d, %d tensors", policy_version, len(rows))
@@ -329,9 +330,9 @@ class PenstockWorker:
         The scheduler must be paused. Prompts run one after the other in a block of the KV cache
         that belongs to no request.
         """
-        params = of_vllm("SamplingParams")(temperature=0.0, max_tokens=1, logprobs=0)
-        new_request = of_vllm("v1.core.sched.output.NewRequestData")
-        nothing = of_vllm("v1.core.sched.output.SchedulerOutput").make_empty
+        params = import_from_vllm("SamplingParams")(temperature=0.0, max_tokens=1, logprobs=0)
+        new_request = import_from_vllm("v1.core.sched.output.NewRequestData")
+        nothing = import_from_vllm("v1.core.sched.output.SchedulerOutput").make_empty
         runner, values, names = self.model_runner, list[float](), list[str]()
         for index, prompt in enumerate(prompts):
             name = f"probe-{index}"

@@ -199,4 +199,5 @@ def _as_type(value: str, type_name: Any) -> Any:
 
 
 def _table(value: Any) -> dict[str, Any]:
+    # Schemas come from clients: any part may be missing or have another type.
     return value if isinstance(value, dict) else {}

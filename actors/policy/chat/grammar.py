@@ -15,6 +15,7 @@ _ARGUMENT_NAMES = {
 }
 
 
+# An exception, so that the parser can give up at any depth.
 class _Malformed(Exception):
     def __init__(self, reason: ParseFailureReason, detail: str, position: int) -> None:
         super().__init__(detail)

@@ -227,6 +227,7 @@ def grammar_for_calls(
         raise GrammarError(
             f"tool_choice: expected auto, required or the name of an offered tool, got {choice!r}"
         )
+    # The opening is forced token by token, so the grammar only covers the rest.
     rest = syntax.rest("rest", named[0])
     return _bounded(f"start: rest\n{rest}", "tools", syntax.opening(choice))
 

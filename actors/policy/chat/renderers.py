@@ -116,6 +116,7 @@ class RenderersChat:
     ) -> list[int]:
         """Render a conversation, keeping sampled ids as they are where the format allows it."""
         rendered = self._messages(messages, tools)
+        # Nothing follows the last message, so it needs no bridge.
         cuts = sorted(index for index in sampled or {} if index < len(messages) - 1)
         if not cuts:
             return self._render(rendered, tools)
@@ -181,6 +182,7 @@ class RenderersChat:
         done = self._renderer.parse_response(
             token_ids, prompt_ids=context_ids, tools=self._schemas(tools)
         )
+        # None means that the format has no reasoning.
         if done.reasoning_complete is False:
             return _failure(ParseFailureReason.UNFINISHED, "the reasoning is not closed")
         calls: list[ToolCall] = []
@@ -188,6 +190,7 @@ class RenderersChat:
             if found.status != "ok":
                 return _failure(ParseFailureReason.BAD_CALL, str(found.status))
             arguments = found.arguments
+            # Some parsers of the package return the arguments as JSON text.
             if isinstance(arguments, str):
                 arguments = json.loads(arguments or "{}")
             if not isinstance(found.name, str) or not _NAME.fullmatch(found.name):

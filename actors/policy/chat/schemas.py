@@ -37,6 +37,7 @@ def check_schema(schema: object, where: str) -> None:
     """
     if not isinstance(schema, Mapping):
         raise GrammarError(f"{where}: expected an object")
+    # Level by level: recursion would overflow the stack on a hostile schema.
     level: list[object] = [schema]
     for _ in range(DEPTH_MAX):
         level = [inner for value in level for inner in _inside(value)]
@@ -44,6 +45,7 @@ def check_schema(schema: object, where: str) -> None:
             break
     else:
         raise GrammarError(f"{where}: expected at most {DEPTH_MAX} levels of nesting")
+    # After the check of nesting, since json.dumps recurses.
     if len(json.dumps(schema)) > SCHEMA_CHARS_MAX:
         raise GrammarError(f"{where}: expected at most {SCHEMA_CHARS_MAX} characters of JSON")
 
@@ -154,6 +156,7 @@ def _referred(root: Mapping[str, Any], name: str, where: str) -> object:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping) and key in value:
             value = value[key]
+        # Nine digits exceed any list here, and int() of a very long text is slow.
         elif isinstance(value, list) and key.isdecimal() and int(key[:9]) < len(value):
             value = value[int(key)]
         else:

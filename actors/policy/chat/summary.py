@@ -30,6 +30,7 @@ def read_summary(
         raise NoSummaryError(f"expected no call in a summary, got {parsed.calls[0].name}")
     lines = parsed.text.splitlines()
     marked = (index for index, line in enumerate(lines) if line.lstrip().startswith(MARK))
+    # Everything before the first mark is scratch space.
     first = next(marked, None)
     if first is None:
         raise NoSummaryError(f"expected a line that begins with {MARK!r}")

@@ -55,6 +55,7 @@ class TokenKinds:
             is_final: Whether tokens that are neither thinking nor a call are the final message.
 
         """
+        # Some chat templates open the thinking in the prompt.
         closes = self._left_open(context_ids)
         thinking = call = rest = 0
         in_call = False
@@ -73,12 +74,14 @@ class TokenKinds:
                 closes, in_call = None, False
         if is_final:
             return TokenCounts(thinking=thinking, call=call, final=rest)
+        # The format has no tokens for calls, so their text cannot be told from other text.
         if not self._calls:
             return TokenCounts(thinking=thinking, call=call + rest)
         return TokenCounts(thinking=thinking + rest, call=call)
 
     def _left_open(self, context_ids: Sequence[int]) -> int | None:
         """Return the token that closes the thinking opened by the prompt, or None."""
+        # The last marker in the context decides.
         for token in reversed(context_ids):
             if token in self._thinking_ends:
                 return None

@@ -95,6 +95,7 @@ def read_hf_config(folder: Path) -> PolicyConfig:
     values = {name: _required(path, raw, name) for name in names}
     values["rope_theta"] = _rope_theta(path, raw)
     values["head_dim"] = _head_dim(path, raw, model_type)
+    # The head is not part of the format.
     values["mtp_num_heads"] = 0
     if model_type == "qwen3_moe":
         values["num_experts"] = _num_experts(path, raw)
@@ -116,6 +117,7 @@ def _foreign_config(path: Path, raw: Mapping[str, Any]) -> PolicyConfig:
         _refuse(path, raw, "attention_dropout", "0.0")
     for name in REQUIRED:
         _required(path, raw, name)
+    # DeepSeek splits each head into a part with and a part without rotary embedding.
     if "qk_rope_head_dim" in raw:
         parts = ("qk_rope_head_dim", "qk_nope_head_dim")
         head_dim = sum(_at_least_one(path, raw, name) for name in parts)
@@ -165,6 +167,7 @@ def config_json(config: PolicyConfig, dtype: str = "bfloat16", **extra: Any) -> 
     values |= {
         "architectures": [_CLASSES[model_type]],
         "model_type": model_type,
+        # In both spellings, so that transformers 4.x and 5.x find it.
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "rope_scaling": None,
         "attention_bias": False,

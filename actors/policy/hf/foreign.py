@@ -53,6 +53,7 @@ def foreign_config_json(text: str, **extra: Any) -> str:
     """
     raw: dict[str, Any] = json.loads(text)
     raw |= {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    # Layers for multi-token prediction are not published.
     if "num_nextn_predict_layers" in raw:
         raw["num_nextn_predict_layers"] = 0
     return json.dumps(raw | extra, indent=2, sort_keys=True)

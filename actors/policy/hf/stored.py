@@ -4,6 +4,7 @@ From then on the run depends only on its store, and the folder may be deleted. M
 torch.
 """
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, CorruptDataError
 from penstock.messages.reading.parsing import parse_json
+
+log = logging.getLogger(__name__)
 
 MODEL_PREFIX = "model/"
 INDEX_KEY = "model/index"
@@ -58,6 +61,7 @@ async def store_model(store: ObjectStore, folder: Path, weights: Collection[str]
     # The index comes last, so that it only names objects that exist.
     stored = StoredModel(digests=digests)
     await store.put(INDEX_KEY, msgspec.json.encode(stored, order="sorted"))
+    log.info("stored model from %s, %d files", folder, len(digests))
     return stored
 
 

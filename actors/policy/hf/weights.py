@@ -50,6 +50,7 @@ class WeightFiles:
                 for name in names:
                     view = views[name]
                     view.copy_(_tensor(path, file, name))
+                    # A NaN here would otherwise only show up in the logits.
                     if not bool(view.isfinite().all()):
                         raise ModelFormatError(f"{path}: tensor {name} has NaN or infinite values")
         if self.has_tied_head:
@@ -76,6 +77,7 @@ def find_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightF
     """
     index = folder / INDEX_FILE
     found = _by_index(index) if index.exists() else {folder / SINGLE_FILE: None}
+    # With both, nobody can know which one is current.
     if index.exists() and (folder / SINGLE_FILE).exists() and folder / SINGLE_FILE not in found:
         raise ModelFormatError(f"{folder}: expected either {SINGLE_FILE} or {INDEX_FILE}, not both")
     files: dict[Path, list[str]] = {}
@@ -150,6 +152,7 @@ def _by_index(path: Path) -> dict[Path, set[str] | None]:
         )
     files: dict[Path, set[str] | None] = {}
     for name, file in weight_map.items():
+        # A name in the index must not lead out of the folder.
         plain = isinstance(file, str) and file == Path(file).name and "\0" not in file
         if not plain or not file.endswith(".safetensors") or file.startswith("."):
             raise ModelFormatError(
@@ -180,6 +183,7 @@ def _check_file(
                 f"{path}: the tensors differ from those in {INDEX_FILE}: {', '.join(odd)}"
             )
         for name in names:
+            # Some tools store a tied head; `read_into` compares it with the embedding.
             is_tied_head = name == _HEAD and _HEAD not in shapes
             expected = shapes.get(_EMBEDDING if is_tied_head else name)
             if expected is None:

@@ -23,7 +23,7 @@ class WrongVersionError(BusError):
     """A request pinned to one version was answered by another version."""
 
 
-async def stream_chunks(  # noqa: PLR0913 - a request, whom to ask, and its bounds
+async def stream_chunks(  # noqa: PLR0913 - request, replicas and bounds
     ctx: Context,
     replicas: ReplicaTable,
     request: Generate,

@@ -108,6 +108,7 @@ class ReplicaTable:
 
     def expire(self, now: float) -> None:
         """Drop the replicas that have been silent for too long."""
+        # Over a copy, since `_remove` changes the table.
         for name, replica in list(self._replicas.items()):
             if now - replica.seen_at > SILENT_S:
                 log.warning(
@@ -163,6 +164,7 @@ class ReplicaTable:
         # Pressure, not load: many sessions may begin between two reports of a replica.
         least = min(self._replicas[name].pressure for name in names)
         fewest = [name for name in names if self._replicas[name].pressure == least]
+        # By hash among equals, so that sessions spread evenly.
         home = preferred(session_id, fewest)
         assert home is not None
         self._homes[session_id] = home
@@ -193,6 +195,7 @@ class ReplicaTable:
         home = self._homes.get(session_id)
         own = home if home in names else preferred(session_id, names)
         with_room = [name for name in left if self._replicas[name].load < 1.0]
+        # If all replicas are full, wait at home, where the prefix is cached.
         if own is None or (own in left and (own in with_room or not with_room)):
             return own
         least = min(self._replicas[name].load for name in left)
@@ -203,6 +206,7 @@ class ReplicaTable:
     ) -> str:
         """Wait until `choose` finds a replica and return it; the caller must bound the wait."""
         while (name := self.choose(session_id, purpose, channel, asked)) is None:
+            # Nothing awaits between `choose` and this line, so no report can be missed.
             self._changed.clear()
             await self._changed.wait()
         return name
