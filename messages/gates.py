@@ -45,7 +45,7 @@ class Variant(msgspec.Struct, frozen=True):
     number: int
     """Number of the candidate."""
     period: int
-    """Number of the period; users are assigned to arms again in each."""
+    """Number of the period; users are reassigned to arms at the start of each period."""
     arm: Arm
 
     def __str__(self) -> str:

@@ -32,8 +32,7 @@ from penstock.actors.judge.set_ups import own_changes
 from penstock.actors.runtime.context import Context
 from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.sandbox import Sandbox, SandboxError
-from penstock.envs.sandbox_client.client import REFUSALS
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import REFUSALS, lease_sandbox
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.grading import (
     FilesUnfitError,

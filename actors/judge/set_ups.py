@@ -17,14 +17,21 @@ import msgspec
 from penstock.actors.judge.config import KILLS_MAX, JudgeConfig
 from penstock.actors.runtime.context import Context
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxKilled
-from penstock.envs.sandbox_client.client import REFUSALS
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import REFUSALS, lease_sandbox
 from penstock.envs.tasks import set_ups
-from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.grading import TaskUnfitError
 from penstock.envs.tasks.set_ups import Made, has_set_up, made_by, recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask
-from penstock.envs.tasks.workspace import SetupError, contents_at, open_step, open_workspace
+from penstock.envs.tasks.workspace import (
+    Changes,
+    ChangesError,
+    SetupError,
+    contents_at,
+    list_work,
+    open_step,
+    open_workspace,
+    read_changes,
+)
 from penstock.messages.episode import SetUpRecorded
 from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.reading.trajectories import Trajectory

@@ -39,13 +39,14 @@ import numpy as np
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
-from penstock.actors.rollout_worker.turns import (
+from penstock.actors.rollout_worker.conversation import (
     ContextFullError,
+    Conversation,
     GenerationError,
     Journal,
     TurnChargedError,
     channel_of,
+    offered_tools,
     sample_turn,
     turn_sampling,
 )
@@ -55,16 +56,17 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import CALLS_MAX, ToolSession, tools_called
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError, SandboxKilled
-from penstock.envs.sandbox_client.client import SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
-from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
-from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
+from penstock.envs.sandbox_client.client import RemoteSandbox, SandboxBusyError, lease_sandbox
 from penstock.envs.tasks.workspace import (
+    Changes,
+    ChangesError,
     SetupError,
     contents_at,
+    list_work,
     open_egress,
     open_step,
     open_workspace,
+    read_changes,
     read_egress,
 )
 from penstock.kernels.arrays import to_array

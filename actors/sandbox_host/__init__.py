@@ -3,5 +3,5 @@
 The pool (`envs/microvm/pool/`) boots, leases and reaps machines; `actor.py` serves requests with
 it. Clients use `envs/sandbox_client`, which implements the `Sandbox` protocol. To add an operation:
 a message in `messages`, its handler in `actor.py`, a method in
-`envs/sandbox_client/remote_sandbox.py`.
+`envs/sandbox_client/client.py`.
 """

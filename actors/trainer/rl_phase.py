@@ -81,7 +81,7 @@ class RlPhase:
         self.step, self._completed = position.step, position.completed
         if isinstance(position.completed, StepCompleted):
             self._count_skipped(position.completed)
-        # A checkpoint supersedes mid-training saves; kept, they would be resumed by mistake.
+        # Version 0 has a checkpoint by now, so no start will need a save of mid-training.
         await drop_saves(ctx.store)
         self._set_idle(ctx)
         return [position.saved, self._completed, await self._publish(ctx), *self._finish()]
@@ -161,7 +161,7 @@ class RlPhase:
             return StepData(turns, await self._preferences(ctx).read(manifest))
 
         result = await self._engine.step(ctx, manifest, config, read)
-        # Experiments slow training down to reach a fixed ratio of sampling to training.
+        # Measurements emulate the longer step of a larger model.
         if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
             await ctx.sleep(left_s)
         # Before any event is published: a divergent step must not reach the log.

@@ -197,7 +197,7 @@ def _forward(
     num_inputs = sum(sequence.num_inputs for sequence in batch)
     detached = current.detach()
     is_referenced = ~reference.isnan()
-    # float64: float32 sums over 100,000 tokens lose the digits in which small distances differ.
+    # float64, so that the sums of many small distances keep their digits.
     distance = (detached[is_referenced].double(), reference[is_referenced].double())
     return loss, PassSums(
         loss=float(loss.detach()),

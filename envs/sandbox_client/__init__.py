@@ -5,8 +5,7 @@
                                                                                │ exec, read...
                   sandbox.<host>  ◀──────── every further request ─────────────┘ + renewal
 ```
-`client.py` sends a request and defines what a lease specifies, `lease.py` places and holds one
-machine, `group.py` does so for a group of machines, and `remote_sandbox.py` talks to a machine. To
-add an operation, add its message in `messages/sandbox.py`, a method in `remote_sandbox.py`, and a
-handler in `actors/sandbox_host/actor.py`.
+`client.py` leases a machine and talks to it, `group.py` leases a group of machines. To add an
+operation, add its message in `messages/sandbox.py`, a method of `RemoteSandbox`, and a handler in
+`actors/sandbox_host/actor.py`.
 """

@@ -20,12 +20,14 @@ from penstock.envs.sandbox_client.client import (
     SCHEDULER_SERVICE,
     GroupSpec,
     LeaseSpec,
+    RemoteSandbox,
     SandboxClient,
     call,
     host_service,
+    keep_renewed,
+    lease_where_placed,
+    place_group,
 )
-from penstock.envs.sandbox_client.lease import keep_renewed, lease_where_placed, place_group
-from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.requests.scheduler import ReleaseGroup
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (

@@ -11,7 +11,7 @@ had that machine; a file with the very content that the task itself makes needs 
 
 from collections.abc import Mapping
 
-from penstock.envs.tasks.changes import Changes
+from penstock.envs.tasks.workspace import Changes
 from penstock.messages.bus import ObjectStore
 from penstock.messages.episode import SetUpRecorded, set_up_key
 from penstock.messages.reading.trajectories import Last, load_files

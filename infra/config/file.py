@@ -1,7 +1,6 @@
 """Reading a run's configuration: TOML files, overrides, and defaults taken from other tables."""
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -16,7 +15,12 @@ from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.config.checks import check_config
-from penstock.infra.config.former_names import present_key, with_present_names
+from penstock.infra.config.former_names import (
+    drop_links,
+    present_key,
+    with_present_names,
+    with_present_prepare,
+)
 from penstock.infra.config.settings import RunConfig, is_gateway
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
@@ -35,67 +39,8 @@ def load_config(
             both.
 
     """
-    data = translated(apply_overrides(read_toml(path), overrides))
+    data = with_present_prepare(apply_overrides(read_toml(path), overrides))
     return parse_config(data, str(path), refuses_links=refuses_links)
-
-
-_EXAMPLE = "penstock.examples.quickstart"
-_OF_TRAILS = ("num_demonstrations", "context_weight", "drill_tokens", "drill_half_tokens")
-_OLD_SETTINGS = (*_OF_TRAILS, "code_tokens", "code_weight", "endings", "piece_tokens", "habits")
-"""Settings of `[prepare]`, up to 0.2, that are now own settings of the quickstart's corpora."""
-
-
-def translated(data: Table) -> Table:
-    """Return the tables of a run's folder with the names that version 0.2 had replaced.
-
-    Up to then `[prepare]` had the tasks of the quickstart, `ladder` and `trail`, built in and by
-    default, and its users ran wherever `users.num_requests` wanted some.
-    """
-    prepare = data.get("prepare", {})
-    users = data.get("users", {})
-    if not _is_table(prepare) or not _is_table(users):
-        return data
-    if users.get("num_requests") and not users.get("run"):
-        data["users"] = users | {"run": f"{_EXAMPLE}:users"}
-    left = dict(prepare)
-    if "corpora" in left or not isinstance(left.get("sources", []), list):
-        return data
-    given: list[Any] = left.get("sources", [])
-    settings = {name: left.pop(name) for name in _OLD_SETTINGS if name in left}
-    of_ladder, trail = left.pop("selection", {}), left.pop("trail", None)
-    if given:
-        sources = [_translated_source(each, of_ladder, trail) for each in given]
-    else:
-        kind = "ladder" if trail is None else "trail"
-        only = {"name": kind, "kind": kind}
-        sources = [_translated_source(only, of_ladder, trail, prefix="")]
-    if not left.get("tasks"):
-        left["sources"] = sources
-    if trail is None:
-        settings |= {"selection": of_ladder}
-    else:
-        settings = {name: settings[name] for name in _OF_TRAILS if name in settings}
-        settings |= {"trail": trail}
-    make = f"{_EXAMPLE}:{'ladder' if trail is None else 'trail'}_corpora"
-    left["corpora"] = {"make": make, "settings": settings}
-    return data | {"prepare": left}
-
-
-def _translated_source(
-    source: Any, selection: Table, trail: Table | None, prefix: str | None = None
-) -> Any:
-    """Return a source of kind `ladder` or `trail` as one of own code; others as they are."""
-    if not _is_table(source) or source.get("kind") not in {"ladder", "trail"}:
-        return source
-    kind = source["kind"]
-    kept = {name: value for name, value in source.items() if name not in {"selection", "trail"}}
-    if kind == "ladder":
-        settings = dict(source.get("selection", selection))
-    else:
-        settings = dict(source.get("trail", trail or {}))
-    if prefix is not None:
-        settings["prefix"] = prefix
-    return kept | {"kind": "own", "make": f"{_EXAMPLE}:{kind}_tasks", "settings": settings}
 
 
 def parse_config(data: Table, source: str, *, refuses_links: bool = False) -> RunConfig:
@@ -112,7 +57,7 @@ def parse_config(data: Table, source: str, *, refuses_links: bool = False) -> Ru
 
     """
     data = with_present_names(data)
-    _drop_links(data, source, refuses=refuses_links)
+    drop_links(data, source, refuses=refuses_links)
     _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
@@ -120,20 +65,6 @@ def parse_config(data: Table, source: str, *, refuses_links: bool = False) -> Ru
     except ValueError as error:
         raise ConfigError(f"{source}: {error}{_given(data, str(error))}") from error
     return config
-
-
-def _drop_links(data: Table, source: str, *, refuses: bool) -> None:
-    """Remove emulated links: a former run's log is the same without them."""
-    regions = data.get("regions")
-    for region in cast("list[Any]", regions) if isinstance(regions, list) else ():
-        if not _is_table(region) or "link" not in region:
-            continue
-        field = f"{source}: regions.{region.get('name')}.link"
-        if refuses:
-            text = "no longer a setting; to emulate links: python -m tests.lab regions --links FILE"
-            raise ConfigError(f"{field}: {text}")
-        del region["link"]
-        sys.stderr.write(f"{field}: ignored, as emulated links are no longer a setting\n")
 
 
 def _given(data: Table, text: str) -> str:

@@ -29,6 +29,7 @@ from penstock.infra.config.file import (
 from penstock.infra.config.settings import RunConfig, is_gateway
 from penstock.infra.images import images_beside
 from penstock.infra.judge.calibration import check_calibration
+from penstock.infra.logs import launcher_log
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.models.environment import check_environments
 from penstock.infra.run.closing import close_run, next_steps
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace, open_server: OpenServer = own_server) -> 
         run_dir, config = _open(arguments)
         names = _names(config, arguments.processes)
         # Two launchers of one run would both start its processes.
-        with run_dir.lock():
+        log_file, section = run_dir.logs / "launcher.log", config.run
+        with run_dir.lock(), launcher_log(log_file, section.log_level, section.log_format):
             check_space(run_dir.path)
             arguments.since = _start(arguments.since)
             return asyncio.run(_run(run_dir, config, names, arguments, open_server))

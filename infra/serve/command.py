@@ -24,8 +24,10 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.config.file import apply_overrides, parse_config, read_toml, translated
+from penstock.infra.config.file import apply_overrides, parse_config, read_toml
+from penstock.infra.config.former_names import with_present_prepare
 from penstock.infra.config.settings import RunConfig
+from penstock.infra.logs import launcher_log
 from penstock.infra.models.claim import read_tokenizer
 from penstock.infra.run.command import new_folder, parse_new
 from penstock.infra.run.hosts import check_outside
@@ -85,7 +87,8 @@ def serve(arguments: argparse.Namespace) -> int:
     run_dir, run = _target(arguments)
     config = service_config(run, learns=arguments.learn)
     check_outside(config, list(config.processes))
-    with run_dir.lock():
+    log_file, section = run_dir.logs / "launcher.log", config.run
+    with run_dir.lock(), launcher_log(log_file, section.log_level, section.log_format):
         check_space(run_dir.path)
         write_atomic(run_dir.service, tomli_w.dumps(service_tables(config)).encode())
         asyncio.run(_serve(run_dir, config))
@@ -101,7 +104,7 @@ def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
                 text = "expected only with the folder of a model"
                 raise ConfigError(f"--{option.replace('_', '-')}: {text}, got a run")
         run_dir = find_run(arguments.target, arguments.runs_dir)
-        data = apply_overrides(translated(read_toml(run_dir.config)), arguments.overrides)
+        data = apply_overrides(with_present_prepare(read_toml(run_dir.config)), arguments.overrides)
         return run_dir, parse_config(data, str(run_dir.config))
     file = arguments.config or CHECKPOINT_CONFIG
     overrides = [*arguments.overrides, f'model.checkpoint="{folder.resolve()}"']

@@ -28,7 +28,8 @@ from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, repla
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.actors.trainer.step import StepResult
 from penstock.gateway.page.live_page import script_json
-from penstock.infra.config.file import load_config, read_toml, translated
+from penstock.infra.config.file import load_config, read_toml
+from penstock.infra.config.former_names import with_present_prepare
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.output import print_result
@@ -81,7 +82,7 @@ async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted
 
     """
     config = folder / "evaluation.toml"
-    data = evaluation_tables(translated(read_toml(run.config)), model)
+    data = evaluation_tables(with_present_prepare(read_toml(run.config)), model)
     write_atomic(config, tomli_w.dumps(data).encode())
     command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(folder), "run",
                "--config", str(config), "--run-id", RUN_ID, "--no-replay"]  # fmt: skip

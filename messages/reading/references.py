@@ -52,8 +52,8 @@ def load_reference(reference: str, field: str) -> object:
     except Exception as error:  # A user's module may raise anything on import.
         text = f"expected a name in a module that can be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{field}: {reference!r}: {text}") from error
-    # The file, because a module of the same name may be installed, too.
-    log.info("%s: using %s from %s", field, reference, loaded.__file__)
+    # Name the file: another module of the same name may be installed. Built-in ones have none.
+    log.info("%s: using %s from %s", field, reference, getattr(loaded, "__file__", module))
     return value
 
 

@@ -8,13 +8,12 @@ from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.envs.tasks.changes import read_changes
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
-from penstock.envs.tasks.workspace import open_workspace
+from penstock.envs.tasks.workspace import open_workspace, read_changes
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import Purpose, Split

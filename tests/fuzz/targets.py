@@ -24,7 +24,7 @@ from tests.golden.write import FOLDER as GOLDEN
 from tests.property.test_gateway_bodies import SEEDS
 from tests.unit.tasks.test_tasks_harbor import ladder
 
-from penstock.actors.policy.chat.grammar import parse_turn
+from penstock.actors.policy.chat.builtin import parse_turn
 from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.envs.egress.proxy import check_hello, requested_target

@@ -2,12 +2,7 @@
 
 UNEXPLAINED: frozenset[str] = frozenset(
     {
-        "actors/generator/base_engine.py",
-        "actors/generator/torch_engine.py",
-        "actors/generator/vllm/client.py",
-        "actors/policy/replicas/table.py",
         "actors/rollout_worker/actor.py",
-        "actors/runtime/host.py",
         "actors/trainer/ranks/actor.py",
         "actors/trainer/turns.py",
         "envs/harness/session.py",
@@ -36,9 +31,8 @@ NOUNLESS: frozenset[str] = frozenset(
         "actors/feedback/sessions.py",
         "actors/feedback/trust.py",
         "actors/generator/decoders/graph.py",
-        "actors/generator/sampler.py",
         "actors/pacer/curriculum.py",
-        "actors/policy/chat/grammar.py",
+        "actors/policy/chat/builtin.py",
         "actors/policy/exact.py",
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
@@ -50,7 +44,6 @@ NOUNLESS: frozenset[str] = frozenset(
         "infra/privacy/lineage.py",
         "infra/weights/diff.py",
         "infra/weights/patched.py",
-        "kernels/delta/compiled.py",
         "messages/reading/sealed.py",
     }
 )

@@ -9,10 +9,9 @@ import numpy as np
 
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
-from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.set_ups import begun_with, own_changes, recorded_set_ups
 from penstock.envs.tasks.storage import load_tasks
-from penstock.envs.tasks.workspace import contents_at
+from penstock.envs.tasks.workspace import Changes, contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError

@@ -1,7 +1,7 @@
 """A NATS connection that reconnects, and the errors that NATS and JetStream answer with.
 
-All requests share one inbox subscription, and everything that waits for a reply is told when the
-connection breaks. `Dialing` decides which failures to connect are final; the status and error
+All requests share one inbox subscription, and all pending requests fail when the connection
+breaks. `Dialing` decides which failures to connect are final; the status and error
 codes of JetStream become exceptions here.
 """
 
@@ -311,7 +311,7 @@ class NatsConnection:
     ) -> AsyncGenerator[str, None]:
         """Yield a prefix `p`; messages to `p.*` go to `on_message` while the body runs."""
         # JetStream delivers to the reply subject, but the message bears the subject that it was
-        # stored under: only a separate subscription tells which request it answers.
+        # stored under, so only a subscription per request identifies the request it answers.
         prefix = self._client.new_inbox()
         token = next(self._tokens)
 

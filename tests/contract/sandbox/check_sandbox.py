@@ -14,7 +14,7 @@ from penstock.envs.sandbox import (
     networked,
     verifying,
 )
-from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
+from penstock.envs.sandbox_client.client import RemoteSandbox
 from penstock.messages.sandbox import ExecResult
 
 Factory = Callable[[], Awaitable[Machine]]

@@ -16,9 +16,7 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.envs.sandbox_client.client import LeaseSpec
-from penstock.envs.sandbox_client.lease import lease_sandbox
-from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
+from penstock.envs.sandbox_client.client import LeaseSpec, RemoteSandbox, lease_sandbox
 from penstock.infra.stores.memory import MemoryStore
 
 from .check_sandbox import (

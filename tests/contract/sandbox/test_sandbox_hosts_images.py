@@ -22,8 +22,7 @@ from penstock.envs.microvm.images.layers import Images, image_digest, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import ImageAbsent
-from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, lease_sandbox
 from penstock.envs.tasks.storage import GradedTask
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.requests.scheduler import PlaceGroup

@@ -10,8 +10,8 @@ from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.layers import layer_folder, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.storage import GradedTask
+from penstock.envs.tasks.workspace import Changes, ChangesError, list_work, read_changes
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Split, Task

@@ -7,8 +7,7 @@ from collections import Counter
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxTimeout
-from penstock.envs.sandbox_client.client import ACQUIRE_SERVICE, GroupSpec, LeaseSpec
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import ACQUIRE_SERVICE, GroupSpec, LeaseSpec, lease_sandbox
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError, RemoteCallError

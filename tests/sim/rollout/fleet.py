@@ -10,8 +10,7 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, lease_sandbox
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup
 
 

@@ -3,8 +3,7 @@
 import pytest
 from tests.sim.rollout.conftest import World, make_command
 
-from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError, lease_sandbox
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.sandbox import AcquireSandbox
 

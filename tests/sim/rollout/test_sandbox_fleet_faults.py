@@ -10,8 +10,7 @@ from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.microvm.pool import pool
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
-from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError, lease_sandbox
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 from penstock.messages.sandbox import AcquireSandbox, ReleaseSandbox

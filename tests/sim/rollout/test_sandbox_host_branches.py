@@ -6,8 +6,7 @@ from tests.sim.rollout.conftest import World
 from tests.sim.rollout.machines import FakeBackend
 
 from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
-from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError, lease_sandbox
 
 SPEC = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=5.0)
 

@@ -13,8 +13,12 @@ from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import SandboxError
-from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import (
+    GroupSpec,
+    LeaseSpec,
+    SandboxBusyError,
+    lease_sandbox,
+)
 from penstock.messages.errors import DeadlineError
 
 EPISODE_S = 100.0

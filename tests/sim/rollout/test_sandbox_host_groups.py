@@ -7,9 +7,8 @@ from tests.sim.rollout.conftest import World, make_command
 from tests.sim.rollout.fleet import Fleet
 
 from penstock.actors.scheduler.actor import SandboxScheduler
-from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox_client.group import acquire_group, lease_group, renew_groups
-from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.requests.scheduler import ReleaseGroup
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished

@@ -6,9 +6,12 @@ import pytest
 from tests.sim.rollout.conftest import World
 
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
-from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
-from penstock.envs.sandbox_client.lease import lease_sandbox
-from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
+from penstock.envs.sandbox_client.client import (
+    LeaseSpec,
+    RemoteSandbox,
+    SandboxBusyError,
+    lease_sandbox,
+)
 from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased

@@ -8,9 +8,8 @@ from tests.sim.rollout.conftest import World
 from tests.sim.rollout.fleet import Fleet
 
 from penstock.envs.sandbox import SandboxDied
-from penstock.envs.sandbox_client.client import LeaseSpec
+from penstock.envs.sandbox_client.client import LeaseSpec, lease_sandbox
 from penstock.envs.sandbox_client.group import lease_group
-from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import AcquireSandbox, RenewGroups

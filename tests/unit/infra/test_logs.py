@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from penstock.actors.runtime.log_context import enter_actor
-from penstock.infra.logs import configure_logs
+from penstock.infra.logs import configure_logs, launcher_log
 
 log = logging.getLogger("penstock.test")
 
@@ -67,3 +67,19 @@ def test_what_is_below_the_level_is_not_written(written):
     log.warning("yes")
     [line] = written()
     assert line.endswith("penstock.test: yes")
+
+
+def test_the_launchers_file_has_every_line_and_the_terminal_warnings_alone(tmp_path, written):
+    path, root = tmp_path / "logs" / "launcher.log", logging.getLogger()
+    before = (root.level, root.handlers[:])
+    with launcher_log(path, "info", "text"):
+        log.info("process trainer started")
+        log.warning("process trainer died")
+    log.error("after")
+    assert (root.level, root.handlers[:]) == before
+    texts = [line.split(maxsplit=3)[3] for line in path.read_text().splitlines()]
+    assert texts == [
+        "penstock.test: process trainer started",
+        "penstock.test: process trainer died",
+    ]
+    assert [line for line in written() if "penstock.test" in line and "started" in line] == []

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from penstock.infra.config.file import load_config, read_toml, translated
+from penstock.infra.config.file import load_config, read_toml
+from penstock.infra.config.former_names import with_present_prepare
 from penstock.infra.run import prepare as preparing
 from penstock.infra.run.command import parse_new
 from penstock.messages.errors import ConfigError
@@ -83,7 +84,7 @@ def test_old_users_are_the_quickstart_s_and_new_runs_name_theirs(tmp_path):
 
 
 def test_what_is_new_already_stays():
-    assert translated(dict(NEW)) == NEW
+    assert with_present_prepare(dict(NEW)) == NEW
 
 
 @pytest.mark.parametrize(

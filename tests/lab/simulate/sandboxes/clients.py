@@ -18,9 +18,8 @@ import msgspec
 from tests.lab.simulate.sandboxes.settings import BurstScenario
 
 from penstock.actors.runtime.clock import Clock
-from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, keep_renewed
 from penstock.envs.sandbox_client.group import acquire_group, renew_groups
-from penstock.envs.sandbox_client.lease import keep_renewed
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 from penstock.messages.errors import RemoteCallError
