@@ -76,7 +76,7 @@ def launcher_log(path: Path, level: LogLevel, log_format: LogFormat) -> Generato
     try:
         yield
     finally:
-        # The command may run inside another program (`import penstock`), whose logging stays its own.
+        # The command may run inside another program, whose logging stays as it was.
         root.setLevel(level_before)
         root.removeHandler(terminal)
         root.removeHandler(file)
