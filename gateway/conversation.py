@@ -50,7 +50,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     def typed(self, call: ToolCall) -> dict[str, Any]:
         """Return the arguments of a call, converted to the types that the schema declares."""
-        return typed_arguments(call, self.properties)
+        return typed_arguments(call, self.parameters)
 
     def arguments_json(self, call: ToolCall) -> str:
         """Return the converted arguments of a call as JSON text."""
