@@ -64,6 +64,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the call; empty if the client gives none, and results are then matched by order."""
     name: str
     arguments: dict[str, Any]
+    is_malformed: bool = False
+    """Whether the arguments were no JSON object; their text is then the one argument."""
 
     @property
     def made(self) -> ToolCall:

@@ -15,6 +15,8 @@ from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+UNREADABLE = "arguments"
+"""Argument that holds the text of arguments that are no JSON object."""
 _DEPTH_MAX = 16
 """Maximum nesting of `anyOf`, `allOf` and references; deeper parts count as unconstrained."""
 _NUM_ALTERNATIVES_MAX = 64
@@ -42,6 +44,29 @@ class Alternative(NamedTuple):
 
 
 _UNCONSTRAINED = (Alternative(),)
+
+
+def parsed_arguments(arguments: object) -> tuple[dict[str, Any], bool]:
+    """Return the arguments of a call in a conversation's history, and whether they were readable.
+
+    A call that was cut off, or that another model wrote wrongly, stays in every later copy of its
+    conversation. Instead of refusing all of it, its text is kept as one argument, which shows the
+    policy what was written. Such a turn is context and never a target of training.
+
+    Args:
+        arguments: JSON text, as most protocols send them, or an object; empty or None for none.
+
+    """
+    table = arguments or {}
+    if isinstance(table, str):
+        try:
+            table = parse_json(table, object, "arguments")
+        except CodecError:
+            table = str(arguments)
+    if isinstance(table, dict):
+        return table, True
+    text = table if isinstance(table, str) else json.dumps(table, ensure_ascii=False)
+    return {UNREADABLE: text}, False
 
 
 def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:

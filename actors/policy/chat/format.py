@@ -43,6 +43,16 @@ class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
     schemas: Sequence[dict[str, Any]] = ()
     """Function schemas as chat-completion clients send them: name, description, parameters."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools that have a schema, and of their arguments."""
+        names: set[str] = set()
+        for schema in self.schemas:
+            parameters = schema.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            names |= {str(schema.get("name")), *(properties or ())}
+        return frozenset(names)
+
     def typed_arguments(self, call: ToolCall) -> dict[str, Any]:
         """Convert a call's arguments from text to the types that the function's schema declares."""
         for schema in self.schemas:

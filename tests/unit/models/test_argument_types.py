@@ -1,4 +1,4 @@
-"""Arguments reach clients in the JSON type that their schema accepts, in whatever way it says so."""
+"""Arguments reach clients in the JSON type that their schema accepts, however it is stated."""
 
 from typing import Any
 
