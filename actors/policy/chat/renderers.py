@@ -353,7 +353,7 @@ def _package() -> ModuleType:
         import renderers.configs
     except ImportError as error:
         raise ConfigError(
-            f"model.chat: {PREFIX}NAME needs the package renderers: pip install 'penstock[models]'"
+            f"model.chat: {PREFIX}NAME needs the package renderers: pip install -e '.[models]'"
         ) from error
     return renderers
 
