@@ -118,11 +118,11 @@ class ReplyAssembler:
         return _joined(delta for token_id in token_ids for delta in self._push_token(token_id))
 
     def finish(self) -> list[Delta]:
-        """Return what was held back: reasoning, an unfinished call, half a character."""
+        """Return what was held back: half a character, or a malformed call as text."""
         held, self._held_ids = self._held_ids, []
         if self.stop_text:
             return []
-        deltas = [*self._parsed(held), *self._content([], final=True)]
+        deltas = [*self._parsed(held, is_cut=not self._is_ended), *self._content([], final=True)]
         return _joined([*deltas, *self._shown(self._stops.finish())])
 
     def _push_token(self, token_id: int) -> Iterator[Delta]:
@@ -152,8 +152,11 @@ class ReplyAssembler:
         """Whether the reply has nothing but white space so far."""
         return not (self.text.strip() or self._held_ids or self.calls or self._reasoning_ids)
 
-    def _parsed(self, ids: list[int]) -> Iterator[Delta]:
-        """Yield the text and calls of held ids, or the ids as plain text if they are malformed."""
+    def _parsed(self, ids: list[int], *, is_cut: bool = False) -> Iterator[Delta]:
+        """Yield the text and calls of held ids, or the ids as plain text if they are malformed.
+
+        The markup of a call that was cut off says nothing to a client; the finish reason does.
+        """
         if not ids:
             return
         # Parsed as a complete turn, which it may become: hence the stop token.
@@ -169,7 +172,7 @@ class ReplyAssembler:
                 yield from self._shown(self._stops.finish())
                 self.calls.append(call)
                 yield CallDelta(len(self.calls) - 1, call)
-        else:
+        elif not is_cut:
             self._is_literal = True
             yield from self._content(ids)
 

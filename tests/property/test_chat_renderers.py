@@ -258,3 +258,14 @@ def test_a_conversation_that_the_format_cannot_hold_is_refused():
 
 def test_an_id_beyond_the_tokenizer_is_a_character_that_is_none():
     assert chat().tokenizer.decode([10**6, -1]) == "\ufffd\ufffd"
+
+
+def test_a_call_that_is_cut_off_shows_no_markup():
+    call = ToolCall(name="grep", arguments={"pattern": "x"})
+    ids = chat().render_turn("Look: ", [call], TOOLS)
+    opening = ids.index(chat().tokenizer.special_id("<tool_call>"))
+    whole = ids.index(chat().tokenizer.special_id("</tool_call>"))
+    for cut in range(opening, whole):
+        reply = ReplyAssembler(chat(), {"grep"}, (), TOOLS)
+        _ = [*reply.push(ids[:cut]), *reply.finish()]
+        assert (reply.text.strip(), reply.calls) == ("Look:", []), cut
