@@ -291,7 +291,7 @@ def test_a_long_conversation_is_refused_at_its_first_turn_that_is_too_long(chat,
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed: pip install 'penst"):
+    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed: pip install -e '"):
         texts_of(tmp_path / "t.parquet")
 
 

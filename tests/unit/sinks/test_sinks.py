@@ -164,7 +164,7 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, name) -> None:
     for module in [*libraries, *filter(lambda each: each.startswith(libraries), sys.modules)]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"penstock.infra.sinks.{name}", raising=False)
-    with pytest.raises(ConfigError, match=rf"pip install 'penstock\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '.\[{name}\]'"):
         open_sink(name, SinkSettings(run_id="r1", folder=tmp_path))
 
 
