@@ -114,9 +114,13 @@ class ExternalEpisode:
         """Number of stored turns."""
         return len(self._turns)
 
-    async def has_stored_turns(self) -> bool:
-        """Return whether an earlier process stored turns of this attempt."""
-        return bool(await self._journal.turns())
+    async def load_turns(self) -> int:
+        """Take over the turns that an earlier process stored; return their number.
+
+        Their client's conversation cannot be continued, but its tokens belong to the attempt.
+        """
+        self._turns = await self._journal.turns()
+        return len(self._turns)
 
     async def answer(self, request: LiveRequest, body: bytes, *, is_retry: bool) -> EpisodeReply:
         """Sample one turn and store it.

@@ -182,7 +182,7 @@ class RolloutService(Actor):
         episode = ExternalEpisode(
             command, self.chat, self._planner, self._worker, ctx, self._replicas
         )
-        if await episode.has_stored_turns():
+        if await episode.load_turns():
             text = "the process that served its client ended"
             await episode.end(EpisodeEnd.INFRASTRUCTURE_ERROR, error=text)
             return (await episode.ended,)
@@ -210,6 +210,7 @@ class RolloutService(Actor):
         episode = ExternalEpisode(
             command, self.chat, self._planner, self._worker, ctx, self._replicas
         )
+        await episode.load_turns()
         await episode.end(EpisodeEnd.INFRASTRUCTURE_ERROR, error=f"rejected: {event.cause}")
         return (await episode.ended,)
 

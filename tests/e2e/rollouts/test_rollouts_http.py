@@ -263,9 +263,9 @@ async def test_a_killed_service_loses_no_attempt_and_counts_none_twice(site):
             await other.end(1.0)
         headers = {"Authorization": f"Bearer {attempt.api_key}"}
         stale = f"{site.url}/v1/rollouts/{played}/end"
-        async with aiohttp.ClientSession() as http:
-            async with http.post(stale, json={"reward": 1.0}, headers=headers) as reply:
-                assert reply.status == 404
+        ended = {"json": {"reward": 1.0}, "headers": headers}
+        async with aiohttp.ClientSession() as http, http.post(stale, **ended) as reply:
+            assert reply.status == 404
         ends = {end.rollout_id: end for end in await site.ends(2)}
     assert len(ends) == 2
     assert ends[played].end is EpisodeEnd.INFRASTRUCTURE_ERROR
