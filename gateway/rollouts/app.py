@@ -12,26 +12,34 @@ The first route needs the run's key, the others the key that came with the attem
 import base64
 import binascii
 import logging
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.gateway.conversation import Opening, ParsedRequest
 from penstock.gateway.errors import ApiError, error_response, invalid
+from penstock.gateway.rollouts.bodies import (
+    AttemptInfo,
+    EndBody,
+    EndReply,
+    ExternalTask,
+    TakeBody,
+    TakeReply,
+)
+from penstock.gateway.rollouts.config import RolloutsConfig
+from penstock.gateway.rollouts.episode import OpenAttempt
+from penstock.gateway.rollouts.openapi import document
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.routes.chat import read_chat
 from penstock.gateway.routes.messages import read_messages
 from penstock.gateway.routes.responses import read_responses
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import EpisodeEnd, EpisodeFiles
-from penstock.messages.task import Limits, Task
-
-if TYPE_CHECKING:
-    from penstock.gateway.rollouts.service import OpenAttempt, RolloutService
+from penstock.messages.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -41,85 +49,39 @@ MODEL_ROUTES = {
     "/v1/messages": read_messages,
 }
 NUM_FILES_MAX = 1024
+"""Maximum files that an attempt may leave changed."""
 _RETRY_HEADER = "x-stainless-retry-count"
 """Sent by the SDKs of OpenAI and Anthropic with each request: 0, or the number of the retry."""
 
 
-class TakeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/rollouts/take`."""
+class AttemptSource(Protocol):
+    """Hands out attempts, and finds those that are open."""
 
-    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Seconds to wait for an attempt if none is there; cut to the service's maximum."""
+    @property
+    def config(self) -> RolloutsConfig:
+        """Address and limits."""
+        ...
 
+    @property
+    def chat(self) -> ChatFormat:
+        """Chat format of the policy."""
+        ...
 
-class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may know of a task."""
+    def now(self) -> float:
+        """Return the time in Unix seconds."""
+        ...
 
-    task_id: str
-    category: str
-    source: str
-    instruction: str
-    files: dict[str, str]
-    """Text files that the agent starts with, by path."""
-    binaries: dict[str, str]
-    """Other files, as base64."""
-    limits: Limits
+    def is_client(self, key: str) -> bool:
+        """Return whether a bearer key may take attempts."""
+        ...
 
+    async def take(self, wait_s: float) -> OpenAttempt | None:
+        """Give the attempt that waits longest to a client; None if none comes in time."""
+        ...
 
-class AttemptTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a task, and what its client needs to play it."""
-
-    rollout_id: str
-    group_id: str
-    """The attempts of one group are at the same task and are compared with each other."""
-    member: int
-    group_size: int
-    purpose: str
-    """`train`, or `eval` for a held-out task."""
-    policy_version: int
-    url: str
-    """Base of the attempt's own routes, for `/alive` and `/end`."""
-    base_url: str
-    """Base URL for OpenAI's clients: `url` and `/v1`. Anthropic's clients take `url`."""
-    api_key: str
-    """Bearer key of this attempt alone."""
-    model: str
-    lease_s: float
-    """Seconds of silence after which the attempt is taken away."""
-    task: ExternalTask
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """Response of `POST /v1/rollouts/take`."""
-
-    attempt: AttemptTaken | None
-    """None if none came within the time."""
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """Response of `POST /v1/rollouts/{id}/end`."""
-
-    end: str
-    """How the attempt ended, e.g. `finished` or `turn_limit`."""
-    num_turns: int
-
-
-class EndBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/rollouts/{id}/end`."""
-
-    reward: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """Reward from 0 to 1; None if the run's own judge grades `files`."""
-    outcome: Literal["finished", "failed", "lost"] = "finished"
-    """`failed`: the policy made the attempt impossible to grade, and gets reward 0. `lost`: the
-    client's environment failed, and the attempt is not trained."""
-    files: Mapping[str, str] = {}
-    """Changed and added text files by path, for the run's own judge."""
-    binaries: Mapping[str, str] = {}
-    """The same for other files, as base64."""
-    deleted: list[str] = []
-    """Paths of deleted files."""
-    detail: str = ""
-    """What happened, for the record; at most 1000 characters."""
+    def find(self, rollout_id: str, key: str) -> OpenAttempt | None:
+        """Return the attempt with this key; asking for it is a sign of life of its client."""
+        ...
 
 
 _ENDS = {
@@ -129,7 +91,7 @@ _ENDS = {
 }
 
 
-def build_app(service: "RolloutService", *middlewares: Middleware) -> web.Application:
+def build_app(service: AttemptSource, *middlewares: Middleware) -> web.Application:
     """Return the application of one service.
 
     Args:
@@ -178,17 +140,17 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return error_response(failure, path)
 
 
-async def _take(service: "RolloutService", request: web.Request) -> web.Response:
+async def _take(service: AttemptSource, request: web.Request) -> web.Response:
     if not service.is_client(_bearer(request)):
         raise ApiError(401, "invalid_api_key", "expected the key of the run's rollouts")
     body = decode_body(await request.read() or b"{}", TakeBody)
     found = await service.take(min(body.wait_s, service.config.wait_s_max))
     if found is None:
-        return _json(Taken(None))
-    attempt, lease_s = found
+        return _json(TakeReply(None))
+    attempt, lease_s = found, service.config.lease_s
     command = attempt.episode.command
     url = f"{request.scheme}://{request.host}/v1/rollouts/{command.rollout_id}"
-    taken = AttemptTaken(
+    taken = AttemptInfo(
         rollout_id=command.rollout_id,
         group_id=command.group_id,
         member=command.member,
@@ -202,7 +164,7 @@ async def _take(service: "RolloutService", request: web.Request) -> web.Response
         lease_s=lease_s,
         task=_task(command.task),
     )
-    return _json(Taken(taken))
+    return _json(TakeReply(taken))
 
 
 def _task(task: Task) -> ExternalTask:
@@ -218,7 +180,7 @@ def _task(task: Task) -> ExternalTask:
     )
 
 
-async def _sample(service: "RolloutService", read: Any, request: web.Request) -> web.StreamResponse:
+async def _sample(service: AttemptSource, read: Any, request: web.Request) -> web.StreamResponse:
     attempt = _attempt(service, request)
     body = await request.read()
     parsed: ParsedRequest = read(body)
@@ -246,18 +208,18 @@ async def _sample(service: "RolloutService", read: Any, request: web.Request) ->
     return web.Response(body=b"".join(parts), content_type="text/event-stream")
 
 
-async def _models(service: "RolloutService", request: web.Request) -> web.Response:
+async def _models(service: AttemptSource, request: web.Request) -> web.Response:
     _attempt(service, request)
     entry = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "penstock"}
     return web.json_response({"object": "list", "data": [entry]})
 
 
-async def _alive(service: "RolloutService", request: web.Request) -> web.Response:
+async def _alive(service: AttemptSource, request: web.Request) -> web.Response:
     attempt = _attempt(service, request)
     return web.json_response({"num_turns": attempt.episode.num_turns})
 
 
-async def _end(service: "RolloutService", request: web.Request) -> web.Response:
+async def _end(service: AttemptSource, request: web.Request) -> web.Response:
     attempt = _attempt(service, request)
     body = decode_body(await request.read() or b"{}", EndBody)
     episode = attempt.episode
@@ -273,7 +235,7 @@ async def _end(service: "RolloutService", request: web.Request) -> web.Response:
         error=body.detail[:1000],
     )
     ended = await episode.ended
-    return _json(Ended(end=str(ended.end), num_turns=len(ended.turns)))
+    return _json(EndReply(end=str(ended.end), num_turns=len(ended.turns)))
 
 
 def _files(body: EndBody) -> EpisodeFiles:
@@ -291,7 +253,7 @@ def _files(body: EndBody) -> EpisodeFiles:
     return EpisodeFiles(changed=changed)
 
 
-def _attempt(service: "RolloutService", request: web.Request) -> "OpenAttempt":
+def _attempt(service: AttemptSource, request: web.Request) -> OpenAttempt:
     rollout_id = request.match_info["rollout_id"]
     attempt = service.find(rollout_id, _bearer(request))
     if attempt is None:
@@ -316,6 +278,4 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 async def _openapi(request: web.Request) -> web.Response:
-    from penstock.gateway.rollouts.openapi import document
-
-    return web.json_response(document())
+    return web.json_response(document([*MODEL_ROUTES]))

@@ -11,6 +11,7 @@ exactly the context in which it was sampled. The task's limits hold over all seg
 
 import asyncio
 import hashlib
+import hmac
 import logging
 from collections.abc import Sequence
 
@@ -287,3 +288,19 @@ class ExternalEpisode:
             tool_names=[[call.name[:64] for call in turn.calls] for turn in self._turns],
             reported_reward=reward,
         )
+
+
+class OpenAttempt:
+    """An attempt that a client may take, or has taken."""
+
+    def __init__(self, episode: ExternalEpisode, now: float) -> None:
+        """Begin with an attempt that waits for a client."""
+        self.episode = episode
+        self.key = ""
+        """Bearer key of the client that took it; empty until then."""
+        self.seen_at = now
+        """Last sign of life of its client, or when it began to wait; monotonic seconds."""
+
+    def admits(self, key: str) -> bool:
+        """Return whether a key is this attempt's."""
+        return bool(self.key) and hmac.compare_digest(self.key.encode(), key.encode())

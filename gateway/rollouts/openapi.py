@@ -1,17 +1,11 @@
 """The interface of outside rollouts as an OpenAPI document, from which clients can be generated."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.gateway.rollouts.app import (
-    MODEL_ROUTES,
-    AttemptTaken,
-    EndBody,
-    Ended,
-    TakeBody,
-    Taken,
-)
+from penstock.gateway.rollouts.bodies import AttemptInfo, EndBody, EndReply, TakeBody, TakeReply
 
 _ERRORS = {
     "400": "A field is invalid; `error.param` names it.",
@@ -22,19 +16,24 @@ _ERRORS = {
 }
 
 
-def document() -> dict[str, Any]:
-    """Return the document, OpenAPI 3.1."""
-    types = [TakeBody, Taken, AttemptTaken, EndBody, Ended]
+def document(model_routes: Sequence[str]) -> dict[str, Any]:
+    """Return the document, OpenAPI 3.1.
+
+    Args:
+        model_routes: Paths of the model routes below an attempt.
+
+    """
+    types = [TakeBody, TakeReply, AttemptInfo, EndBody, EndReply]
     _, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
     attempt = "/v1/rollouts/{rollout_id}"
     paths = {
-        "/v1/rollouts/take": _operation("takeAttempt", "Take an attempt.", TakeBody, Taken),
+        "/v1/rollouts/take": _operation("takeAttempt", "Take an attempt.", TakeBody, TakeReply),
         f"{attempt}/alive": _operation("keepAttempt", "Keep an attempt open.", None, None),
-        f"{attempt}/end": _operation("endAttempt", "End an attempt.", EndBody, Ended),
+        f"{attempt}/end": _operation("endAttempt", "End an attempt.", EndBody, EndReply),
     }
-    for path in MODEL_ROUTES:
+    for path in model_routes:
         summary = f"As `{path}` of the gateway; point an agent's base URL here."
         name = "".join(part.capitalize() for part in path.split("/")[2:])
         paths[attempt + path] = _operation(f"sample{name}", summary, None, None)

@@ -31,7 +31,7 @@ from penstock.gateway.keys import hash_key
 from penstock.gateway.listening import Listener
 from penstock.gateway.rollouts.app import build_app
 from penstock.gateway.rollouts.config import RolloutsConfig
-from penstock.gateway.rollouts.episode import ExternalEpisode
+from penstock.gateway.rollouts.episode import ExternalEpisode, OpenAttempt
 from penstock.messages.base import Event, Stream
 from penstock.messages.control import MessageRejected
 from penstock.messages.generation import ReplicaReported
@@ -43,22 +43,6 @@ log = logging.getLogger(__name__)
 
 NUM_ENDED_KEPT = 1024
 """Ended attempts whose end can be asked for again."""
-
-
-class OpenAttempt:
-    """An attempt that a client may take, or has taken."""
-
-    def __init__(self, episode: ExternalEpisode, now: float) -> None:
-        """Begin with an attempt that waits for a client."""
-        self.episode = episode
-        self.key = ""
-        """Bearer key of the client that took it; empty until then."""
-        self.seen_at = now
-        """Last sign of life of its client, or when it began to wait; monotonic seconds."""
-
-    def admits(self, key: str) -> bool:
-        """Return whether a key is this attempt's."""
-        return bool(self.key) and hmac.compare_digest(self.key.encode(), key.encode())
 
 
 class RolloutService(Actor):
@@ -146,13 +130,8 @@ class RolloutService(Actor):
         """Return whether a bearer key may take attempts."""
         return hmac.compare_digest(hash_key(key), self._key_hash)
 
-    async def take(self, wait_s: float) -> tuple[OpenAttempt, float] | None:
-        """Give the attempt that waits longest to a client, with a new key; None if none comes.
-
-        Returns:
-            The attempt, and the seconds of silence after which it is taken away.
-
-        """
+    async def take(self, wait_s: float) -> OpenAttempt | None:
+        """Give the attempt that waits longest to a client, with a new key; None if none comes."""
         try:
             async with asyncio.timeout(wait_s), self._arrived:
                 await self._arrived.wait_for(lambda: bool(self._waiting))
@@ -164,7 +143,7 @@ class RolloutService(Actor):
         attempt.seen_at = self._ctx.monotonic()
         self._taken[rollout_id] = attempt
         log.info("rollout %s is taken", rollout_id)
-        return attempt, self.config.lease_s
+        return attempt
 
     def find(self, rollout_id: str, key: str) -> OpenAttempt | None:
         """Return a taken attempt for a request of its client, which counts as a sign of life."""

@@ -1,7 +1,7 @@
 """A client of rollouts that programs outside of the run play.
 
 Example:
-    async def attempt(one: Attempt) -> float:
+    async def attempt(one: RolloutAttempt) -> float:
         agent = MyAgent(base_url=one.base_url, api_key=one.api_key, model=one.model)
         return await agent.solve(one.task["instruction"])
 
@@ -16,10 +16,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import msgspec
 
-from penstock.gateway.rollouts.app import AttemptTaken, Taken
+from penstock.gateway.rollouts.bodies import AttemptInfo, TakeReply
 from penstock.messages.errors import PenstockError
+from penstock.messages.reading.parsing import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ class RolloutServiceError(PenstockError, RuntimeError):
     """The service refused a request; the text has its status and message."""
 
 
-class Attempt:
+class RolloutAttempt:
     """One attempt at a task: where the agent's model is, and how the attempt ends."""
 
-    def __init__(self, session: aiohttp.ClientSession, taken: AttemptTaken) -> None:
+    def __init__(self, session: aiohttp.ClientSession, taken: AttemptInfo) -> None:
         """Take the attempt; `RolloutClient.take` makes it."""
         self._session = session
         self.taken = taken
@@ -86,7 +86,7 @@ class RolloutClient:
         self._url = url.rstrip("/")
         self._key = key
 
-    async def take(self, wait_s: float = 30.0) -> Attempt | None:
+    async def take(self, wait_s: float = 30.0) -> RolloutAttempt | None:
         """Return the next attempt, or None if none came within the time.
 
         Raises:
@@ -100,11 +100,11 @@ class RolloutClient:
             body = await reply.read()
             if reply.status != 200:
                 raise RolloutServiceError(f"take: {reply.status} {body.decode()}")
-        taken = msgspec.json.decode(body, type=Taken).attempt
-        return None if taken is None else Attempt(self._session, taken)
+        taken = parse_json(body, TakeReply, "take").attempt
+        return None if taken is None else RolloutAttempt(self._session, taken)
 
     @contextlib.asynccontextmanager
-    async def playing(self, attempt: Attempt) -> AsyncGenerator[Attempt]:
+    async def playing(self, attempt: RolloutAttempt) -> AsyncGenerator[RolloutAttempt]:
         """Keep an attempt open during a block; one that the block does not end is lost."""
         keeping = asyncio.create_task(_keep(attempt))
         try:
@@ -127,7 +127,7 @@ async def open_client(url: str, key: str) -> AsyncGenerator[RolloutClient]:
 async def play(
     url: str,
     key: str,
-    attempt: Callable[[Attempt], Awaitable[float | None]],
+    attempt: Callable[[RolloutAttempt], Awaitable[float | None]],
     *,
     num_concurrent: int = 8,
 ) -> None:
@@ -147,7 +147,7 @@ async def play(
 
 
 async def _play(
-    client: RolloutClient, attempt: Callable[[Attempt], Awaitable[float | None]]
+    client: RolloutClient, attempt: Callable[[RolloutAttempt], Awaitable[float | None]]
 ) -> None:
     while True:
         try:
@@ -166,7 +166,7 @@ async def _play(
             log.exception("rollout %s is lost", one.taken.rollout_id)
 
 
-async def _keep(attempt: Attempt) -> None:
+async def _keep(attempt: RolloutAttempt) -> None:
     while True:
         await asyncio.sleep(attempt.taken.lease_s / 4)
         with contextlib.suppress(RolloutServiceError, aiohttp.ClientError, TimeoutError):

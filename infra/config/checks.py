@@ -5,9 +5,10 @@ To add a check: a function here that raises `ConfigError`, and its call in `chec
 
 import re
 
-from penstock.actors.judge.config import REPORTED
+from penstock.actors.judge.config import REPORTED, JudgeConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
+from penstock.infra.config.prepare import SourceKind
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
 from penstock.infra.config.regions import region_of_role, replica_name
 from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
@@ -64,6 +65,10 @@ def _check_rollouts(config: RunConfig) -> None:
     if config.judge.judge == REPORTED and not is_external:
         text = "expected with it rollouts.is_external = true: no rollout worker reports a reward"
         raise ConfigError(f"judge.judge: {REPORTED!r}: {text}")
+    kinds = {source.kind for source in config.prepare.all_sources}
+    if SourceKind.PROMPTS in kinds and config.judge.judge == JudgeConfig().judge:
+        text = "expected another judge than hidden tests, which a prompt has none of"
+        raise ConfigError(f"judge.judge: {text}, e.g. {REPORTED!r}")
     if is_external and config.pacer.tree is not None:
         text = "expected none with rollouts.is_external: no machine can be copied"
         raise ConfigError(f"pacer.tree: {text}")

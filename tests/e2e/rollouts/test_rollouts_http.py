@@ -210,7 +210,7 @@ async def test_keys_open_what_they_are_for(site, client):
         async with http.get(f"{site.url}/openapi.json") as reply:
             document = await reply.json()
     assert "/v1/rollouts/take" in document["paths"]
-    assert "AttemptTaken" in document["components"]["schemas"]
+    assert "AttemptInfo" in document["components"]["schemas"]
 
 
 async def test_own_code_that_raises_loses_its_attempt_alone(site):

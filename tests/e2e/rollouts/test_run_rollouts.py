@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from .launched import Launched, penstock
+from tests.e2e.launched import Launched, penstock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-PLAYER = Path(__file__).parents[2] / "examples/rollouts/play.mjs"
+PLAYER = Path(__file__).parents[3] / "examples/rollouts/play.mjs"
 WAIT_S = 900.0
 
 
@@ -49,7 +48,7 @@ def test_a_foreign_program_plays_groups_under_kills(tmp_path, node):
             victim.wait()
             num_kills += 1
             if num_kills == 6:
-                launched.kill("worker")
+                launched.kill("rollout_worker")
     finally:
         for one in players:
             one.kill()
