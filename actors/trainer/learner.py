@@ -213,6 +213,7 @@ class Learner:
             eps=config.eps,
             weight_decay=config.weight_decay,
             foreach=False,
+            fused=policy.device.type == "cuda",
         )
         self.versions = EarlierVersions()
 

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import torch
-
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.stored import fetch_model, stored_model
 from penstock.actors.trainer.config import TrainerConfig
@@ -41,13 +39,9 @@ async def open_learner(
         return await place.offload(
             Learner.initialized, policy_config, config.optimizer, seed, config.device
         )
-    from penstock.actors.trainer.ranks.hf.learner import SerialLearner
-    from penstock.actors.trainer.ranks.hf.policy import load_policy
-
-    device = torch.device(config.device)
-    async with model_folder(place.store) as folder:
-        policy = await place.offload(load_policy, folder, policy_config, device)
-    return SerialLearner(policy, config.optimizer)
+    return await open_ranked_learner(
+        place, policy_config, config, await place.offload(World.alone, config.device)
+    )
 
 
 async def open_first_learner(
@@ -77,11 +71,8 @@ async def open_ranked_learner(
         )
     from penstock.actors.trainer.ranks.hf.learner import load_learner
 
-    divided = config.ranks.num_expert_ranks
     async with model_folder(place.store) as folder:
-        return await place.offload(
-            load_learner, folder, policy_config, config.optimizer, world, divided
-        )
+        return await place.offload(load_learner, folder, policy_config, config, world)
 
 
 @asynccontextmanager

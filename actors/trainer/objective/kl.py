@@ -46,5 +46,6 @@ def reward_changes(
 def entropies(logits: torch.Tensor) -> torch.Tensor:
     """Entropy of each row's distribution in nats: [N, V] -> [N]; -inf is probability 0."""
     log_chances = logits.float().log_softmax(-1)
-    terms = log_chances.exp() * log_chances.clamp(min=torch.finfo(torch.float32).min)
+    # A bound that a gradient's weight cannot carry to infinity, which times 0 would be NaN.
+    terms = log_chances.exp() * log_chances.clamp(min=-1e9)
     return -terms.sum(-1)

@@ -230,7 +230,7 @@ class RankedLearner(Learner):
         """Return this rank's rows of a parameter's value or moment: a copy."""
         parameter = self._sharded[name]
         if isinstance(value, DTensor) or value.shape != parameter.shape:
-            return value.clone()
+            return value.to(parameter.device, copy=True)
         return cut_like(parameter, value)
 
     def published_shapes(self) -> dict[str, list[int]]:

@@ -1,9 +1,11 @@
 """One rank of a test: trains a folder's model, publishes it from its shards, and says what it saw.
 
-python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON:
+python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON, or a list of it:
 
     folder        of the model
     expert_ranks  ranks that divide the experts among them
+    ranks         more of `trainer.ranks`
+    trainer       more of `trainer`
     steps         optimizer steps
     mode          policy.numerics.mode; `off` ignores the recorded routes
     store         folder of objects to publish to
@@ -41,8 +43,8 @@ from penstock.actors.trainer.checkpoint import (
     save_checkpoint,
 )
 from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.ranks.hf.learner import load_learner
-from penstock.actors.trainer.ranks.hf.tensors import published_buffers, tensor_runs
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.infra.stores.directory import DirectoryStore
@@ -54,15 +56,31 @@ METRICS = ("loss", "grad_norm", "router_mismatch", "tokens_trained")
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     world = World(RankEnvironment.of(os.environ), "cpu", 120.0)
+    specs = json.loads(sys.argv[1])
+    for spec in specs if isinstance(specs, list) else [specs]:
+        train(spec, world)
+    dist.barrier()
+    world.close()
+    os._exit(0)
+
+
+def train(spec, world) -> None:
     folder = Path(spec["folder"])
     numerics = NumericsConfig(mode=spec.get("mode", "fast"))
     config = msgspec.structs.replace(read_hf_config(folder), numerics=numerics)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
-    learner = load_learner(folder, config, optimizer, world, spec["expert_ranks"])
-    trainer = TrainerConfig(micro_batch_tokens=64, optimizer=optimizer)
+    ranks = RanksConfig(
+        num_ranks=world.num_ranks,
+        model="transformers",
+        num_expert_ranks=spec["expert_ranks"],
+        **spec.get("ranks", {}),
+    )
+    trainer = TrainerConfig(
+        micro_batch_tokens=64, optimizer=optimizer, ranks=ranks, **spec.get("trainer", {})
+    )
+    learner = load_learner(folder, config, trainer, world)
     publisher = ShardPublisher(learner, spec["store"], world, folder) if "store" in spec else None
     found = {"steps": [], "published": [], "whole": []}
     place = Here(DirectoryStore(Path(spec["checkpoints"]))) if "checkpoints" in spec else None
@@ -78,15 +96,12 @@ def main() -> None:
             found["steps"].append(figures | digests | {"skipped": result.skipped})
         if publisher is not None:
             found["published"].append(publisher.publish(step))
-            found["whole"].append(whole_digest(learner.policy.model))
+            found["whole"].append(whole_digest(learner))
     if place is not None and spec["steps"]:
         asyncio.run(save(place, learner, result, spec["steps"], world))
     found["logits"] = logits(learner)
     if world.rank == 0:
         Path(spec["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    world.close()
-    os._exit(0)
 
 
 class Here:
@@ -162,14 +177,14 @@ class ShardPublisher:
         return done[2].target_root_digest if self._committer else None
 
 
-def whole_digest(model) -> str:
+def whole_digest(learner) -> str:
     """Of the whole snapshot, gathered."""
     state = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in learner.policy.model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         rounded = whole.detach().to(torch.bfloat16)
-        state |= {each: as_numpy(part) for each, _, part in tensor_runs(name, rounded, 0)}
-    return root_digest(state | {n: as_numpy(b) for n, b in published_buffers(model).items()})
+        state |= {each: as_numpy(part) for each, _, part in learner.tensors.runs(name, rounded, 0)}
+    return root_digest(state | {n: as_numpy(b) for n, b in learner.tensors.buffers().items()})
 
 
 if __name__ == "__main__":
