@@ -110,8 +110,6 @@ def _check_transformers(config: RunConfig) -> None:
     if numerics.is_exact:
         text = f"expected 'fast' or 'off' {_WITH}, got 'exact'"
         raise ConfigError(f"policy.numerics.mode: {text}")
-    if config.model.has_corpus:
-        raise ConfigError(f"model.corpora: expected none {_WITH}, which has no mid-training")
     divided, experts = config.trainer.ranks.num_expert_ranks, config.policy.num_experts
     if divided > 1 and (not experts or experts % divided):
         text = f"expected a divisor of the model's {experts} experts, got {divided}"

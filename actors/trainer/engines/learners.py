@@ -45,12 +45,26 @@ async def open_learner(
 
 
 async def open_first_learner(
-    place: Place, policy_config: PolicyConfig, config: TrainerConfig, seed: int
+    place: Place,
+    policy_config: PolicyConfig,
+    config: TrainerConfig,
+    seed: int,
+    world: World | None = None,
 ) -> Learner:
     """Return the learner that version 0 begins with: of the run's model, if its store has one.
 
+    Args:
+        place: of the caller.
+        policy_config: shape of the policy.
+        config: of the trainer.
+        seed: of random weights.
+        world: ranks that hold a model of transformers together; None: it is whole in this process.
+
     Raises as `open_learner`, and ModelFormatError where the model does not fit the policy.
+
     """
+    if world is not None:
+        return await open_ranked_learner(place, policy_config, config, world)
     learner = await open_learner(place, policy_config, config, seed)
     if not uses_transformers(config) and await stored_model(place.store) is not None:
         async with model_folder(place.store) as folder:
