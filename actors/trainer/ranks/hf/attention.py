@@ -51,10 +51,15 @@ class PackedLayout:
         return [slice(end - n, end) for end, n in zip(ends, self.lengths, strict=True)]
 
     @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """First position of each piece in its sequence, and the one after its last."""
+        starts = [sum(self.lengths[i] for i in chain) for chain in self.chains]
+        return [(s, s + n) for s, n in zip(starts, self.lengths, strict=True)]
+
+    @cached_property
     def positions(self) -> torch.Tensor:
         """int64 [T], of each token in its sequence; on the device."""
-        starts = [sum(self.lengths[i] for i in chain) for chain in self.chains]
-        parts = [torch.arange(s, s + n) for s, n in zip(starts, self.lengths, strict=True)]
+        parts = [torch.arange(*span) for span in self.spans]
         return torch.cat(parts).to(self.device)
 
     @cached_property

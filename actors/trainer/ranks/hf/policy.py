@@ -102,7 +102,7 @@ class TransformersPolicy(Policy):
         assert states is None, "exact mode is refused with the configuration"
         chains = ancestors_of(len(lengths), parents)
         layout = PackedLayout(tuple(lengths), chains, input_ids.device)
-        longest = max(int(layout.positions[piece.stop - 1]) for piece in layout.pieces) + 1
+        longest = max(end for _, end in layout.spans)
         if longest > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence of {longest} tokens exceeds max_position_embeddings "
@@ -115,12 +115,13 @@ class TransformersPolicy(Policy):
             hidden, used = self._run_rows(input_ids, layout, recorded)
         else:
             hidden, used = self._run(input_ids[None], layout.positions[None], layout, recorded)
-        layers = self._routes.layers
+        layers = self._routes.layers if recorded is not None and recorded.numel() else []
         return PolicyOutput(
             hidden=hidden,
             routed_experts=used.to(torch.int16),
             flips=self._routes.flips(),
-            num_recorded=0 if recorded is None else int((recorded[:, layers] >= 0).sum()),
+            # Without routes nothing waits for the device here.
+            num_recorded=int((recorded[:, layers] >= 0).sum()) if layers else 0,
             balance_loss=hidden.new_zeros(()),
         )
 
@@ -178,8 +179,10 @@ class TransformersPolicy(Policy):
         """[N, d] -> [N, vocab_size]; after a forward pass, before the next."""
         logits = F.linear(hidden, self._embedding.weight, self._head.bias)
         config = self.model.config
-        logits = logits * (getattr(config, "logit_scale", None) or 1.0)
-        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(config, "logits_scaling", None):
+            logits = logits / divisor
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else (logits / cap).tanh() * cap
 
