@@ -143,7 +143,9 @@ def take_pass(
         forward = learner.forward()
         passes = [
             partial(_forward, forward, batch, version_measured, config, divisor)
-            for batch in micro_batches(sequences, config.micro_batch_tokens)
+            for batch in micro_batches(
+                sequences, config.micro_batch_tokens, config.micro_batch_pairs
+            )
         ]
         for sums in learner.accumulate(
             passes, num_workers=config.num_workers, num_threads=config.num_threads

@@ -261,9 +261,8 @@ class TrainingRank(Actor):
     ) -> dict[str, Sequence[Turn]]:
         """Read the turns that this rank computes something of, as the log's ends name them."""
         world = self._world
-        own = read_samples(
-            samples, versions, config.micro_batch_tokens, world.rank, world.num_ranks
-        )
+        bounds = (config.micro_batch_tokens, config.micro_batch_pairs)
+        own = read_samples(samples, versions, bounds, world.rank, world.num_ranks)
         for sample in own:
             name = sample.rollout_id
             event = (

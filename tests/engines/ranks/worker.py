@@ -84,9 +84,8 @@ def opened(spec, world):
         num_expert_ranks=spec["expert_ranks"],
         **spec.get("ranks", {}),
     )
-    trainer = TrainerConfig(
-        micro_batch_tokens=64, optimizer=optimizer, ranks=ranks, **spec.get("trainer", {})
-    )
+    more = msgspec.convert(spec.get("trainer", {}), TrainerConfig)
+    trainer = msgspec.structs.replace(more, micro_batch_tokens=64, optimizer=optimizer, ranks=ranks)
     return load_learner(folder, config, trainer, world), config, trainer
 
 
