@@ -111,9 +111,7 @@ class _Chunked(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(
-        ctx: Any, logprobs: torch.Tensor, entropies: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (hidden,) = ctx.saved_tensors
         num_wanted = 2 if ctx.wanted == "gradient" else 1
         found_rows: list[torch.Tensor] = []
@@ -122,7 +120,7 @@ class _Chunked(torch.autograd.Function):
             inputs = rows.detach().requires_grad_()
             with torch.enable_grad():
                 found = ctx.scores(part, inputs, ctx.wanted)
-            given = [each.split(ctx.num_rows)[part] for each in (logprobs, entropies)[:num_wanted]]
+            given = [each.split(ctx.num_rows)[part] for each in grad_outputs[:num_wanted]]
             found_row, *of_weights = torch.autograd.grad(
                 found[:num_wanted], [inputs, *ctx.weights], given
             )

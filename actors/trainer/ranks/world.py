@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.actors.policy.device import open_device
@@ -69,7 +70,7 @@ class World:
         environment: RankEnvironment,
         device: str,
         timeout_s: float,
-        store: dist.Store | None = None,
+        store: Store | None = None,
     ) -> None:
         """Join the process group.
 
@@ -96,7 +97,7 @@ class World:
     def alone(cls, device: str) -> "World":
         """Return the world of a process that trains by itself."""
         only = RankEnvironment(rank=0, num_ranks=1, local_rank=0)
-        return cls(only, device, _ALONE_S, dist.HashStore())
+        return cls(only, device, _ALONE_S, HashStore())
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, by rank; they must be picklable."""

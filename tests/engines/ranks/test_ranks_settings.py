@@ -14,8 +14,8 @@ SETTINGS = {
     "checkpointing": ({}, {"activation_checkpointing": True}),
     "offload": ({"offload_activations": True}, {}),
     "chunks": (CHUNKS, {}),
-    "entropy": (CHUNKS, {"loss": {"entropy_bonus": 0.01}}),
-    "entropy whole": ({}, {"loss": {"entropy_bonus": 0.01}}),
+    "entropy": (CHUNKS, {"loss": {"entropy_bonus": 1.0}}),
+    "entropy whole": ({}, {"loss": {"entropy_bonus": 1.0}}),
     "compile": ({"compile": True}, {}),
     "bfloat16": ({"dtype": "bfloat16"}, {}),
     "bfloat16 all": (CHUNKS | {"dtype": "bfloat16"}, {"activation_checkpointing": True}),
@@ -75,5 +75,6 @@ def test_other_orders_of_sums_stay_near(name, like, rel, found):
 
 def test_the_entropys_gradient_counts(found):
     assert found[1, "entropy"][0]["grad_norm"] != pytest.approx(
-        found[1, "base"][0]["grad_norm"], rel=1e-3
+        found[1, "base"][0]["grad_norm"],
+        rel=1e-3,  # A hundred times what chunks change.
     )

@@ -257,8 +257,11 @@ def _varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     longest = max(layout.lengths)
+    q, k, v = (each.transpose(0, 1).contiguous() for each in (query, key, value))
     out = varlen_attn(
-        *(each.transpose(0, 1).contiguous() for each in (query, key, value)),
+        q,
+        k,
+        v,
         layout.bounds,
         layout.bounds,
         longest,
@@ -278,7 +281,7 @@ def _flex(
     layout: PackedLayout,
     scores: Scores,
 ) -> torch.Tensor:
-    cap = scores.softcap
+    cap = scores.softcap or 1.0
 
     def capped(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return (score / cap).tanh() * cap
@@ -287,7 +290,7 @@ def _flex(
         query[None],
         key[None],
         value[None],
-        score_mod=None if cap is None else capped,
+        score_mod=None if scores.softcap is None else capped,
         block_mask=block_mask(layout, scores.window),
         scale=scores.scale,
         enable_gqa=query.shape[0] != key.shape[0],

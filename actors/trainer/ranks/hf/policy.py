@@ -74,7 +74,9 @@ class TransformersPolicy(Policy):
         self._head = head
         # A tied head's own reference may stay sharded where FSDP gathers the embedding's.
         tied = model.config.tie_word_embeddings
-        self._embedding = model.get_input_embeddings() if tied else head
+        embedding = model.get_input_embeddings() if tied else head
+        assert isinstance(embedding, nn.Embedding | nn.Linear)
+        self._embedding = embedding
         # `logits` applies the head, to the tokens that matter. Its module is called all the same,
         # so that FSDP2 gathers the head's weight, and keeps it until the backward pass.
         head.forward = self._take_hidden
@@ -114,18 +116,22 @@ class TransformersPolicy(Policy):
         if self._has_state:
             hidden, used = self._run_rows(input_ids, layout, recorded)
         else:
-            hidden, used = self._run(input_ids[None], layout.positions[None], layout, recorded)
-        layers = self._routes.layers if recorded is not None and recorded.numel() else []
+            hidden, used = self._run_model(
+                input_ids[None], layout.positions[None], layout, recorded
+            )
+        # Without routes nothing waits for the device here.
+        num_recorded = 0
+        if recorded is not None and recorded.numel():
+            num_recorded = int((recorded[:, self._routes.layers] >= 0).sum())
         return PolicyOutput(
             hidden=hidden,
             routed_experts=used.to(torch.int16),
             flips=self._routes.flips(),
-            # Without routes nothing waits for the device here.
-            num_recorded=int((recorded[:, layers] >= 0).sum()) if layers else 0,
+            num_recorded=num_recorded,
             balance_loss=hidden.new_zeros(()),
         )
 
-    def _run(
+    def _run_model(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
@@ -145,7 +151,7 @@ class TransformersPolicy(Policy):
     def _run_rows(
         self, input_ids: torch.Tensor, layout: PackedLayout, recorded: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run every sequence as a row of its own; return what `_run` does, of the packed tokens.
+        """Run every sequence as a row of its own; return what `_run_model` does.
 
         Rows are filled up behind their end, where nothing reads.
         """
@@ -165,7 +171,7 @@ class TransformersPolicy(Policy):
         positions = torch.arange(width, device=input_ids.device).expand(num_rows, width)
         flat = PackedLayout((width,) * num_rows, ((),) * num_rows, input_ids.device)
         given = None if recorded is None else recorded[index.flatten()]
-        hidden, used = self._run(input_ids[index], positions, flat, given)
+        hidden, used = self._run_model(input_ids[index], positions, flat, given)
         return hidden[place], used[place]
 
     def _set_checkpointing(self) -> None:
