@@ -69,7 +69,9 @@ def token_scores(
         return scores(0, hidden, entropy)
     if not torch.is_grad_enabled():
         return _joined([scores(i, rows, entropy) for i, rows in enumerate(hidden.split(num_rows))])
-    return TokenScores(*_Chunked.apply(scores, num_rows, entropy, hidden, *policy.head_weights()))
+    return TokenScores(
+        *_ChunkedScores.apply(scores, num_rows, entropy, hidden, *policy.head_weights())
+    )
 
 
 def drawn_rows(draws: Draws, start: int, stop: int) -> Draws:
@@ -89,7 +91,7 @@ def _joined(found: Sequence[TokenScores]) -> TokenScores:
     return TokenScores(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedScores(torch.autograd.Function):
     """Scores of one chunk after another; the backward pass computes each of them again."""
 
     @staticmethod
