@@ -72,7 +72,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     report_steps: PositiveInt = 10
     save_s: PositiveFloat = 60.0
     """Seconds between saves, from which a killed trainer continues; the last save is dropped at the
-    end."""
+    end. Ranks of a model of transformers take none, and begin again."""
     uses_cache: bool = False
     """Whether finished mid-training of the same inputs is kept in the user's cache; not with a time
     budget."""
@@ -264,6 +264,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     turns of the batch in training come on top."""
     micro_batch_tokens: PositiveInt = 4096
     """Input tokens of one forward and backward pass; a longer sequence gets its own pass."""
+    micro_batch_pairs: NonNegativeInt = 0
+    """Pairs of tokens that attend to each other in one pass, n^2 / 2 of a sequence of n, beside its
+    tokens: so that passes side by side on ranks take about as long. 0 for any number."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
     """Device that computes the model; cuda is the first visible GPU."""
     activation_checkpointing: bool = False
@@ -275,6 +278,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
+        if self.ranks.offload_optimizer and self.device == "cpu":
+            text = 'expected false with trainer.device = "cpu", whose memory is the host\'s'
+            raise ConfigError(f"trainer.ranks.offload_optimizer: {text}, got true")
         if self.infrastructure_num_min > self.infrastructure_window:
             expected = f"expected at most infrastructure_window {self.infrastructure_window}"
             text = f"{expected}, got {self.infrastructure_num_min}"

@@ -93,7 +93,7 @@ def logprobs_under(
             parts = logprobs.split([one.sampled_at.size for one in batch])
             return [part.numpy() for part in parts]
 
-        batches = micro_batches(sequences, config.micro_batch_tokens)
+        batches = micro_batches(sequences, config.micro_batch_tokens, config.micro_batch_pairs)
         found = learner.run_all(
             [partial(run, batch) for batch in batches],
             num_workers=config.num_workers,

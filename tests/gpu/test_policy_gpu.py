@@ -160,7 +160,9 @@ def test_mid_training_taken_again_gives_the_same_bits():
     losses = []
     for device in (DEVICE, DEVICE, "cpu"):
         policy = Policy(SPARSE, seed=0).to(device)
-        trainer = Midtrainer(policy, config, MidtrainCorpora(corpus, corpus), seed=0)
+        trainer = Midtrainer(
+            Learner(policy, OptimizerConfig()), config, MidtrainCorpora(corpus, corpus), seed=0
+        )
         trainer.run(0.0)
         losses.append(trainer.losses)
     assert losses[0] == losses[1]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.foreign import FOREIGN_TYPES, REQUIRED, foreign_shape
+from penstock.actors.policy.hf.foreign import faults_of, foreign_shape
 from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
@@ -86,10 +86,8 @@ def read_hf_config(folder: Path) -> PolicyConfig:
     path = folder / CONFIG_FILE
     raw = read_json(path, _CONFIG_BYTES_MAX)
     model_type = raw.get("model_type")
-    if model_type in FOREIGN_TYPES:
-        return _foreign_config(path, raw)
     if not isinstance(model_type, str) or model_type not in _CLASSES:
-        _refuse(path, raw, "model_type", f"one of {', '.join(sorted((*_CLASSES, *FOREIGN_TYPES)))}")
+        return _foreign_config(path, raw)
     names = (*_SHAPE, *_SHAPE_BY_TYPE[model_type])
     _check_keys(path, raw, model_type, names)
     values = {name: _required(path, raw, name) for name in names}
@@ -109,14 +107,8 @@ def _foreign_config(path: Path, raw: Mapping[str, Any]) -> PolicyConfig:
 
     Transformers itself checks the remaining keys when it loads the model.
     """
-    for name in ("quantization_config", "auto_map"):
-        if raw.get(name) is not None:
-            text = "null (an unquantized model whose code is part of transformers)"
-            _refuse(path, raw, name, text)
-    if raw.get("attention_dropout", 0.0) != 0.0:
-        _refuse(path, raw, "attention_dropout", "0.0")
-    for name in REQUIRED:
-        _required(path, raw, name)
+    for fault in faults_of(raw):
+        _refuse(path, raw, *fault)
     # DeepSeek splits each head into a part with and a part without rotary embedding.
     if "qk_rope_head_dim" in raw:
         parts = ("qk_rope_head_dim", "qk_nope_head_dim")
@@ -244,8 +236,8 @@ def _at_least_one(path: Path, raw: Mapping[str, Any], name: str) -> int:
 
 
 def _head_dim(path: Path, raw: Mapping[str, Any], model_type: str) -> Any:
-    if "head_dim" in raw:
-        return _required(path, raw, "head_dim")
+    if raw.get("head_dim") is not None:
+        return raw["head_dim"]
     if model_type == "qwen3":
         return _DENSE_HEAD_DIM
     hidden = _at_least_one(path, raw, "hidden_size")

@@ -54,21 +54,29 @@ def sampled_by(sample: SampleEntry) -> frozenset[int]:
     return frozenset(span.policy_version for span in sample.trained_spans)
 
 
-def micro_batches(sequences: Sequence[S], tokens_max: int) -> list[list[S]]:
-    """Cut into passes of at most `tokens_max` input tokens, in the given order.
+def micro_batches(sequences: Sequence[S], tokens_max: int, pairs_max: int = 0) -> list[list[S]]:
+    """Cut into passes, in the given order.
 
     Members of a group stay adjacent, so that a pass computes their shared prefix once. A longer
     sequence gets a pass of its own.
 
+    Args:
+        sequences: of a batch.
+        tokens_max: input tokens of a pass.
+        pairs_max: pairs of tokens of which one attends to the other, n^2 / 2 of a sequence; 0 for
+            any number.
+
     """
     batches: list[list[S]] = []
-    room = 0
+    room = pairs = 0
     for sequence in sequences:
-        if not batches or sequence.num_inputs > room:
+        cost = sequence.num_inputs**2 // 2 if pairs_max else 0
+        if not batches or sequence.num_inputs > room or cost > pairs:
             batches.append([])
-            room = tokens_max
+            room, pairs = tokens_max, pairs_max
         batches[-1].append(sequence)
         room -= sequence.num_inputs
+        pairs -= cost
     return batches
 
 

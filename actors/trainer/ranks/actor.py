@@ -29,7 +29,7 @@ from penstock.actors.trainer.checkpoint import (
     save_checkpoint,
 )
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.engines.learners import open_ranked_learner
+from penstock.actors.trainer.engines.learners import open_ranked_learner, uses_transformers
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.reading import ExampleReader
@@ -208,8 +208,9 @@ class TrainingRank(Actor):
         return Ack()
 
     async def _make_version_0(self, message: MakeVersion0) -> Message:
-        """Make version 0 in this process alone: mid-training and preferences are not divided."""
-        engine = LocalEngine(self._policy_config, self._config)
+        """Make version 0: a model of transformers with all ranks, the own policy here alone."""
+        world = self._world if uses_transformers(self._config) else None
+        engine = LocalEngine(self._policy_config, self._config, world=world)
         position = await engine.make_version_0(self._ctx, message.seed)
         return RankSaved(object_key=position.saved.object_key)
 
@@ -260,9 +261,8 @@ class TrainingRank(Actor):
     ) -> dict[str, Sequence[Turn]]:
         """Read the turns that this rank computes something of, as the log's ends name them."""
         world = self._world
-        own = read_samples(
-            samples, versions, config.micro_batch_tokens, world.rank, world.num_ranks
-        )
+        bounds = (config.micro_batch_tokens, config.micro_batch_pairs)
+        own = read_samples(samples, versions, bounds, world.rank, world.num_ranks)
         for sample in own:
             name = sample.rollout_id
             event = (

@@ -33,7 +33,7 @@ def rounds(num_passes: int, num_ranks: int) -> Iterator[Round]:
 def read_samples(
     samples: Sequence[SampleEntry],
     versions: Iterable[int],
-    tokens_max: int,
+    bounds: tuple[int, int],
     rank: int,
     num_ranks: int,
 ) -> list[SampleEntry]:
@@ -43,7 +43,7 @@ def read_samples(
         samples: that a step trains or measures, in order. Where some do not say how long they are,
             every rank reads all.
         versions: kept ones, under which a step measures what they sampled.
-        tokens_max: of one pass.
+        bounds: tokens and pairs of one pass, as `micro_batches` takes them.
         rank: this one.
         num_ranks: of all.
 
@@ -53,7 +53,7 @@ def read_samples(
         return list(samples)
     found: set[str] = set()
     for selection in selections(plan, list(versions)):
-        passes = micro_batches(selection, tokens_max)
+        passes = micro_batches(selection, *bounds)
         for turn in rounds(len(passes), num_ranks):
             found |= {one.rollout_id for one in passes[turn.index(rank)]}
     return [sample for sample in samples if sample.rollout_id in found]

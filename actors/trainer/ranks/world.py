@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.actors.policy.device import open_device
@@ -15,6 +16,7 @@ T = TypeVar("T")
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _PORT_MAX = 65_535
+_ALONE_S = 60.0
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 
 
@@ -63,13 +65,20 @@ class World:
     Its methods are collective: all ranks call the same ones in the same order.
     """
 
-    def __init__(self, environment: RankEnvironment, device: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        environment: RankEnvironment,
+        device: str,
+        timeout_s: float,
+        store: Store | None = None,
+    ) -> None:
         """Join the process group.
 
         Args:
             environment: of this process; MASTER_ADDR and MASTER_PORT are read from `os.environ`.
             device: cpu or cuda.
             timeout_s: of joining, and of every collective operation.
+            store: in which ranks find each other, instead of at MASTER_ADDR.
 
         Raises:
             DeviceUnavailableError: The device is not there.
@@ -79,10 +88,16 @@ class World:
         self.rank, self.num_ranks = environment.rank, environment.num_ranks
         self.device = open_device(device, "trainer.device", environment.local_rank)
         timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group(
-            _BACKENDS[device], rank=self.rank, world_size=self.num_ranks, timeout=timeout
-        )
+        places = {"rank": self.rank, "world_size": self.num_ranks, "timeout": timeout}
+        if not dist.is_initialized():  # One that is alone may open several learners.
+            dist.init_process_group(_BACKENDS[device], store=store, **places)
         self.mesh: DeviceMesh = init_device_mesh(device, (self.num_ranks,))
+
+    @classmethod
+    def alone(cls, device: str) -> "World":
+        """Return the world of a process that trains by itself."""
+        only = RankEnvironment(rank=0, num_ranks=1, local_rank=0)
+        return cls(only, device, _ALONE_S, HashStore())
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, by rank; they must be picklable."""

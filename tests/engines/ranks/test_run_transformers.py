@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,13 +23,10 @@ pytestmark = [
 ]
 
 
-def test_the_native_generator_samples_what_two_ranks_of_transformers_train(tmp_path):
-    write_model(tmp_path / "model")
-    tables = {
-        "optimizer": {"weight_decay": 200.0},
-        "engine": "ranks",
-        "ranks": {"num_ranks": 2, "model": "transformers"},
-    }
+def run_of(tmp_path, **tables):
+    """The summary of a whole run of two ranks, replayed by one process."""
+    ranks = {"num_ranks": 2, "model": "transformers"} | tables.pop("ranks", {})
+    tables |= {"optimizer": {"weight_decay": 200.0}, "engine": "ranks", "ranks": ranks}
     config = config_from(tmp_path, tmp_path / "model", **tables)
     runs = tmp_path / "runs"
     command = [PYTHON, "-m", "penstock.infra.cli", "--runs-dir", runs, "run", "--config", config]
@@ -46,4 +44,27 @@ def test_the_native_generator_samples_what_two_ranks_of_transformers_train(tmp_p
     assert summary["ledger"]["balanced"] is True
     assert summary["replay"]["identical"] is True
     assert summary["replay"]["steps_compared"] == STEPS
+    return summary
+
+
+def test_the_native_generator_samples_what_two_ranks_of_transformers_train(tmp_path):
+    write_model(tmp_path / "model")
+    summary = run_of(tmp_path)
     assert abs(summary["objective"]["mismatch_engine_k3"]) < 1e-9
+
+
+def test_two_ranks_tune_a_dense_model_in_bfloat16_and_train_it(tmp_path):
+    write_model(tmp_path / "model", dense=True)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for path in Path(__file__).parent.glob("*.py"):
+        shutil.copy(path, texts)
+    sizes = {"sequence_tokens": 512, "batch_tokens": 2048, "pass_tokens": 512}
+    summary = run_of(
+        tmp_path,
+        ranks={"dtype": "bfloat16"},
+        model={"corpora": [{"path": str(texts)}]},
+        midtrain={"num_tokens": 20_000, "report_steps": 2} | sizes,
+    )
+    assert summary["midtrain"]["loss_last"] < summary["midtrain"]["loss_first"]
+    assert abs(summary["objective"]["mismatch_engine_k3"]) < 1e-3

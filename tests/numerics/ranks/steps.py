@@ -58,7 +58,12 @@ class Steps:
         samples = trained_samples(manifest)
         if world is not None:
             at = world.rank, world.num_ranks
-            samples = read_samples(samples, versions, self.config.micro_batch_tokens, *at)
+            samples = read_samples(
+                samples,
+                versions,
+                (self.config.micro_batch_tokens, self.config.micro_batch_pairs),
+                *at,
+            )
         return {sample.rollout_id: self.turns[sample.rollout_id] for sample in samples}
 
     def local(self) -> Learner:

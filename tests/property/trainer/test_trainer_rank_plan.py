@@ -48,20 +48,31 @@ def samples(draw):
     ]
 
 
-@given(batch=samples(), num_ranks=st.integers(1, 6))
-def test_a_rank_reads_what_it_computes_in_any_cut_of_the_batch(batch, num_ranks):
-    kept, tokens_max = (0, 2), 100
+@given(batch=samples(), num_ranks=st.integers(1, 6), pairs_max=st.sampled_from([0, 2500]))
+def test_a_rank_reads_what_it_computes_in_any_cut_of_the_batch(batch, num_ranks, pairs_max):
+    kept, bounds = (0, 2), (100, pairs_max)
     read = [
-        {one.rollout_id for one in read_samples(batch, kept, tokens_max, rank, num_ranks)}
+        {one.rollout_id for one in read_samples(batch, kept, bounds, rank, num_ranks)}
         for rank in range(num_ranks)
     ]
     assert set().union(*read) == {sample.rollout_id for sample in batch}
     plan = planned_sequences(batch)
     for chosen in (plan, *([one for one in plan if v in one.sampled_by] for v in kept)):
-        passes = micro_batches(chosen, tokens_max)
+        passes = micro_batches(chosen, *bounds)
         for turn in rounds(len(passes), num_ranks):
             for rank in range(num_ranks):
                 assert {one.rollout_id for one in passes[turn.index(rank)]} <= read[rank]
+
+
+@given(batch=samples(), pairs_max=st.integers(0, 5000))
+def test_a_pass_attends_within_its_bound(batch, pairs_max):
+    plan = planned_sequences(batch)
+    passes = micro_batches(plan, 100, pairs_max)
+    assert [one for part in passes for one in part] == plan
+    for part in passes:
+        costs = [one.num_inputs**2 // 2 for one in part]
+        assert len(part) == 1 or not pairs_max or sum(costs) <= pairs_max
+    assert pairs_max or passes == micro_batches(plan, 100)
 
 
 def test_ranks_divide_a_long_batch_and_read_all_of_one_without_lengths():
@@ -71,10 +82,10 @@ def test_ranks_divide_a_long_batch_and_read_all_of_one_without_lengths():
                     version_spans=spans, num_inputs=[1000])
         for index in range(32)
     ]  # fmt: skip
-    counts = [len(read_samples(batch, (), 2000, rank, 4)) for rank in range(4)]
+    counts = [len(read_samples(batch, (), (2000, 0), rank, 4)) for rank in range(4)]
     assert counts == [8, 9, 9, 9], "a quarter each, and the first, under the reference"
     earlier = [*batch[:-1], msgspec.structs.replace(batch[-1], num_inputs=[])]
-    assert len(read_samples(earlier, (), 2000, 3, 4)) == 32
+    assert len(read_samples(earlier, (), (2000, 0), 3, 4)) == 32
 
 
 TORCHRUN = {
