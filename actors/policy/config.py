@@ -19,8 +19,6 @@ from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveIn
 MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
 DEVICES = ("cpu", "cuda")
-KERNEL_BOUNDS = {"num_experts": 1024, "num_experts_per_tok": 32, "vocab_size": 2**19}
-"""Largest sizes that the CUDA kernels support."""
 _BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
 """Number of elements that share a scale, along the summed dimension of a matmul."""
 
@@ -165,32 +163,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"hidden_size and {name} must be multiples of {block} "
             f"for numerics.expert_format {self.numerics.expert_format}",
         )
-
-    def check_device(self, device: str, setting: str) -> None:
-        """Check that a device can compute this policy.
-
-        Args:
-            device: One of `DEVICES`.
-            setting: Setting that names the device, for the error.
-
-        Raises:
-            ConfigError: It cannot; the text names the setting of the policy that prevents it.
-
-        """
-        if device == "cpu":
-            return
-        on_device = f"with {setting} = {device!r}"
-        if self.numerics.is_exact:
-            expected = f"expected 'fast' or 'off' {on_device}, got 'exact', which needs the CPU"
-            raise ConfigError(f"policy.numerics.mode: {expected}")
-        if self.numerics.expert_format == "nvfp4":
-            expected = f"expected 'bf16' or 'mxfp8' {on_device}, got 'nvfp4', which has no kernel"
-            raise ConfigError(f"policy.numerics.expert_format: {expected}")
-        for name, bound in KERNEL_BOUNDS.items():
-            if (value := getattr(self, name)) > bound:
-                raise ConfigError(
-                    f"policy.{name}: expected at most {bound} {on_device}, got {value}"
-                )
 
     @property
     def is_foreign(self) -> bool:

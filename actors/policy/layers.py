@@ -4,11 +4,9 @@ Projections that share an input are stored as one matrix, laid out so that every
 checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -76,8 +74,6 @@ class Segments:
     """Earlier pieces that each piece continues, first to last; empty if it starts a sequence."""
     masks: tuple[torch.Tensor | None, ...]
     """Additive attention mask of each piece, [n, seen + n], 0 or -inf; None if it is causal."""
-    whole_mask: torch.Tensor | None
-    """Additive mask [T, T], 0 or -inf, for one attention call on a GPU instead of one per piece."""
     cos: torch.Tensor
     """Rotary cosines of each token's position in its own sequence, [T, 1, D/2]."""
     sin: torch.Tensor
@@ -89,33 +85,12 @@ class Segments:
         return len(set(self.lengths)) == 1 and not any(self.ancestors)
 
 
-def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tensor | None:
+def causal_mask(num_new: int, num_seen: int) -> torch.Tensor | None:
     """Return an additive mask [new, seen + new], 0 or -inf; None if no tokens were seen before."""
     if num_seen == 0:
         return None
-    mask = torch.full((num_new, num_seen + num_new), -torch.inf, device=device)
+    mask = torch.full((num_new, num_seen + num_new), -torch.inf)
     return mask.triu_(num_seen + 1)
-
-
-def tree_mask(
-    lengths: Sequence[int], ancestors: Sequence[Sequence[int]], device: torch.device
-) -> torch.Tensor:
-    """Return an additive attention mask [T, T], 0 or -inf.
-
-    Args:
-        lengths: Number of tokens of each piece, as in `Segments`.
-        ancestors: Ancestors of each piece, as in `Segments`; they precede the piece.
-        device: Device of the mask.
-
-    """
-    related = np.eye(len(lengths), dtype=bool)
-    for piece, before in enumerate(ancestors):
-        related[piece, list(before)] = True
-    pieces = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-    seen = torch.from_numpy(related).to(device).index_select(0, pieces).index_select(1, pieces)
-    # Ancestors come before their pieces, so causality is the lower triangle.
-    mask = torch.zeros(seen.shape, device=device)
-    return mask.masked_fill_(seen.tril_().logical_not_(), -torch.inf)
 
 
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,8 +144,6 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
     """Attend causally along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
-    if segments.whole_mask is not None:
-        return _attend_at_once(query, key, value, segments.whole_mask)
     # Sequences of equal length form a batch, which takes one call.
     if segments.is_uniform:
         rows = (len(segments.lengths), -1)
@@ -196,21 +169,6 @@ def _attend(
         )
         parts.append(attended)
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
-
-
-def _attend_at_once(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Compute attention between all tokens in one call.
-
-    Torch's fused attention is slow in float32 with deterministic sums.
-    """
-    num_tokens, heads, width = key.shape
-    grouped = query.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)
-    scores = torch.bmm(grouped * width**-0.5, key.permute(1, 2, 0))
-    chances = (scores.view(heads, -1, num_tokens, num_tokens) + mask).softmax(-1)
-    attended = torch.bmm(chances.flatten(1, 2), value.transpose(0, 1))
-    return attended.view(heads, -1, num_tokens, width).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class Experts(nn.Module):

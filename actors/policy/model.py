@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from penstock.actors.policy import operations
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import (
     RoutedTokens,
@@ -22,13 +21,8 @@ from penstock.actors.policy.layers import (
     TransformerLayer,
     causal_mask,
     rotary_table,
-    tree_mask,
 )
 from penstock.actors.policy.operations import TakeValue, rms_norm
-
-WHOLE_SCORES_MAX = 1 << 28
-"""Largest number of attention scores (all heads, all pairs of packed tokens; one gigabyte) that a
-GPU computes in one call; beyond that, attention is computed piece by piece."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,6 @@ class Policy(nn.Module):
 
         Norms are 1; all others are drawn from N(0, 0.02), residual outputs scaled by 1/sqrt(2L).
         """
-        # On the CPU for every device, so that a seed always gives the same weights.
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
@@ -226,19 +219,10 @@ class Policy(nn.Module):
                 f"{self.config.max_position_embeddings}"
             )
         spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-        device = input_ids.device
-        num_scores = self.config.num_attention_heads * input_ids.numel() ** 2
-        is_one_call = operations.has_kernels(input_ids) and num_scores <= WHOLE_SCORES_MAX
         return Segments(
             lengths=lengths,
             ancestors=ancestors,
-            masks=()
-            if is_one_call
-            else tuple(
-                causal_mask(length, start, device)
-                for length, start in zip(lengths, starts, strict=True)
-            ),
-            whole_mask=tree_mask(lengths, ancestors, device) if is_one_call else None,
+            masks=tuple(map(causal_mask, lengths, starts)),
             cos=torch.cat([self.cos[span] for span in spans]).unsqueeze(1),
             sin=torch.cat([self.sin[span] for span in spans]).unsqueeze(1),
         )

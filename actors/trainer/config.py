@@ -265,7 +265,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     micro_batch_tokens: PositiveInt = 4096
     """Input tokens of one forward and backward pass; a longer sequence gets its own pass."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
-    """Device that computes the model; cuda is the first visible GPU."""
+    """Device of the ranks: cuda is one GPU each, for `[trainer.ranks] model = "transformers"`."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, same bits."""
     num_threads: NumThreads = 1

@@ -25,7 +25,6 @@ async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: Ch
         num_waiting_max=settings.num_waiting_max,
         num_tokens_max=settings.num_tokens_max,
         num_threads=settings.num_threads,
-        device=settings.device,
         probe_tolerance=settings.probe_tolerance,
     )
     masks = GrammarMasks(chat.tokenizer, chat.stop_ids, policy.vocab_size)

@@ -38,9 +38,7 @@ async def open_learner(
 
     """
     if not uses_transformers(config):
-        return await place.offload(
-            Learner.initialized, policy_config, config.optimizer, seed, config.device
-        )
+        return await place.offload(Learner.initialized, policy_config, config.optimizer, seed)
     from penstock.actors.trainer.ranks.hf.learner import SerialLearner
     from penstock.actors.trainer.ranks.hf.policy import load_policy
 

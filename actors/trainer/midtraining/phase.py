@@ -26,7 +26,6 @@ from penstock.actors.trainer.midtraining.saves import (
     store_save,
     take_up,
 )
-from penstock.kernels.cuda.launch import device_name
 from penstock.kernels.native import processor
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted
@@ -48,8 +47,7 @@ class FinishedCache:
     def __init__(self, settings: TrainerConfig, purpose: str, start_digest: str) -> None:
         self._is_used = settings.midtrain.uses_cache and settings.midtrain.seconds == 0
         self._cache = ProductCache(FOLDER)
-        place = "cpu" if settings.device == "cpu" else device_name()
-        machine = [str(torch.__version__), place, settings.num_threads]
+        machine = [str(torch.__version__), "cpu", settings.num_threads]
         facts = msgspec.json.encode([purpose, start_digest, source_digest(*_CODE), machine])
         self._key = xxhash.xxh3_128_hexdigest(facts + processor())
 

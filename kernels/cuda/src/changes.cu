@@ -1,7 +1,9 @@
 // Differences between two versions of a flat array: count them per tile, then, after a running sum
 // of the counts, write positions and values in order. Also the update of the old version in place.
 
-#include "numbers.cuh"
+typedef unsigned char u8;
+typedef unsigned short u16;
+constexpr unsigned FULL_WARP = 0xFFFFFFFFu;
 
 constexpr int PER_THREAD = 16, CHANGE_THREADS = 256;
 
@@ -103,6 +105,6 @@ __device__ __forceinline__ void write_changes(const T *base, const T *target, co
         bits[positions[i]] = values[i];                                                           \
     }
 
-CHANGES(1, uint8_t)
-CHANGES(2, uint16_t)
-CHANGES(4, uint32_t)
+CHANGES(1, u8)
+CHANGES(2, u16)
+CHANGES(4, unsigned)
