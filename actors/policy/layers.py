@@ -4,6 +4,7 @@ Projections that share an input are stored as one matrix, laid out so that every
 checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import PolicyConfig, RopeScaling
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough
 from penstock.actors.policy.operations import choose_experts, rms_norm
 
@@ -96,10 +97,21 @@ def causal_mask(num_new: int, num_seen: int) -> torch.Tensor | None:
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rotary tables (cos, sin), each float32 [max_position_embeddings, D/2]."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**half)
+    frequencies = _scaled(1.0 / (config.rope_theta**half), config.rope_scaling)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     return angles.cos(), angles.sin()
+
+
+def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Scale rotary frequencies as Llama 3.1 does (transformers' rope type `llama3`)."""
+    if scaling.factor == 1.0:
+        return frequencies
+    rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    # 0 for slow frequencies, 1 for fast ones, and linear in between.
+    kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -109,7 +121,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
-    """Grouped-query causal attention with normalized queries and keys."""
+    """Grouped-query causal attention."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -117,8 +129,10 @@ class Attention(nn.Module):
         rows = config.query_dim + 2 * config.key_value_dim
         self.qkv = nn.Parameter(torch.empty(rows, config.hidden_size))
         self.output = nn.Parameter(torch.empty(config.hidden_size, config.query_dim))
-        self.query_norm = nn.Parameter(torch.ones(config.head_dim))
-        self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        has_norm = config.has_qk_norm
+        self.query_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
+        self.key_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
+        self.qkv_bias = nn.Parameter(torch.zeros(rows)) if config.has_qkv_bias else None
 
     def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Attend, [T, d] -> [T, d]; a token sees its own sequence up to itself."""
@@ -131,13 +145,14 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project [T, d] to rotated query [T, Hq, D], rotated key and value [T, Hkv, D]."""
         config = self.config
-        heads = F.linear(x, self.qkv).view(x.shape[0], -1, config.head_dim)
+        heads = F.linear(x, self.qkv, self.qkv_bias).view(x.shape[0], -1, config.head_dim)
         query, key, value = heads.split(
             (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1
         )
-        query = rotate(rms_norm(query, self.query_norm, config.rms_norm_eps), cos, sin)
-        key = rotate(rms_norm(key, self.key_norm, config.rms_norm_eps), cos, sin)
-        return query, key, value
+        if self.query_norm is not None and self.key_norm is not None:
+            query = rms_norm(query, self.query_norm, config.rms_norm_eps)
+            key = rms_norm(key, self.key_norm, config.rms_norm_eps)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
 
 
 def _attend(

@@ -1,4 +1,4 @@
-"""The policy: a transformer with the architecture of Qwen3-MoE or Qwen3, in plain torch.
+"""The policy: a transformer as Qwen3-MoE, Qwen3, Llama and Qwen2 are, in plain torch.
 
 On the CPU at a fixed thread count, forward and backward passes give the same bits in every run;
 exact replay of training depends on that. Sequences are packed: `input_ids` is flat and `lengths`
@@ -122,12 +122,14 @@ class Policy(nn.Module):
     def initial_weights(self, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the initial weights of a seed, one unsharded tensor at a time, by parameter name.
 
-        Norms are 1; all others are drawn from N(0, 0.02), residual outputs scaled by 1/sqrt(2L).
+        Norms are 1 and biases 0; all others are drawn from N(0, 0.02), residual outputs scaled by
+        1/sqrt(2L).
         """
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            value = torch.ones(parameter.shape, device="cpu")
+            fill = 0.0 if name.endswith("_bias") else 1.0
+            value = torch.full(parameter.shape, fill, device="cpu")
             if parameter.dim() > 1:
                 std = residual if name.endswith(("attention.output", "experts.down")) else 0.02
                 value.normal_(0.0, std, generator=generator)
