@@ -90,7 +90,7 @@ def _nats_server() -> Finding:
 def _packages() -> list[Finding]:
     packages = (
         ("torch", True, "make setup"),
-        ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
+        ("cupy", False, "pip install -e '.[cuda]' (CUDA kernels)"),
     )
     return [
         Finding(
