@@ -1,5 +1,7 @@
 """A generator's inference engine, from `[generator]`. Imports torch."""
 
+import msgspec
+
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.generator.engine import Engine
 from penstock.actors.generator.options import EngineOptions
@@ -43,9 +45,9 @@ async def _start_vllm(
         num_threads=settings.num_threads,
         probe_tolerance=settings.probe_tolerance,
         device=settings.device,
-        dtype=settings.vllm.dtype,
-        kv_cache_gib=settings.vllm.kv_cache_gib,
-        cache_block=settings.vllm.cache_block,
+        observes_routes=bool(policy.num_experts),
+        **msgspec.structs.asdict(settings.vllm)
+        | {"batch_invariant": settings.vllm.batch_invariant or policy.numerics.is_exact},
     )
     engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids))
     await engine.start()

@@ -25,7 +25,7 @@ from penstock.actors.generator.sampler import GrammarMasks, TurnShaper
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions
-from penstock.actors.generator.vllm.streaming import TurnStream, route_dtype
+from penstock.actors.generator.vllm.streaming import TurnStream
 from penstock.actors.generator.vllm.turns import TurnSettings
 from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
@@ -81,8 +81,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
         config = self._config
         arguments = (
             config.vocab_size,
+            config.num_experts,
             config.num_experts_per_tok if config.num_experts else 0,
-            route_dtype(config).name,
             self._tokenizer.to_json(),
             self._stop_ids,
         )
@@ -203,7 +203,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
 
     async def _exchange(self, path: str, policy_version: int) -> None:
         """Load the staged weights into vLLM and compute their probe."""
-        await self._client.call("penstock_load", self._weights.rows, path, policy_version)
+        changes = self._weights.changes
+        await self._client.call("penstock_load", self._weights.rows, path, changes, policy_version)
         self._weights.swap()
         self._version, self._epoch = policy_version, self._epoch + 1
         prompts = probe_prompts(self._config.vocab_size).tolist()

@@ -20,6 +20,11 @@ TensorRow = tuple[str, list[int], int, int]
 """Entry of one tensor in the file: name, shape, first byte, number of bytes."""
 
 
+TensorChange = tuple[str, bytes]
+"""Name of a tensor, and the int32 positions of its changed elements; no positions if it was
+replaced as a whole."""
+
+
 class _MemoryFile:
     """An anonymous memory file (memfd), closed with the object."""
 
@@ -51,6 +56,8 @@ class WeightMirror:
             start += num_bytes
         self._live, self._standby = self._open(start), self._open(start)
         self._is_open = False
+        self._changed: dict[str, list[np.ndarray] | None] = {}
+        """By tensor, the positions written since the update was opened; None for all."""
 
     def _open(self, num_bytes: int) -> tuple[_MemoryFile, dict[str, np.ndarray]]:
         file = _MemoryFile(num_bytes)
@@ -65,7 +72,7 @@ class WeightMirror:
         # Deltas are relative to the live weights.
         for name, array in self._standby[1].items():
             array[...] = self._live[1][name]
-        self._is_open = True
+        self._is_open, self._changed = True, {}
 
     def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
         """Write tensors or patches into the standby."""
@@ -76,8 +83,11 @@ class WeightMirror:
             assert array is not None, "check_patch refuses unknown names"
             if isinstance(patch, Patch):
                 array.reshape(-1)[patch.flat_indices] = patch.values
+                if (before := self._changed.setdefault(name, [])) is not None:
+                    before.append(patch.flat_indices.astype(np.int32))
             else:
                 array[...] = patch
+                self._changed[name] = None
 
     def verify(self, expected: str) -> None:
         """Check the standby against the digest that its publisher announced."""
@@ -90,6 +100,15 @@ class WeightMirror:
         """Path of the standby's file, valid in this process and its children."""
         self._open_arrays()
         return self._standby[0].path
+
+    @property
+    def changes(self) -> list[TensorChange]:
+        """Changes since the update was opened."""
+        return [
+            (name, b"" if parts is None else np.concatenate(parts).tobytes())
+            for name, parts in self._changed.items()
+            if parts is None or any(map(len, parts))
+        ]
 
     def swap(self) -> None:
         """Close the update: the standby becomes the live copy."""

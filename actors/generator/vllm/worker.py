@@ -35,9 +35,11 @@ from penstock.actors.generator.sampler import (
     uniforms_for,
 )
 from penstock.actors.generator.vllm.library import import_from_vllm
-from penstock.actors.generator.vllm.mirror import TensorRow
+from penstock.actors.generator.vllm.mirror import TensorChange, TensorRow
 from penstock.actors.generator.vllm.turns import EXTRA, TurnRecord, TurnSettings
 from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.kernels.ops import delta_apply, raise_deferred_errors, routes_pack
+from penstock.kernels.reference.routing import bits_per_id
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Sampling
 
@@ -47,12 +49,12 @@ log = logging.getLogger(__name__)
 class RouteRecorder:
     """Routes and weight versions of all slots of a worker's KV cache."""
 
-    def __init__(self, runner: Any, route_dtype: np.dtype, num_per_token: int) -> None:
+    def __init__(self, runner: Any, num_experts: int, num_per_token: int) -> None:
         """Attach to the routers of the runner's model.
 
         Args:
             runner: Model runner of vLLM.
-            route_dtype: Dtype of the policy's routes.
+            num_experts: Experts per layer.
             num_per_token: Experts per token in each layer; 0 in a dense model.
 
         Raises:
@@ -70,8 +72,11 @@ class RouteRecorder:
         for index, router in enumerate(routers):
             router.set_capture_fn(partial(self._capture, index))
         self._step: list[torch.Tensor | None] = [None] * len(routers)
+        self._num_experts = num_experts
         num_slots = self._block * runner.kv_cache_config.num_blocks
-        self._routes = np.zeros((num_slots, len(routers), num_per_token), route_dtype)
+        bits = len(routers) * num_per_token * bits_per_id(num_experts)
+        self._routes = np.zeros((num_slots, -(-bits // 8)), np.uint8)
+        """Packed routes of each slot."""
         self._versions = np.zeros(num_slots, np.int32)
 
     def _capture(self, layer: int, experts: torch.Tensor) -> None:
@@ -92,12 +97,15 @@ class RouteRecorder:
             spans.append(self._slots(state.block_ids[0], start, start + num_scheduled[name]))
         slots = np.concatenate(spans)
         self._versions[slots] = policy_version
-        for layer, experts in enumerate(self._step):
-            assert experts is not None, "every layer routes in every step"
-            self._routes[slots, layer] = experts[: len(slots)].cpu().numpy()
+        if self._step:
+            layers = [experts for experts in self._step if experts is not None]
+            assert len(layers) == len(self._step), "every layer routes in every step"
+            # Packed where they are: one small copy to the host instead of one per layer.
+            routes = torch.stack([experts[: len(slots)] for experts in layers], dim=1)
+            self._routes[slots] = routes_pack(routes, self._num_experts).cpu().numpy()
 
     def read(self, block_ids: Sequence[int], num_tokens: int) -> tuple[bytes, bytes]:
-        """Return the routes and versions of a request's first tokens, as bytes."""
+        """Return the packed routes and the versions of a request's first tokens, as bytes."""
         slots = self._slots(block_ids, 0, num_tokens)
         return self._routes[slots].tobytes(), self._versions[slots].tobytes()
 
@@ -155,8 +163,13 @@ class SampledTurn:
         except InvalidRequestError as error:
             self._fail(error)
 
+    @property
+    def is_shaped(self) -> bool:
+        """Whether logits are shaped before a token is drawn."""
+        return self._shaper is not None
+
     def shape(self, drawn: list[int], row: torch.Tensor) -> None:
-        """Shape in place the logits [V] of the token that follows `drawn`."""
+        """Shape in place the logits [V], on the host, of the token that follows `drawn`."""
         if self._shaper is None or self.fault:
             return
         try:
@@ -201,7 +214,8 @@ class TurnSampler:
         """Sample a token for each row of [N, V] and return vLLM's `SamplerOutput`."""
         states = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
         turns = [self._turn(state) for state in states[: len(logits)]]
-        rows = logits[:, : self._vocab_size].to("cpu", torch.float32)
+        # On the logits' own device: copying [N, V] to the host would take longer than the step.
+        rows = logits[:, : self._vocab_size].float()
         # Shaping and sampling overwrite the rows; vLLM's own logits must stay as they are.
         rows = rows.clone() if rows.data_ptr() == logits.data_ptr() else rows
         self._shape(turns, states, rows)
@@ -240,8 +254,11 @@ class TurnSampler:
             if not is_finite[index]:
                 rows[index] = 0.0
                 turn.fault = NON_FINITE_LOGITS
-            else:
-                turn.shape(state.output_token_ids, rows[index])
+            elif turn.is_shaped:
+                # Masks and penalties are the host's.
+                row = rows[index].cpu()
+                turn.shape(state.output_token_ids, row)
+                rows[index] = row
             if turn.fault:
                 rows[index] = 0.0
 
@@ -255,6 +272,47 @@ class TurnSampler:
                 for turn, place in zip(turns, places, strict=False)
             ],
         )
+
+
+class DeviceWeights:
+    """The published weights on a worker's card, patched there by each version's changes.
+
+    vLLM fuses and may transpose tensors, so what it computes with is no place to patch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def update(
+        self, rows: Sequence[TensorRow], data: np.ndarray, changes: Sequence[TensorChange]
+    ) -> dict[str, torch.Tensor]:
+        """Return the tensors of a version, by name; they stay this object's.
+
+        Args:
+            rows: Places of all tensors in `data`.
+            data: Bytes of the version, on the host.
+            changes: Changes since the version before; what was not sent before is sent whole.
+
+        """
+        patches = {name: positions for name, positions in changes if len(positions)}
+        whole = {name for name, positions in changes if not len(positions)}
+        sent, self._tensors = self._tensors, {}
+        for name, _, start, num_bytes in rows:
+            bits = data[start : start + num_bytes].view(np.int16)
+            tensor = sent.get(name)
+            if tensor is None or name in whole:
+                tensor = torch.from_numpy(np.array(bits)).to(self._device, copy=True)
+            elif (positions := patches.get(name)) is not None:
+                places = np.frombuffer(positions, np.int32)
+                values = torch.from_numpy(bits[places]).to(self._device)
+                on_device = torch.from_numpy(places.copy()).to(self._device)
+                delta_apply(tensor, on_device, values)
+            sent[name] = tensor
+        raise_deferred_errors()
+        # Only now: after an error nothing counts as sent.
+        self._tensors = sent
+        return {name: sent[name].view(torch.bfloat16).view(shape) for name, shape, _, _ in rows}
 
 
 _ENDED_MAX = 4096
@@ -272,8 +330,8 @@ class PenstockWorker:
     def penstock_start(
         self,
         vocab_size: int,
+        num_experts: int,
         num_experts_per_tok: int,
-        route_dtype: str,
         tokenizer: str,
         stop_ids: list[int],
     ) -> int:
@@ -281,7 +339,8 @@ class PenstockWorker:
         runner = self.model_runner
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
-        self._routes = RouteRecorder(runner, np.dtype(route_dtype), num_experts_per_tok)
+        self._routes = RouteRecorder(runner, num_experts, num_experts_per_tok)
+        self._weights = DeviceWeights(runner.device)
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
         """Ended turns whose last record was not fetched yet, with their routes and versions."""
         runner.sampler = self._sampler
@@ -299,8 +358,17 @@ class PenstockWorker:
         runner.execute_model = execute_and_note
         return os.getpid()
 
-    def penstock_load(self, rows: Sequence[TensorRow], path: str, policy_version: int) -> None:
-        """Load the weights from a mapped file of bfloat16 tensors with Hugging Face names."""
+    def penstock_load(
+        self,
+        rows: Sequence[TensorRow],
+        path: str,
+        changes: Sequence[TensorChange],
+        policy_version: int,
+    ) -> None:
+        """Load the weights from a mapped file of bfloat16 tensors with Hugging Face names.
+
+        On a GPU only what changed is copied to it.
+        """
         runner = self.model_runner
         model = runner.get_model()
         for module in model.modules():
@@ -312,6 +380,10 @@ class PenstockWorker:
         dtype = runner.model_config.dtype
 
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            if runner.device.type != "cpu":
+                for name, tensor in self._weights.update(rows, data, changes).items():
+                    yield name, tensor.to(dtype)
+                return
             for name, shape, start, num_bytes in rows:
                 bits = torch.from_numpy(np.array(data[start : start + num_bytes]))
                 yield name, bits.view(torch.bfloat16).view(shape).to(dtype)

@@ -227,14 +227,15 @@ def _described(tools: OfferedTools) -> str:
     """Return the system message that describes tools; empty without any."""
     if not tools.schemas:
         return tools.words
-    lines: list[str] = []
+    lines, examples = list[str](), list[str]()
     for schema in tools.schemas:
         parameters = schema.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, dict) else {}
+        arguments = dict.fromkeys(properties or {}, "...")
+        examples.append(_to_json({"name": str(schema.get("name")), "arguments": arguments}))
         lines.append(f"{schema.get('name')}({', '.join(properties or {})}): "
                      f"{schema.get('description') or ''}")  # fmt: skip
-    example = _to_json({"name": str(tools.schemas[0].get("name")), "arguments": {}})
-    return "\n".join(("To call a tool, write", _OPEN, example, _CLOSE, "Tools:", *lines))
+    return "\n".join(("To call a tool, write", _OPEN, examples[0], _CLOSE, "Tools:", *lines))
 
 
 def _to_json(value: Any, **_options: Any) -> str:
