@@ -19,6 +19,8 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     """Division of the model over ranks; empty if the bits do not depend on it."""
     model: str = "own"
     """Implementation of the model's layers."""
+    methods: list[str] = []
+    """Methods of a model of transformers that decide its bits: attention, optimizer, settings."""
     device: str = "cpu"
     torch: str = ""
     """PyTorch version."""

@@ -6,6 +6,7 @@ says where each piece ends, so there is no padding. Sequences with a common pref
 pieces, so no token is computed twice.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,8 @@ class Policy(nn.Module):
 
     """
 
+    num_logits_max: int = sys.maxsize
+    """Maximum logits of one product, over which the trainer computes them in chunks of rows."""
     cos: torch.Tensor
     """Rotary cosines, [max_position_embeddings, D/2]."""
     sin: torch.Tensor
@@ -193,6 +196,10 @@ class Policy(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [N, vocab_size] for hidden states [N, d]."""
         return F.linear(hidden, self.embedding if self.config.tie_word_embeddings else self.head)
+
+    def head_weights(self) -> list[torch.Tensor]:
+        """Return the tensors whose gradients `logits` has."""
+        return [self.embedding if self.config.tie_word_embeddings else self.head]
 
     def mtp_hidden(self, hidden: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
         """Return states [N, d] that predict the token after next.

@@ -72,7 +72,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     report_steps: PositiveInt = 10
     save_s: PositiveFloat = 60.0
     """Seconds between saves, from which a killed trainer continues; the last save is dropped at the
-    end."""
+    end. Ranks of a model of transformers take none, and begin again."""
     uses_cache: bool = False
     """Whether finished mid-training of the same inputs is kept in the user's cache; not with a time
     budget."""

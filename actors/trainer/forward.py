@@ -9,10 +9,10 @@ import torch
 
 from penstock.actors.policy.exact import ExactForward, ExactPass, Wanted
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.operations import TakeValue, token_logprobs
+from penstock.actors.policy.operations import TakeValue
 from penstock.actors.policy.packing import PackedTree, pack_tree
-from penstock.actors.policy.shaping import tempered
 from penstock.actors.trainer.distribution import shaped, temperatures_of
+from penstock.actors.trainer.objective.token_scores import Draws, Entropy, token_scores
 from penstock.actors.trainer.sequences import TrainingSequence
 
 
@@ -23,9 +23,9 @@ class Forwarded:
     logprobs: torch.Tensor
     """[N] of the sampled tokens, on the host, where losses are computed; in exact mode the
     sampler's own values."""
-    logits: torch.Tensor
-    """[N, V], as the sampler shaped them: those that the logprobs came of; on the policy's
-    device."""
+    entropies: torch.Tensor
+    """[N] of the distributions that the tokens were drawn from, on the host; [0] if not asked
+    for."""
     router_mismatch: float
     """Share of the recorded routes that the routers would not have chosen."""
     recorded: np.ndarray
@@ -50,8 +50,12 @@ class SequenceForward:
         self._replays = numerics.replays if replays is None else replays
         self._exact = ExactForward(policy, numerics.plausible) if numerics.is_exact else None
 
-    def run(self, batch: Sequence[TrainingSequence]) -> Forwarded:
+    def run(self, batch: Sequence[TrainingSequence], entropy: Entropy = "none") -> Forwarded:
         """Run a batch as a tree of what its sequences share.
+
+        Args:
+            batch: N sampled tokens.
+            entropy: which entropies are needed.
 
         Raises:
             ExactModeError: Exact mode, and no compiled step.
@@ -73,18 +77,25 @@ class SequenceForward:
             shape=partial(shaped, draws=draws),
         )
         if self._exact is None:
-            return self._run(tree, wanted, None)
+            return self._run(tree, wanted, None, draws, entropy)
         exact = self._exact.run(tree, wanted)
-        own = self._run(tree, wanted, exact)
+        own = self._run(tree, wanted, exact, draws, entropy)
         return Forwarded(
             logprobs=TakeValue.apply(own.logprobs, exact.logprobs),
-            logits=own.logits,
+            entropies=own.entropies,
             router_mismatch=float(exact.flips[:, 0].sum()) / max(tree.routed_experts.size, 1),
             recorded=own.recorded,
             used=own.used,
         )
 
-    def _run(self, tree: PackedTree, wanted: Wanted, exact: ExactPass | None) -> Forwarded:
+    def _run(
+        self,
+        tree: PackedTree,
+        wanted: Wanted,
+        exact: ExactPass | None,
+        draws: Draws,
+        entropy: Entropy,
+    ) -> Forwarded:
         """Run torch, on the exact states if there are any."""
         routes = self._placed(tree.routed_experts) if self._replays else None
         output = self._policy(
@@ -95,11 +106,11 @@ class SequenceForward:
             None if exact is None else exact.states,
         )
         rows = self._placed(wanted.rows)
-        logits = wanted.shape(self._policy.logits(output.hidden.index_select(0, rows)))
-        logits = tempered(logits, wanted.temperatures)
+        hidden, targets = output.hidden.index_select(0, rows), self._placed(wanted.targets)
+        scores = token_scores(self._policy, hidden, targets, draws, entropy)
         return Forwarded(
-            logprobs=token_logprobs(logits, self._placed(wanted.targets)).cpu(),
-            logits=logits,
+            logprobs=scores.logprobs.cpu(),
+            entropies=scores.entropies.cpu(),
             router_mismatch=output.router_mismatch,
             recorded=tree.routed_experts,
             used=output.routed_experts.cpu().numpy(),

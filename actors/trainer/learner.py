@@ -198,6 +198,11 @@ class Learner:
 
     """
 
+    rank: int = 0
+    """Number of this process among those that hold the weights."""
+    is_ranked: bool = False
+    """Whether this process may hold some rows of each tensor alone."""
+
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.policy = policy
@@ -213,6 +218,7 @@ class Learner:
             eps=config.eps,
             weight_decay=config.weight_decay,
             foreach=False,
+            fused=policy.device.type == "cuda",
         )
         self.versions = EarlierVersions()
 
@@ -242,7 +248,7 @@ class Learner:
             The metrics of each pass, in order.
 
         """
-        parameters = list(self.parameters.values())
+        parameters = list(self.policy.parameters())
         return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
 
     def gather(self, value: Result) -> list[Result]:

@@ -30,7 +30,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.learner import Learner, NonFiniteError, published
 from penstock.actors.trainer.objective.corrections import correction_weights
-from penstock.actors.trainer.objective.kl import entropies, k1, k3
+from penstock.actors.trainer.objective.kl import k1, k3
 from penstock.actors.trainer.objective.kl_rewards import with_kl_rewards
 from penstock.actors.trainer.objective.losses import (
     LossTokens,
@@ -164,7 +164,8 @@ def _forward(
     """Compute the loss of one micro-batch, and its sums."""
     loss_config = config.loss
     counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
-    forwarded = forward.run(batch)
+    has_bonus = loss_config.entropy_bonus > 0
+    forwarded = forward.run(batch, "gradient" if has_bonus else "value")
     current = forwarded.logprobs
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
     proximal = _proximal(batch, current)
@@ -180,9 +181,7 @@ def _forward(
     )
     losses = token_losses(tokens, loss_config)
     values = losses.values
-    # Entropy keeps its graph only if the loss uses it; otherwise the logits' graph is freed early.
-    has_bonus = loss_config.entropy_bonus > 0
-    entropy = entropies(forwarded.logits if has_bonus else forwarded.logits.detach()).cpu()
+    entropy = forwarded.entropies
     if loss_config.entropy_bonus:
         values = values - loss_config.entropy_bonus * entropy
     reference = _cat([_or_nan(one, one.reference_logprobs) for one in batch])

@@ -16,6 +16,8 @@ WORDS = (
     *("queen", "robot", "shirt", "train", "uncle", "voice", "wheel", "yacht", "zebra", "brick"),
 )
 NUM_TASKS = 600
+LIMITS = penstock.Limits(num_turns_max=1, num_tokens_max=256, turn_tokens_max=48, wall_s_max=600.0)
+"""A turn waits for its turn: two cores sample about 70 tokens a second."""
 KINDS = ("number", "larger", "smaller", "print", "first")
 """Kinds of tasks of RL; `word` is the demonstrations'."""
 
@@ -66,6 +68,7 @@ def tasks(seed: int) -> Iterator[penstock.TaskCandidate]:
                 split=penstock.Split.HELDOUT if number % 4 == 0 else penstock.Split.TRAIN,
                 instruction=instruction,
                 files={"README.md": "An empty project.\n"},
+                limits=LIMITS,
             ),
             hidden=penstock.HiddenTests(
                 task_id=task_id,

@@ -101,9 +101,6 @@ def _check_transformers(config: RunConfig) -> None:
     """Check what a model of transformers is computed with."""
     if not config.model.checkpoint:
         raise ConfigError(f"model.checkpoint: expected a folder {_WITH}")
-    if config.policy.is_dense:
-        text = "expected 'own' for a dense model"
-        raise ConfigError(f"trainer.ranks.model: {text}, got 'transformers'")
     numerics = config.policy.numerics
     computed = {"plausible": 0.0, "expert_format": "bf16"}
     for name, value in computed.items():
@@ -113,9 +110,7 @@ def _check_transformers(config: RunConfig) -> None:
     if numerics.is_exact:
         text = f"expected 'fast' or 'off' {_WITH}, got 'exact'"
         raise ConfigError(f"policy.numerics.mode: {text}")
-    if config.model.has_corpus:
-        raise ConfigError(f"model.corpora: expected none {_WITH}, which has no mid-training")
     divided, experts = config.trainer.ranks.num_expert_ranks, config.policy.num_experts
-    if experts % divided:
+    if divided > 1 and (not experts or experts % divided):
         text = f"expected a divisor of the model's {experts} experts, got {divided}"
         raise ConfigError(f"trainer.ranks.num_expert_ranks: {text}")

@@ -33,9 +33,9 @@ class JoinRank(Message, frozen=True, kw_only=True):
 
 
 class MakeVersion0(Message, frozen=True, kw_only=True):
-    """Trainer -> rank 0: create version 0 and save its checkpoint, while the other ranks wait.
+    """Trainer -> ranks: create version 0 and save its checkpoint. Answered by `RankSaved`.
 
-    Answered by `RankSaved`.
+    A model of transformers is trained by all ranks, the own policy by rank 0 while the others wait.
     """
 
     session: str

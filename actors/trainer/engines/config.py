@@ -11,6 +11,7 @@ from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveIn
 
 NUM_RANKS_MAX = 4096
 MODELS = ("own", "transformers")
+DTYPES = ("float32", "bfloat16")
 
 
 class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +32,25 @@ class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_expert_ranks: PositiveInt = 1
     """Ranks that divide the experts of each layer among them, in a model of transformers; 1: tokens
     stay on their rank, and the number of ranks changes no bit."""
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
+    """What a model of transformers computes in; weights, moments and sums of gradients are float32
+    in both."""
+    compile: bool = False
+    """Compile each layer of a model of transformers with torch.compile."""
+    offload_activations: bool = False
+    """Keep in the host's memory what a model of transformers saves for the backward pass."""
+    offload_optimizer: bool = False
+    """Keep weights, gradients and moments of a model of transformers in the host's memory; the
+    device has those of the layer that it computes."""
+    logits_bytes_max: PositiveInt = 256 << 20
+    """Maximum float32 logits of a model of transformers in memory at once, per copy; the rows of
+    more tokens are computed in chunks, in the backward pass again."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
+        if self.model == "own" and self.methods:
+            text = f"expected it with model = 'transformers' alone, got {self.methods}"
+            raise ConfigError(f"trainer.ranks.{self.methods[0]}: {text}")
         if self.num_expert_ranks == 1:
             return
         field = "trainer.ranks.num_expert_ranks"
@@ -43,3 +60,10 @@ class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.num_ranks % self.num_expert_ranks:
             text = f"expected a divisor of trainer.ranks.num_ranks {self.num_ranks}"
             raise ConfigError(f"{field}: {text}, got {self.num_expert_ranks}")
+
+    @property
+    def methods(self) -> list[str]:
+        """What a model of transformers is computed with, beside the defaults."""
+        flags = ("compile", "offload_activations", "offload_optimizer")
+        found = [name for name in flags if getattr(self, name)]
+        return found if self.dtype == "float32" else ["dtype", *found]

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import torch
-
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.stored import fetch_model, stored_model
 from penstock.actors.trainer.config import TrainerConfig
@@ -39,22 +37,32 @@ async def open_learner(
     """
     if not uses_transformers(config):
         return await place.offload(Learner.initialized, policy_config, config.optimizer, seed)
-    from penstock.actors.trainer.ranks.hf.learner import SerialLearner
-    from penstock.actors.trainer.ranks.hf.policy import load_policy
-
-    device = torch.device(config.device)
-    async with model_folder(place.store) as folder:
-        policy = await place.offload(load_policy, folder, policy_config, device)
-    return SerialLearner(policy, config.optimizer)
+    return await open_ranked_learner(
+        place, policy_config, config, await place.offload(World.alone, config.device)
+    )
 
 
 async def open_first_learner(
-    place: Place, policy_config: PolicyConfig, config: TrainerConfig, seed: int
+    place: Place,
+    policy_config: PolicyConfig,
+    config: TrainerConfig,
+    seed: int,
+    world: World | None = None,
 ) -> Learner:
     """Return the learner that version 0 begins with: of the run's model, if its store has one.
 
+    Args:
+        place: of the caller.
+        policy_config: shape of the policy.
+        config: of the trainer.
+        seed: of random weights.
+        world: ranks that hold a model of transformers together; None: it is whole in this process.
+
     Raises as `open_learner`, and ModelFormatError where the model does not fit the policy.
+
     """
+    if world is not None:
+        return await open_ranked_learner(place, policy_config, config, world)
     learner = await open_learner(place, policy_config, config, seed)
     if not uses_transformers(config) and await stored_model(place.store) is not None:
         async with model_folder(place.store) as folder:
@@ -75,11 +83,8 @@ async def open_ranked_learner(
         )
     from penstock.actors.trainer.ranks.hf.learner import load_learner
 
-    divided = config.ranks.num_expert_ranks
     async with model_folder(place.store) as folder:
-        return await place.offload(
-            load_learner, folder, policy_config, config.optimizer, world, divided
-        )
+        return await place.offload(load_learner, folder, policy_config, config, world)
 
 
 @asynccontextmanager

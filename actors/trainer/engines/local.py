@@ -12,7 +12,13 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import probe_policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.context import Context
-from penstock.actors.trainer.checkpoint import load_checkpoint, load_reference, save_checkpoint
+from penstock.actors.trainer.checkpoint import (
+    ALONE,
+    Ranks,
+    load_checkpoint,
+    load_reference,
+    save_checkpoint,
+)
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.learners import (
     open_first_learner,
@@ -64,7 +70,9 @@ class LocalEngine:
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
         """Make version 0 and save it; see `TrainingEngine.make_version_0`."""
-        self._learner = await open_first_learner(ctx, self._policy_config, self._config, seed)
+        self._learner = await open_first_learner(
+            ctx, self._policy_config, self._config, seed, self._world
+        )
         completed = await run_midtraining(ctx, self.learner, self._config, seed)
         if preferred := await run_preferences(ctx, self.learner, self._config, seed):
             digest = preferred.weights_digest
@@ -123,7 +131,9 @@ class LocalEngine:
         self, place: Place, completed: Completed, ledger: dict[int, LedgerRow]
     ) -> CheckpointSaved:
         """Save a checkpoint; see `TrainingEngine.save`."""
-        return await save_checkpoint(place, self.learner, completed, ledger)
+        world = self._world
+        ranks = Ranks(rank=world.rank, gather=world.gather) if world else ALONE
+        return await save_checkpoint(place, self.learner, completed, ledger, ranks)
 
 
 def _probe(learner: Learner) -> list[float]:

@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from penstock.actors.policy.device import copied_to
-from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
-from penstock.actors.trainer.learner import accumulate
+from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora, segments
+from penstock.actors.trainer.objective.token_scores import token_scores
 from penstock.messages.errors import CorruptDataError
 
 
@@ -180,13 +180,15 @@ class Midtrainer:
 
     def __init__(
         self,
-        policy: Policy,
+        learner: Learner,
         config: MidtrainConfig,
         corpora: MidtrainCorpora,
         seed: int,
         num_threads: int = 1,
     ) -> None:
-        self._policy, self._config = policy, config
+        """Prepare; several ranks make the same calls in the same order."""
+        self._learner, self._config = learner, config
+        self._policy = policy = learner.policy
         self._num_threads = num_threads
         self._corpora, self._seed = corpora, seed
         self.step_batches = step_batches(corpora.train, config, np.random.default_rng(seed))
@@ -197,7 +199,8 @@ class Midtrainer:
             lr=config.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=0.0,
-            fused=True,
+            # On a CPU, rows cut over ranks have their bits from one loop over elements alone.
+            fused=not learner.is_ranked or policy.device.type == "cuda",
         )
         self.num_tokens = 0
         self.losses: list[float] = []
@@ -264,20 +267,29 @@ class Midtrainer:
                 break
             self.losses.append(self._step(next(self.step_batches), share))
 
-    @torch.no_grad()
     def heldout_loss(self) -> float:
         """Return the mean next-token loss over the first tokens of the held-out corpus."""
-        total, weight = 0.0, 0.0
+        batches: list[PackedBatch] = []
+        weight = 0.0
         pieces = segments(self._corpora.heldout, self._config.sequence_tokens)
         for part in packed_runs(pieces, self._config.pass_tokens):
-            batch = packed_batch(self._corpora.heldout, part).on(self._policy.device)
-            hidden = self._policy(batch.token_ids, batch.lengths).hidden
-            losses, weights = self._losses(hidden, batch)
-            total += float((losses * weights).double().sum())
-            weight += float(weights.double().sum())
+            batch = packed_batch(self._corpora.heldout, part)
+            batches.append(batch)
+            weight += float(batch.weights[batch.rows + 1].double().sum())
             if weight >= self._config.heldout_tokens_max:
                 break
-        return total / max(weight, 1.0)
+        losses = self._learner.run_all(
+            [partial(self._heldout, batch) for batch in batches],
+            num_workers=self._config.num_workers,
+            num_threads=self._num_threads,
+        )
+        return sum(losses) / max(weight, 1.0)
+
+    def _heldout(self, batch: PackedBatch) -> float:
+        """Return the weighted sum of a pass's losses."""
+        batch = batch.on(self._policy.device)
+        losses, weights = self._losses(self._policy(batch.token_ids, batch.lengths).hidden, batch)
+        return float((losses * weights).double().sum())
 
     def report(self, wall_s: float) -> MidtrainReport:
         """Sum up, with the held-out loss measured now."""
@@ -295,15 +307,19 @@ class Midtrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * rate(self._config, progress)
         totals = BatchTotals.of(passes)
-        parameters = list(self._policy.parameters())
-        losses = accumulate(
-            parameters,
+        losses = self._learner.accumulate(
             [partial(self._forward, batch, totals) for batch in passes],
             num_workers=self._config.num_workers,
             num_threads=self._num_threads,
         )
-        torch.nn.utils.clip_grad_norm_(parameters, self._config.grad_clip, error_if_nonfinite=True)
+        bound = self._config.grad_clip
+        if self._learner.is_ranked:
+            self._learner.clip(bound)
+        else:
+            parameters = list(self._policy.parameters())
+            torch.nn.utils.clip_grad_norm_(parameters, bound, error_if_nonfinite=True)
         self._optimizer.step()
+        self._learner.clear()
         self._optimizer.zero_grad(set_to_none=True)
         self.num_tokens += totals.num_tokens
         return sum(losses)
@@ -333,9 +349,9 @@ class Midtrainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return losses and weights, [M], of the next tokens of hidden states [T, d]."""
         targets = batch.rows + 1
-        logits = self._policy.logits(hidden.index_select(0, batch.rows))
-        losses = F.cross_entropy(logits, batch.token_ids[targets], reduction="none")
-        return losses, batch.weights[targets]
+        states = hidden.index_select(0, batch.rows)
+        scores = token_scores(self._policy, states, batch.token_ids[targets])
+        return -scores.logprobs, batch.weights[targets]
 
 
 def rate(config: MidtrainConfig, progress: float) -> float:

@@ -35,17 +35,24 @@ _CODE = ("actors/policy", "actors/trainer", "kernels")
 
 
 class FinishedCache:
-    """The entry of one mid-training; without one where settings say so, or a clock is the budget.
+    """The entry of one mid-training.
+
+    There is none where settings say so, where a clock is the budget, and of ranks, each of which
+    holds some rows alone.
 
     Args:
         settings: Of the trainer.
         purpose: As `saves.purpose_of` returns it.
         start_digest: Of the weights that it starts from.
+        is_ranked: Whether ranks hold them.
 
     """
 
-    def __init__(self, settings: TrainerConfig, purpose: str, start_digest: str) -> None:
-        self._is_used = settings.midtrain.uses_cache and settings.midtrain.seconds == 0
+    def __init__(
+        self, settings: TrainerConfig, purpose: str, start_digest: str, *, is_ranked: bool
+    ) -> None:
+        config = settings.midtrain
+        self._is_used = config.uses_cache and config.seconds == 0 and not is_ranked
         self._cache = ProductCache(FOLDER)
         machine = [str(torch.__version__), "cpu", settings.num_threads]
         facts = msgspec.json.encode([purpose, start_digest, source_digest(*_CODE), machine])
@@ -82,7 +89,7 @@ async def run_midtraining(
         loss_last=report.loss_last,
         heldout_loss=report.heldout_loss,
         heldout_perplexity=report.heldout_perplexity,
-        weights_digest=learner.weights_digest(),
+        weights_digest=await ctx.offload(learner.weights_digest),
         wall_s=report.wall_s,
         num_saves=report.num_saves,
         num_resumed=report.num_resumed,
@@ -99,23 +106,27 @@ async def _run(
     corpora = MidtrainCorpora(*map(decode_corpus, stored))
     threads = settings.num_threads
     learner.policy.checkpoints_activations = settings.activation_checkpointing
-    trainer = Midtrainer(learner.policy, config, corpora, seed, threads)
+    trainer = Midtrainer(learner, config, corpora, seed, threads)
     purpose = purpose_of(config, learner.policy.config, seed, stored)
     head = SaveHead(purpose=purpose, num_tokens=0, elapsed_s=0.0, num_saves=0, num_resumed=0)
     began = ctx.monotonic()
-    finished = FinishedCache(settings, purpose, learner.weights_digest())
+    start = await ctx.offload(learner.weights_digest)
+    finished = FinishedCache(settings, purpose, start, is_ranked=learner.is_ranked)
     if cached := await ctx.offload(finished.get):
         await ctx.offload(take_up, trainer, *cached)
         return await ctx.offload(trainer.report, ctx.monotonic() - began), True
-    if saved := await newest_save(ctx.store, purpose):
+    # Ranks take no saves: what each holds of a tensor is no file by itself.
+    if not learner.is_ranked and (saved := await newest_save(ctx.store, purpose)):
         await ctx.offload(take_up, trainer, *saved)
         head = replace(saved[0], num_resumed=saved[0].num_resumed + 1)
     started = ctx.monotonic() - head.elapsed_s
     saved_at = ctx.monotonic()
-    while trainer.spent(ctx.monotonic() - started) < 1.0:
-        await ctx.offload(trainer.run, ctx.monotonic() - started)
-        elapsed_s = ctx.monotonic() - started
-        if ctx.monotonic() - saved_at >= config.save_s:
+    elapsed_s = head.elapsed_s
+    while trainer.spent(elapsed_s) < 1.0:
+        await ctx.offload(trainer.run, elapsed_s)
+        # One clock: all ranks take the same steps.
+        elapsed_s = (await ctx.offload(learner.gather, ctx.monotonic() - started))[0]
+        if not learner.is_ranked and ctx.monotonic() - saved_at >= config.save_s:
             head = replace(
                 head,
                 num_tokens=trainer.num_tokens,
@@ -124,9 +135,11 @@ async def _run(
             )
             await store_save(ctx.store, *await ctx.offload(encode_save, trainer, head))
             saved_at = ctx.monotonic()
-        await ctx.publish(_progress(config, trainer, 0.0, elapsed_s, head))
+        if not learner.rank:
+            await ctx.publish(_progress(config, trainer, 0.0, elapsed_s, head))
     report = await ctx.offload(trainer.report, ctx.monotonic() - started)
-    await ctx.publish(_progress(config, trainer, report.heldout_loss, report.wall_s, head))
+    if not learner.rank:
+        await ctx.publish(_progress(config, trainer, report.heldout_loss, report.wall_s, head))
     head = replace(head, num_tokens=trainer.num_tokens, elapsed_s=report.wall_s)
     await ctx.offload(finished.put, trainer, head)
     return replace(report, num_saves=head.num_saves, num_resumed=head.num_resumed), False

@@ -43,8 +43,22 @@ def reward_changes(
     return [after - before for before, after in pairs]
 
 
+_BLOCK_ELEMENTS = 1 << 18
+"""Logits whose entropy is computed at once where no gradient keeps them: they fit a CPU's cache."""
+
+
 def entropies(logits: torch.Tensor) -> torch.Tensor:
     """Entropy of each row's distribution in nats: [N, V] -> [N]; -inf is probability 0."""
+    if logits.requires_grad or logits.is_cuda or logits.numel() <= _BLOCK_ELEMENTS:
+        return _entropies(logits)
+    # The rows' bits do not depend on the blocks; on a CPU, fresh memory for tables of all rows
+    # takes longer than the entropies.
+    blocks = logits.split(max(1, _BLOCK_ELEMENTS // logits.shape[1]))
+    return torch.cat([_entropies(block) for block in blocks])
+
+
+def _entropies(logits: torch.Tensor) -> torch.Tensor:
     log_chances = logits.float().log_softmax(-1)
-    terms = log_chances.exp() * log_chances.clamp(min=torch.finfo(torch.float32).min)
+    # A bound that a gradient's weight cannot carry to infinity, which times 0 would be NaN.
+    terms = log_chances.exp() * log_chances.clamp(min=-1e9)
     return -terms.sum(-1)

@@ -27,10 +27,10 @@ import torch
 from torch.nn import functional as F
 
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner, NonFiniteError, Pass, Weights
+from penstock.actors.trainer.objective.token_scores import token_scores
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
@@ -134,8 +134,8 @@ def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.
     at = [each.context_ids.size + np.flatnonzero(each.is_target) for each in replies]
     rows = np.concatenate([places[here - 1] for places, here in zip(tree.places, at, strict=True)])
     targets = np.concatenate([ids[here] for ids, here in zip(token_ids, at, strict=True)])
-    logits = policy.logits(output.hidden.index_select(0, _placed(policy, rows)))
-    logprobs = token_logprobs(logits, _placed(policy, targets)).cpu()
+    hidden = output.hidden.index_select(0, _placed(policy, rows))
+    logprobs = token_scores(policy, hidden, _placed(policy, targets)).logprobs.cpu()
     sequence = torch.arange(len(replies)).repeat_interleave(torch.tensor([len(h) for h in at]))
     return logprobs.new_zeros(len(replies)).index_add(0, sequence, logprobs)
 

@@ -50,7 +50,8 @@ async def run_preferences(
     before = await ctx.offload(phase.measure)
     while phase.num_done < phase.num_steps:
         await ctx.offload(phase.run)
-        await ctx.publish(phase.progress())
+        if not learner.rank:
+            await ctx.publish(phase.progress())
     after = await ctx.offload(phase.measure)
     tenth = max(1, len(phase.losses) // 10)
     found = PreferencesTrained(
@@ -62,10 +63,11 @@ async def run_preferences(
         loss_last=sum(phase.losses[-tenth:]) / tenth,
         heldout_before=before,
         heldout_after=after,
-        weights_digest=learner.weights_digest(),
+        weights_digest=await ctx.offload(learner.weights_digest),
         wall_s=ctx.monotonic() - started,
     )
-    await ctx.publish(found)
+    if not learner.rank:
+        await ctx.publish(found)
     return found
 
 

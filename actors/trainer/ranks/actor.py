@@ -29,7 +29,7 @@ from penstock.actors.trainer.checkpoint import (
     save_checkpoint,
 )
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.engines.learners import open_ranked_learner
+from penstock.actors.trainer.engines.learners import open_ranked_learner, uses_transformers
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.off_policy import measure
 from penstock.actors.trainer.preferences.reading import ExampleReader
@@ -208,8 +208,9 @@ class TrainingRank(Actor):
         return Ack()
 
     async def _make_version_0(self, message: MakeVersion0) -> Message:
-        """Make version 0 in this process alone: mid-training and preferences are not divided."""
-        engine = LocalEngine(self._policy_config, self._config)
+        """Make version 0: a model of transformers with all ranks, the own policy here alone."""
+        world = self._world if uses_transformers(self._config) else None
+        engine = LocalEngine(self._policy_config, self._config, world=world)
         position = await engine.make_version_0(self._ctx, message.seed)
         return RankSaved(object_key=position.saved.object_key)
 

@@ -105,14 +105,19 @@ class RankedEngine:
         self._probe: Sequence[float] = ()
 
     async def make_version_0(self, ctx: Context, seed: int) -> HeldCheckpoint:
-        """Have rank 0 make version 0, and all load it; see `TrainingEngine.make_version_0`."""
+        """Have the ranks make version 0, and load it; see `TrainingEngine.make_version_0`."""
 
         async def make() -> str:
             if key := await first_checkpoint(ctx.store):
                 return key
             session = await self._joined()
             request = MakeVersion0(session=session, seed=seed)
-            saved = await self._ask(0, request, RankSaved)
+            together = self._ranks.model == "transformers"
+            saved = (
+                await self._ask_all(request, RankSaved)
+                if together
+                else await self._ask(0, request, RankSaved)
+            )
             self._session = session
             return saved.object_key
 

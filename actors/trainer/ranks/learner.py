@@ -147,10 +147,12 @@ class RankedLearner(Learner):
     `num_workers` has no effect.
     """
 
+    is_ranked = True
+
     def __init__(self, policy: Policy, config: OptimizerConfig, world: World) -> None:
         """Take a policy that is sharded over the ranks (`models.py`)."""
         super().__init__(policy, config)
-        self._world = world
+        self._world, self.rank = world, world.rank
         self._sums = OrderedSums(policy)
         self._sharded = dict(policy.named_parameters())
 
@@ -230,7 +232,7 @@ class RankedLearner(Learner):
         """Return this rank's rows of a parameter's value or moment: a copy."""
         parameter = self._sharded[name]
         if isinstance(value, DTensor) or value.shape != parameter.shape:
-            return value.clone()
+            return value.to(parameter.device, copy=True)
         return cut_like(parameter, value)
 
     def published_shapes(self) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _PORT_MAX = 65_535
+_ALONE_S = 60.0
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 
 
@@ -63,13 +64,20 @@ class World:
     Its methods are collective: all ranks call the same ones in the same order.
     """
 
-    def __init__(self, environment: RankEnvironment, device: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        environment: RankEnvironment,
+        device: str,
+        timeout_s: float,
+        store: dist.Store | None = None,
+    ) -> None:
         """Join the process group.
 
         Args:
             environment: of this process; MASTER_ADDR and MASTER_PORT are read from `os.environ`.
             device: cpu or cuda.
             timeout_s: of joining, and of every collective operation.
+            store: in which ranks find each other, instead of at MASTER_ADDR.
 
         Raises:
             DeviceUnavailableError: The device is not there.
@@ -79,10 +87,16 @@ class World:
         self.rank, self.num_ranks = environment.rank, environment.num_ranks
         self.device = open_device(device, "trainer.device", environment.local_rank)
         timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group(
-            _BACKENDS[device], rank=self.rank, world_size=self.num_ranks, timeout=timeout
-        )
+        places = {"rank": self.rank, "world_size": self.num_ranks, "timeout": timeout}
+        if not dist.is_initialized():  # One that is alone may open several learners.
+            dist.init_process_group(_BACKENDS[device], store=store, **places)
         self.mesh: DeviceMesh = init_device_mesh(device, (self.num_ranks,))
+
+    @classmethod
+    def alone(cls, device: str) -> "World":
+        """Return the world of a process that trains by itself."""
+        only = RankEnvironment(rank=0, num_ranks=1, local_rank=0)
+        return cls(only, device, _ALONE_S, dist.HashStore())
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, by rank; they must be picklable."""

@@ -36,12 +36,11 @@ def _turns(config, rng, prompt, prompt_routes, index):
             own[: len(prompt_routes)] = prompt_routes
         first = 0 if number == 0 else len(prompt) + NUM_SAMPLED - 1
         routes = own[:-1] if number == 0 else own  # the last sampled token was not read yet
-        sealed = seal_routes(
-            torch.from_numpy(routes.astype(np.int16)),
-            num_experts=config.num_experts,
-            policy_version=0,
-            first_position=first,
-        )
+        sealed = []
+        if not config.is_dense:
+            routed = torch.from_numpy(routes.astype(np.int16))
+            facts = {"num_experts": config.num_experts, "policy_version": 0}
+            sealed = [seal_routes(routed, first_position=first, **facts)]
         logprobs = rng.normal(-np.log(config.vocab_size), 0.05, NUM_SAMPLED)
         turns.append(
             Turn(
@@ -50,7 +49,7 @@ def _turns(config, rng, prompt, prompt_routes, index):
                 behavior_logprobs=to_array(logprobs.astype(np.float32)),
                 version_spans=[VersionSpan(policy_version=0, num_tokens=NUM_SAMPLED)],
                 stop_reason=StopReason.LENGTH,
-                route_segments=[sealed],
+                route_segments=sealed,
                 sampling=Sampling(temperature=1.0, num_tokens_max=NUM_SAMPLED, seed=index),
             )
         )

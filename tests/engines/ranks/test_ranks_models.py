@@ -20,7 +20,7 @@ PYTHON = ROOT / RANKS_PYTHON
 KINDS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
 LAYOUTS = {"fsdp": (2, 1), "fsdp+ep": (2, 2)}
 NUM_STEPS = 3
-WAIT_S = 240
+WAIT_S = 600
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
@@ -79,9 +79,9 @@ def train(folder, out, num_ranks=1, expert_ranks=1, **more):
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / request.param
+    folder = tmp_path_factory.mktemp("models")
     finish([command("hf_models.py", "make", request.param, str(folder))])
-    return folder
+    return folder / request.param
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,10 @@ def test_recorded_routes_are_used(model, alone, tmp_path):
     assert all(step["router_mismatch"] > 0.5 for step in alone["steps"]), "routes are random"
     free = train(model, tmp_path / "free.json", mode="off")
     differences = [
-        abs(step["grad_norm"] - other["grad_norm"]) / step["grad_norm"]
+        abs(step["loss"] - other["loss"]) / abs(step["loss"])
         for step, other in zip(alone["steps"], free["steps"], strict=True)
     ]
-    assert min(differences) > 1e-3, "the same gradient with other experts"
+    assert min(differences) > 1e-3, "the same loss with other experts"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -135,12 +135,18 @@ def test_ranks_train_as_one_process_and_publish_from_shards(model, alone, layout
     )
 
 
-def assert_exports(run, out, expected):
-    """An export of the newest version computes in transformers what the ranks do."""
+def exported(run, out):
+    """Export the newest version of a run."""
     tokenizer = train_tokenizer([CODE], vocab_size=400)
     put = DirectoryStore(run / "objects").put(TOKENIZER_KEY, tokenizer.to_json().encode())
     asyncio.run(put)
     assert export(run, "-o", str(out)) == 0
+    return str(out)
+
+
+def assert_exports(run, out, expected):
+    """An export of the newest version computes in transformers what the ranks do."""
+    exported(run, out)
     (text,) = finish([command("hf_models.py", "logits", str(out))])
     theirs, ours = torch.tensor(json.loads(text)), torch.tensor(expected)
     assert theirs.abs().max() > 0.5

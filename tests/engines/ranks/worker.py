@@ -1,13 +1,16 @@
 """One rank of a test: trains a folder's model, publishes it from its shards, and says what it saw.
 
-python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON:
+python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSON, or a list of it:
 
     folder        of the model
     expert_ranks  ranks that divide the experts among them
+    ranks         more of `trainer.ranks`
+    trainer       more of `trainer`
     steps         optimizer steps
     mode          policy.numerics.mode; `off` ignores the recorded routes
     store         folder of objects to publish to
     checkpoints   folder of objects to save the last step to; without steps, to load from
+    phase         `midtrain` or `preferences`: what is trained instead of rollouts
     out           file that rank 0 writes
 """
 
@@ -40,9 +43,14 @@ from penstock.actors.trainer.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.engines.config import RanksConfig
+from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora
+from penstock.actors.trainer.midtraining.midtrain import Midtrainer
+from penstock.actors.trainer.preferences.config import PreferencesConfig
+from penstock.actors.trainer.preferences.examples import PreferenceExample, PreferenceReply
+from penstock.actors.trainer.preferences.phase import PreferenceTrainer
 from penstock.actors.trainer.ranks.hf.learner import load_learner
-from penstock.actors.trainer.ranks.hf.tensors import published_buffers, tensor_runs
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.infra.stores.directory import DirectoryStore
@@ -54,15 +62,96 @@ METRICS = ("loss", "grad_norm", "router_mismatch", "tokens_trained")
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     world = World(RankEnvironment.of(os.environ), "cpu", 120.0)
+    specs = json.loads(sys.argv[1])
+    for spec in specs if isinstance(specs, list) else [specs]:
+        (train_phase if "phase" in spec else train)(spec, world)
+    dist.barrier()
+    world.close()
+    os._exit(0)
+
+
+def opened(spec, world):
+    """The learner of a spec, its shape and its settings."""
     folder = Path(spec["folder"])
     numerics = NumericsConfig(mode=spec.get("mode", "fast"))
     config = msgspec.structs.replace(read_hf_config(folder), numerics=numerics)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
-    learner = load_learner(folder, config, optimizer, world, spec["expert_ranks"])
-    trainer = TrainerConfig(micro_batch_tokens=64, optimizer=optimizer)
+    ranks = RanksConfig(
+        num_ranks=world.num_ranks,
+        model="transformers",
+        num_expert_ranks=spec["expert_ranks"],
+        **spec.get("ranks", {}),
+    )
+    trainer = TrainerConfig(
+        micro_batch_tokens=64, optimizer=optimizer, ranks=ranks, **spec.get("trainer", {})
+    )
+    return load_learner(folder, config, trainer, world), config, trainer
+
+
+def train_phase(spec, world) -> None:
+    learner, config, settings = opened(spec, world)
+    if spec["phase"] == "midtrain":
+        phase = midtrainer(learner, config)
+        while phase.spent(0.0) < 1.0:
+            phase.run(0.0)
+        report = phase.report(1.0)
+        found = {"first": report.loss_first, "last": report.loss_last, "after": report.heldout_loss}
+    else:
+        phase = preference_trainer(learner, config, settings)
+        found = {"before": phase.measure()}
+        while phase.num_done < phase.num_steps:
+            phase.run()
+        found["after"] = phase.measure()
+    found |= {"losses": phase.losses, "weights": learner.weights_digest()}
+    if world.rank == 0:
+        Path(spec["out"]).write_text(json.dumps(found))
+
+
+def midtrainer(learner, config) -> Midtrainer:
+    """On documents that count upwards."""
+    rng = np.random.default_rng(0)
+    starts = rng.integers(config.vocab_size, size=40)
+    documents = [(start + np.arange(rng.integers(5, 32))) % 90 for start in starts]
+    corpus = Corpus(
+        tokens=np.concatenate(documents).astype(np.int32),
+        lengths=np.array([len(document) for document in documents], np.int32),
+    )
+    settings = MidtrainConfig(
+        num_tokens=4000, sequence_tokens=32, batch_tokens=400, pass_tokens=128, learning_rate=1e-3
+    )
+    return Midtrainer(learner, settings, MidtrainCorpora(corpus, corpus), 0)
+
+
+def preference_trainer(learner, config, settings) -> PreferenceTrainer:
+    """On pairs and labels: replies that count upwards are the good ones."""
+    rng = np.random.default_rng(1)
+
+    def reply(context, step):
+        ids = (context[-1] + step * np.arange(1, 8)) % config.vocab_size
+        return PreferenceReply(context_ids=context, reply_ids=ids, is_target=np.ones(7, bool))
+
+    examples = []
+    for index in range(18):
+        context = rng.integers(0, config.vocab_size, 20)
+        good, bad = reply(context, 1), reply(context, -5)
+        if index % 3 < 2:
+            examples.append(PreferenceExample(chosen=good, rejected=bad))
+        else:
+            is_good = index % 2 == 0
+            ends = {"chosen": good if is_good else None, "rejected": None if is_good else bad}
+            examples.append(PreferenceExample(**ends))
+    preferences = PreferencesConfig(
+        beta=0.3, num_epochs=3, batch_examples=6, learning_rate=1e-3, report_steps=1
+    )
+    settings = msgspec.structs.replace(settings, preferences=preferences)
+    return PreferenceTrainer(learner, settings, examples, examples[:9], 0)
+
+
+def train(spec, world) -> None:
+    learner, config, trainer = opened(spec, world)
+    folder = Path(spec["folder"])
     publisher = ShardPublisher(learner, spec["store"], world, folder) if "store" in spec else None
     found = {"steps": [], "published": [], "whole": []}
     place = Here(DirectoryStore(Path(spec["checkpoints"]))) if "checkpoints" in spec else None
@@ -78,15 +167,12 @@ def main() -> None:
             found["steps"].append(figures | digests | {"skipped": result.skipped})
         if publisher is not None:
             found["published"].append(publisher.publish(step))
-            found["whole"].append(whole_digest(learner.policy.model))
+            found["whole"].append(whole_digest(learner))
     if place is not None and spec["steps"]:
         asyncio.run(save(place, learner, result, spec["steps"], world))
     found["logits"] = logits(learner)
     if world.rank == 0:
         Path(spec["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    world.close()
-    os._exit(0)
 
 
 class Here:
@@ -162,14 +248,14 @@ class ShardPublisher:
         return done[2].target_root_digest if self._committer else None
 
 
-def whole_digest(model) -> str:
+def whole_digest(learner) -> str:
     """Of the whole snapshot, gathered."""
     state = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in learner.policy.model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         rounded = whole.detach().to(torch.bfloat16)
-        state |= {each: as_numpy(part) for each, _, part in tensor_runs(name, rounded, 0)}
-    return root_digest(state | {n: as_numpy(b) for n, b in published_buffers(model).items()})
+        state |= {each: as_numpy(part) for each, _, part in learner.tensors.runs(name, rounded, 0)}
+    return root_digest(state | {n: as_numpy(b) for n, b in learner.tensors.buffers().items()})
 
 
 if __name__ == "__main__":

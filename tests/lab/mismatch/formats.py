@@ -10,8 +10,9 @@ import numpy as np
 from penstock.actors.policy.checkpoint import load_published, publishable_state
 from penstock.actors.policy.config import EXPERT_FORMATS, NumericsConfig, PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.corpus import Corpus, MidtrainCorpora
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.infra.mismatch.figures import measure
@@ -54,7 +55,9 @@ def compare_formats(
     for expert_format in EXPERT_FORMATS:
         numerics = NumericsConfig(expert_format=expert_format)
         policy = Policy(msgspec.structs.replace(policy_config, numerics=numerics), seed=seed)
-        midtrainer = Midtrainer(policy, settings, MidtrainCorpora(train, heldout), seed)
+        midtrainer = Midtrainer(
+            Learner(policy, OptimizerConfig()), settings, MidtrainCorpora(train, heldout), seed
+        )
         started = time.perf_counter()
         while midtrainer.spent(0.0) < 1.0:
             midtrainer.run(0.0)

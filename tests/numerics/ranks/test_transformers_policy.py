@@ -20,13 +20,12 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig  # noqa: E402
-from penstock.actors.trainer.ranks.hf.learner import SerialLearner  # noqa: E402
+from penstock.actors.trainer.engines.config import RanksConfig  # noqa: E402
+from penstock.actors.trainer.ranks.hf.attention import NAME  # noqa: E402
+from penstock.actors.trainer.ranks.hf.learner import TransformersLearner  # noqa: E402
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy  # noqa: E402
-from penstock.actors.trainer.ranks.hf.tensors import (  # noqa: E402
-    held_runs,
-    published_shapes,
-    tensor_runs,
-)
+from penstock.actors.trainer.ranks.hf.tensors import TensorNames  # noqa: E402
+from penstock.actors.trainer.ranks.world import World  # noqa: E402
 from penstock.actors.trainer.step import train_step  # noqa: E402
 
 SHAPE = {
@@ -40,6 +39,7 @@ SHAPE = {
     "max_position_embeddings": 128,
 }
 SIGMOID = {"n_routed_experts": 8, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
+RANKS = RanksConfig(num_ranks=1, model="transformers")
 NUM_EXPERTS, NUM_LAYERS, NUM_CHOSEN = 8, 3, 2
 
 
@@ -59,7 +59,7 @@ def config_of(kind):
 @pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def policy(request):
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config_of(request.param)).float()
+    model = made(config_of(request.param))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
@@ -68,7 +68,15 @@ def policy(request):
                 buffer.normal_(std=0.5)
     shape = PolicyConfig(vocab_size=96, hidden_size=32, num_hidden_layers=3, num_experts=8,
                          max_position_embeddings=128)  # fmt: skip
-    return TransformersPolicy(model.train(), shape)
+    return policy_of(model, shape)
+
+
+def made(config):
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=NAME).float()
+
+
+def policy_of(model, shape):
+    return TransformersPolicy(model.train(), shape, RANKS, torch.device("cpu"))
 
 
 def sequences(rng):
@@ -170,7 +178,8 @@ def test_workers_change_nothing_as_passes_come_one_after_the_other(policy):
     found = []
     for num_workers in (1, 2):
         model = copy.deepcopy(policy.model)
-        learner = SerialLearner(TransformersPolicy(model, policy.config), OptimizerConfig())
+        own = policy_of(model, policy.config)
+        learner = TransformersLearner(own, OptimizerConfig(), World.alone("cpu"), RANKS)
         turns = rollouts(policy.config, 1)
         config = TrainerConfig(micro_batch_tokens=64, num_workers=num_workers)
         found.append(train_step(learner, manifest(turns, 1), turns, config))
@@ -187,26 +196,50 @@ def test_what_is_published_has_the_names_and_shapes_that_transformers_writes(pol
     from penstock.actors.policy.hf.weights import stored_shapes
 
     written = {name: list(shape) for name, shape in stored_shapes(tmp_path).items()}
-    assert published_shapes(policy.model) == written
-    runs = held_runs(policy.model, has_buffers=True)
+    names = TensorNames(policy.model)
+    assert names.shapes() == written
+    runs = names.held_runs(has_buffers=True)
     sizes = {run.name: run.values.size for run in runs}
     assert sizes == {name: math.prod(shape) for name, shape in written.items()}
 
 
+@pytest.fixture(scope="module")
+def names():
+    config = transformers.MixtralConfig(
+        **{name: SHAPE[name] for name in ("vocab_size", "hidden_size", "num_attention_heads")},
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        intermediate_size=16,
+        num_local_experts=9,
+    )
+    return TensorNames(made(config))
+
+
 @given(
-    name=st.sampled_from(["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "norm.weight"]),
-    num_rows=st.integers(1, 9),
+    name=st.sampled_from(["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"]),
     cuts=st.lists(st.integers(0, 9), max_size=4),
 )
-def test_any_cut_by_rows_holds_every_element_once(name, num_rows, cuts):
-    shape = (num_rows,) if name == "norm.weight" else (num_rows, 4, 3)
+def test_any_cut_by_rows_holds_every_element_once(names, name, cuts):
+    name = f"model.layers.0.{name}"
+    shape = (9, 2) if name.endswith("gate.weight") else (9, 4, 3)
     whole = torch.arange(math.prod(shape)).reshape(shape)
-    bounds = sorted({0, num_rows, *(min(cut, num_rows) for cut in cuts)})
+    bounds = sorted({0, 9, *cuts})
     found: dict[str, list[tuple[int, int]]] = {}
     for first, end in pairwise(bounds):
-        for tensor, start, values in tensor_runs(name, whole[first:end], first):
+        for tensor, start, values in names.runs(name, whole[first:end], first):
             found.setdefault(tensor, []).extend(enumerate(values.reshape(-1).tolist(), start))
-    expected = {each: part.reshape(-1).tolist() for each, _, part in tensor_runs(name, whole, 0)}
+    expected = {each: part.reshape(-1).tolist() for each, _, part in names.runs(name, whole, 0)}
     assert {tensor: [v for _, v in sorted(at)] for tensor, at in found.items()} == expected
     for at in found.values():
         assert [place for place, _ in sorted(at)] == list(range(len(at)))
+
+
+def test_experts_are_named_as_their_family_stores_them(names):
+    found = names.shapes()
+    prefix = "model.layers.0.block_sparse_moe.experts.8"
+    assert [found[f"{prefix}.w{n}.weight"] for n in (1, 2, 3)] == [[16, 32], [32, 16], [16, 32]]
+    runs = names.runs("model.layers.0.mlp.experts.gate_up_proj", torch.arange(4.0).view(1, 4, 1), 8)
+    assert [(name, part.flatten().tolist()) for name, _, part in runs] == [
+        (f"{prefix}.w1.weight", [0.0, 1.0]),
+        (f"{prefix}.w3.weight", [2.0, 3.0]),
+    ]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig
+from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.corpus import (
     Corpus,
     MidtrainCorpora,
@@ -41,7 +42,9 @@ def run(config=CONFIG, corpus=None, seed=0):
     torch.set_num_threads(1)
     policy = Policy(POLICY, seed=3)
     corpus = corpus or counting_corpus()
-    trainer = Midtrainer(policy, config, MidtrainCorpora(corpus, corpus), seed)
+    trainer = Midtrainer(
+        Learner(policy, OptimizerConfig()), config, MidtrainCorpora(corpus, corpus), seed
+    )
     while trainer.spent(0.0) < 1.0:
         trainer.run(0.0)
     return policy, trainer.report(1.0)
@@ -127,7 +130,12 @@ def test_tokens_of_no_weight_are_not_learned():
 def test_a_budget_by_the_clock_ends_with_the_clock():
     corpus = counting_corpus()
     config = MidtrainConfig(seconds=10.0, sequence_tokens=16, batch_tokens=128, report_steps=2)
-    trainer = Midtrainer(Policy(POLICY, seed=3), config, MidtrainCorpora(corpus, corpus), 0)
+    trainer = Midtrainer(
+        Learner(Policy(POLICY, seed=3), OptimizerConfig()),
+        config,
+        MidtrainCorpora(corpus, corpus),
+        0,
+    )
     trainer.run(5.0)
     assert (trainer.spent(5.0), len(trainer.losses)) == (0.5, 2)
     trainer.run(10.0)

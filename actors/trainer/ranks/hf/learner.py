@@ -1,6 +1,7 @@
 """The learner of one rank of a transformers model, with or without expert parallelism."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,36 +9,19 @@ from torch.distributed.tensor import DTensor
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
+from penstock.actors.policy.hf.weights import stored_shapes
 from penstock.actors.policy.snapshot import TensorRun
-from penstock.actors.trainer.config import OptimizerConfig
-from penstock.actors.trainer.learner import Learner, Pass
+from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.engines.config import RanksConfig
+from penstock.actors.trainer.learner import Pass
+from penstock.actors.trainer.ranks.hf.checks import check_names
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy, load_policy
-from penstock.actors.trainer.ranks.hf.tensors import (
-    held_runs,
-    published_buffers,
-    published_shapes,
-)
+from penstock.actors.trainer.ranks.hf.tensors import TensorNames
 from penstock.actors.trainer.ranks.learner import RankedLearner
 from penstock.actors.trainer.ranks.plan import rounds
 from penstock.actors.trainer.ranks.world import World
 
 Result = TypeVar("Result")
-
-
-class SerialLearner(Learner):
-    """Like `Learner`, one pass at a time: a model's routers have the routes of one pass."""
-
-    def run_all(
-        self, tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
-    ) -> list[Result]:
-        """Return what forward passes give; see `Learner.run_all`."""
-        return super().run_all(tasks, num_workers=1, num_threads=num_threads)
-
-    def accumulate(
-        self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
-    ) -> list[Result]:
-        """Add the gradients of passes; see `Learner.accumulate`."""
-        return super().accumulate(passes, num_workers=1, num_threads=num_threads)
 
 
 class TransformersLearner(RankedLearner):
@@ -56,7 +40,7 @@ class TransformersLearner(RankedLearner):
         policy: TransformersPolicy,
         config: OptimizerConfig,
         world: World,
-        num_expert_ranks: int,
+        ranks: RanksConfig,
     ) -> None:
         """Take a policy that is cut over the ranks.
 
@@ -64,11 +48,13 @@ class TransformersLearner(RankedLearner):
             policy: as `load_policy` cuts it.
             config: of the optimizer.
             world: all ranks.
-            num_expert_ranks: ranks that divide the experts of each layer among them.
+            ranks: how it is computed.
 
         """
         super().__init__(policy, config, world)
-        self._divides_experts = num_expert_ranks > 1
+        self.tensors = TensorNames(policy.model)
+        self._rounds_itself = ranks.dtype == "bfloat16"
+        self._divides_experts = ranks.num_expert_ranks > 1
         self._ordered = [
             parameter
             for parameter in self.parameters.values()
@@ -77,17 +63,23 @@ class TransformersLearner(RankedLearner):
         """Parameters with a running sum of their own; to the gradients of others, experts that are
         whole on one rank, FSDP adds by itself."""
 
+    @contextmanager
+    def published_weights(self) -> Iterator[None]:
+        """Compute with the published weights; FSDP2 gathers no others in bfloat16."""
+        with nullcontext() if self._rounds_itself else super().published_weights():
+            yield
+
     def published_shapes(self) -> dict[str, list[int]]:
         """Return the shapes of the tensors that are published, by name."""
-        return published_shapes(self.policy.model)
+        return self.tensors.shapes()
 
     def published_float32(self) -> list[str]:
         """Return the names of those that are published in float32."""
-        return list(published_buffers(self.policy.model))
+        return list(self.tensors.buffers())
 
     def held_runs(self) -> list[TensorRun]:
         """Return what this rank publishes; see `RankedLearner.held_runs`."""
-        return held_runs(self.policy.model, has_buffers=self._world.rank == 0)
+        return self.tensors.held_runs(has_buffers=self._world.rank == 0)
 
     def accumulate(
         self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
@@ -110,21 +102,22 @@ class TransformersLearner(RankedLearner):
 
 
 def load_learner(
-    folder: Path,
-    policy_config: PolicyConfig,
-    config: OptimizerConfig,
-    world: World,
-    num_expert_ranks: int,
+    folder: Path, policy_config: PolicyConfig, config: TrainerConfig, world: World
 ) -> TransformersLearner:
     """Return a learner of a Hugging Face folder's weights, of which each rank loads its part.
 
     Args:
         folder: of the model.
         policy_config: what `read_hf_config` says of it, and how it is computed.
-        config: of the optimizer.
+        config: of the trainer.
         world: all ranks.
-        num_expert_ranks: ranks that divide the experts of each layer among them.
+
+    Raises:
+        ModelFormatError: Ranks do not compute, or do not publish, a model of this architecture.
 
     """
-    policy = load_policy(folder, policy_config, world.device, world.num_ranks, num_expert_ranks)
-    return TransformersLearner(policy, config, world, num_expert_ranks)
+    policy = load_policy(folder, policy_config, config.ranks, world)
+    learner = TransformersLearner(policy, config.optimizer, world, config.ranks)
+    model_type = policy.model.config.model_type
+    check_names(learner.published_shapes(), stored_shapes(folder), model_type)
+    return learner

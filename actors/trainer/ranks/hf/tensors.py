@@ -1,85 +1,137 @@
-"""Which tensors of the checkpoint format a parameter of a transformers model holds.
+"""Which tensors of a model's folder a parameter of a transformers model holds.
 
-transformers stacks the experts of a layer and fuses two of their matrices; all other parameters
-are tensors of the format under their own names. In each case a range of rows (of dim 0) of a
-parameter, which is what a rank holds under FSDP2 and under expert parallelism alike, is some whole
-runs of the format's tensors:
+transformers stacks the experts of a layer, may fuse two of their matrices, and renames tensors;
+how it undoes that for each architecture (`revert_weight_conversion`) says what a row of a parameter
+is in the folder. A range of rows (of dim 0), which is what a rank holds under FSDP2 and under
+expert parallelism alike, is some whole runs of the folder's tensors:
 
-    mlp.experts.gate_up_proj [E, 2f, d]   row e: experts.e.gate_proj, .up_proj [f, d]
-    mlp.experts.down_proj [E, d, f]       row e: experts.e.down_proj [d, f]
-    anything else [n, ...]                rows a to b of the tensor of that name
+    a stack of experts [E, ...]   row e: one tensor, or equal parts of it two tensors
+    anything else [n, ...]        rows a to b of one tensor
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy
+from penstock.actors.policy.hf.config import ModelFormatError
 from penstock.actors.policy.snapshot import TensorRun
 
-_GATE_UP = "mlp.experts.gate_up_proj"
-_DOWN = "mlp.experts.down_proj"
+RowNames = Sequence[Sequence[str]]
+"""Tensors of each row of a parameter; a single row: the whole parameter is one tensor."""
 
 
-def tensor_runs(name: str, rows: torch.Tensor, first: int) -> list[tuple[str, int, torch.Tensor]]:
-    """Return what some rows of a parameter hold: (tensor, first flat element in it, views of them).
+class TensorNames:
+    """Names of the folder's tensors, by parameter or buffer."""
 
-    Args:
-        name: of the parameter.
-        rows: [n, ...] those rows, contiguous.
-        first: the number of the first of them.
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Ask transformers.
 
-    """
-    if not name.endswith((_GATE_UP, _DOWN)):
-        return [(name, first * rows[:1].numel(), rows)] if rows.numel() else []
-    runs: list[tuple[str, int, torch.Tensor]] = []
-    for expert, matrix in enumerate(rows, first):
-        names = _expert_tensors(name, expert)
-        runs += [(n, 0, part) for n, part in zip(names, matrix.chunk(len(names)), strict=True)]
-    return runs
+        Args:
+            model: as loaded from the folder.
 
+        Raises:
+            ModelFormatError: A parameter is stored in another way than rows of tensors.
 
-def published_shapes(model: nn.Module) -> dict[str, list[int]]:
-    """Return the shapes of the tensors that are published of a model, by name."""
-    found: dict[str, list[int]] = {}
-    for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape, device="meta")
-        found |= {each: list(part.shape) for each, _, part in tensor_runs(name, whole, 0)}
-    return found | {name: list(buffer.shape) for name, buffer in published_buffers(model).items()}
+        """
+        self.model = model
+        persistent = model.state_dict().keys()
+        self._buffers = [name for name, _ in model.named_buffers() if name in persistent]
+        self._rows = {
+            name: self._row_names(name, tensor.shape)
+            for name, tensor in (*model.named_parameters(), *self.buffers(whole=True).items())
+        }
 
+    def buffers(self, *, whole: bool = False) -> dict[str, torch.Tensor]:
+        """Return the buffers that are tensors of the folder, biases of routers, say.
 
-def published_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that are tensors of the format: float32 biases of routers.
+        They do not train, and are published as they are, in float32.
 
-    They do not train, and are published as they are.
-    """
-    persistent = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+        Args:
+            whole: by the model's own names instead of the folder's.
 
+        """
+        found = {name: self.model.get_buffer(name) for name in self._buffers}
+        return found if whole else {self._rows[name][0][0]: each for name, each in found.items()}
 
-def held_runs(model: nn.Module, *, has_buffers: bool) -> list[TensorRun]:
-    """Return copies of what this rank holds, rounded as published: over all ranks, everything once.
+    def runs(
+        self, name: str, rows: torch.Tensor, first: int
+    ) -> list[tuple[str, int, torch.Tensor]]:
+        """Return what rows of a parameter hold: (tensor, first flat element in it, views of them).
 
-    Args:
-        model: whose parameters are cut over the ranks by rows.
-        has_buffers: whether this rank publishes those, which every rank has.
+        Args:
+            name: of the parameter.
+            rows: [n, ...] those rows, contiguous.
+            first: the number of the first of them.
 
-    Raises:
-        ValueError: A parameter is cut otherwise.
+        """
+        names = self._rows[name]
+        if len(names) == 1:
+            return [(names[0][0], first * rows[:1].numel(), rows)] if rows.numel() else []
+        return [
+            (tensor, 0, part)
+            for row, matrix in enumerate(rows, first)
+            for tensor, part in zip(names[row], matrix.chunk(len(names[row])), strict=True)
+        ]
 
-    """
-    runs: list[TensorRun] = []
-    for name, parameter in model.named_parameters():
-        for each, start, values in tensor_runs(name, *_held_rows(parameter)):
-            rounded = values.to(PUBLISHED_DTYPE, copy=True)
-            runs.append(TensorRun(each, start, as_numpy(rounded).reshape(-1)))
-    if has_buffers:
-        for name, buffer in published_buffers(model).items():
-            bits = as_numpy(buffer.to(torch.float32, copy=True)).reshape(-1)
-            runs.append(TensorRun(name, 0, bits.view(np.uint32)))
-    return runs
+    def shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of the tensors that are published, by name."""
+        found: dict[str, list[int]] = {}
+        for name, parameter in self.model.named_parameters():
+            whole = torch.empty(parameter.shape, device="meta")
+            found |= {each: list(part.shape) for each, _, part in self.runs(name, whole, 0)}
+        return found | {name: list(buffer.shape) for name, buffer in self.buffers().items()}
+
+    def held_runs(self, *, has_buffers: bool) -> list[TensorRun]:
+        """Return copies of what this rank holds, rounded: over all ranks, everything once.
+
+        Args:
+            has_buffers: whether this rank publishes those, which every rank has.
+
+        Raises:
+            ValueError: A parameter is not cut over the ranks by rows.
+
+        """
+        runs: list[TensorRun] = []
+        for name, parameter in self.model.named_parameters():
+            for each, start, values in self.runs(name, *_held_rows(parameter)):
+                rounded = values.to(PUBLISHED_DTYPE, copy=True)
+                runs.append(TensorRun(each, start, as_numpy(rounded).reshape(-1)))
+        if has_buffers:
+            for name, buffer in self.buffers().items():
+                bits = as_numpy(buffer.to(torch.float32, copy=True)).reshape(-1)
+                runs.append(TensorRun(name, 0, bits.view(np.uint32)))
+        return runs
+
+    def _row_names(self, name: str, shape: torch.Size) -> RowNames:
+        # Values that say which row, and which half of it, each stored tensor begins with.
+        is_stack = len(shape) == 3
+        marks = torch.arange(2.0 * shape[0]).view(-1, 2, 1) if is_stack else torch.zeros(1)
+        stored = {
+            key: value.flatten()
+            for key, value in revert_weight_conversion(self.model, {name: marks}).items()
+        }
+        if len(stored) == 1:
+            (key,) = stored
+            if torch.equal(stored[key], marks.flatten()):
+                return [[key]]
+        per_row = len(stored) // shape[0]
+        ordered = sorted(stored, key=lambda key: float(stored[key][0]))
+        expected = marks.view(shape[0], -1) if is_stack else marks
+        if is_stack and per_row in (1, 2) and per_row * shape[0] == len(stored):
+            parts = expected.view(per_row * shape[0], -1)
+            if all(torch.equal(stored[k], part) for k, part in zip(ordered, parts, strict=True)):
+                return [ordered[i : i + per_row] for i in range(0, len(ordered), per_row)]
+        text = "expected whole tensors, or one or two for each row"
+        raise ModelFormatError(
+            f"{self.model.config.model_type}: parameter {name} is stored as "
+            f"{', '.join(sorted(stored)[:3])}: {text}"
+        )
 
 
 def _held_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -93,11 +145,3 @@ def _held_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
     if tuple(shape[1:]) != tuple(parameter.shape[1:]):
         raise ValueError(f"expected shards along dim 0, got {placements}")
     return parameter.to_local().detach(), offset[0]
-
-
-def _expert_tensors(name: str, expert: int) -> list[str]:
-    """Return the tensors of one row of a parameter that stacks experts."""
-    if name.endswith(_GATE_UP):
-        prefix = name.removesuffix("gate_up_proj")
-        return [f"{prefix}{expert}.{part}_proj.weight" for part in ("gate", "up")]
-    return [f"{name.removesuffix('down_proj')}{expert}.down_proj.weight"]
