@@ -37,10 +37,6 @@ class KernelBackend(Protocol):
         """Pack int16 [T, L*K] into `width` bits each."""
         ...
 
-    def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Find where bits [N] differ -> positions int32 [C], values [C]."""
-        ...
-
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
         """Overwrite bits [N] in place."""
         ...

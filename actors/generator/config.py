@@ -60,7 +60,7 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Inference engine: the built-in one, or vLLM in a separate environment (`make vllm-env`)."""
     environment: str = ""
     """Virtual environment of the generator processes. If empty, `native` uses the environment of
-    the run and `vllm` uses the folder `.venv-vllm`."""
+    the run and `vllm` uses the folder `.venv-vllm`, on a GPU `.venv-gpu`."""
     num_running_max: PositiveInt = 48
     """Maximum requests decoded together."""
     num_waiting_max: PositiveInt = 256

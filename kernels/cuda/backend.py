@@ -7,7 +7,6 @@ from penstock.kernels.cuda.launch import Launch
 
 Tensor = torch.Tensor
 _THREADS = 256
-_CHANGES_TILE = 4096
 
 
 class CudaBackend:
@@ -26,27 +25,10 @@ class CudaBackend:
         sizes = (np.int64(len(ids)), *map(np.int32, (ids.shape[1], packed.shape[1], width)))
         self._launch("routes.routes_pack", grid, _THREADS, ids, packed, *sizes)
 
-    def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KernelBackend`."""
-        # Two passes, which keep the order of positions: count the changes per tile; then, with the
-        # running sum of the counts as offsets, write them. Reading the sum waits for the GPU.
-        count, size = base.numel(), base.element_size()
-        grid = (_ceil(count, _CHANGES_TILE), 1)
-        counts = torch.empty(grid[0], dtype=torch.int32, device=base.device)
-        name = f"changes.changes_count_{size}"
-        self._launch(name, grid, _THREADS, base, target, counts, np.int64(count))
-        ends = counts.cumsum(0, dtype=torch.int32)
-        positions = torch.empty(int(ends[-1]), dtype=torch.int32, device=base.device)
-        values = torch.empty(len(positions), dtype=base.dtype, device=base.device)
-        if len(positions):
-            arguments = (base, target, ends - counts, positions, values, np.int64(count))
-            self._launch(f"changes.changes_write_{size}", grid, _THREADS, *arguments)
-        return positions, values
-
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
         """See `KernelBackend`."""
         grid = (_ceil(len(positions), _THREADS), 1)
-        name = f"changes.changes_apply_{bits.element_size()}"
+        name = f"delta.delta_apply_{bits.element_size()}"
         sizes = (np.int64(len(positions)), np.int64(bits.numel()))
         self._launch(name, grid, _THREADS, bits, positions, values, *sizes)
 

@@ -12,7 +12,7 @@ backend, a function here that checks and allocates, and a line in the table of d
 """
 
 from penstock.kernels.ops.checks import raise_deferred_errors
-from penstock.kernels.ops.delta import delta_apply, delta_changes
+from penstock.kernels.ops.delta import delta_apply
 from penstock.kernels.ops.routing import routes_pack
 
-__all__ = ["delta_apply", "delta_changes", "raise_deferred_errors", "routes_pack"]
+__all__ = ["delta_apply", "raise_deferred_errors", "routes_pack"]

@@ -1,6 +1,5 @@
 """Reference backend: PyTorch tensors in and out, NumPy inside."""
 
-import numpy as np
 import torch
 
 from penstock.kernels.reference import routing
@@ -17,11 +16,6 @@ class ReferenceBackend:
     def routes_pack(self, ids: Tensor, width: int, packed: Tensor) -> None:
         """See `KernelBackend`."""
         packed.copy_(torch.from_numpy(routing.pack_routes(ids.numpy(), 1 << width)))
-
-    def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KernelBackend`."""
-        positions = torch.from_numpy(np.flatnonzero(base.numpy() != target.numpy()))
-        return positions.int(), target[positions]
 
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
         """See `KernelBackend`."""

@@ -20,9 +20,7 @@ _FLAGS = (
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 KERNELS = {
     "routes": ["routes_pack"],
-    "changes": [
-        f"changes_{kind}_{size}" for kind in ("count", "write", "apply") for size in (1, 2, 4)
-    ],
+    "delta": [f"delta_apply_{size}" for size in (1, 2, 4)],
 }
 """By source, its kernels."""
 

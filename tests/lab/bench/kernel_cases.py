@@ -46,24 +46,12 @@ def _routing_cases(num_tokens: int) -> list[tuple[str, KernelCase]]:
 
 def _delta_cases(base: torch.Tensor) -> list[tuple[str, KernelCase]]:
     is_changed = torch.rand(len(base), device=base.device) < 0.03
-    target = torch.where(is_changed, -base, base)
-    positions, values = ops.delta_changes(base, target)
-    wide = positions.long()
-
-    def changes() -> torch.Tensor:
-        return target[(base != target).nonzero()[:, 0]]
-
-    shape = f"{len(base)}, 3%"
-    num_bytes = 4 * len(base) + 6 * len(positions)
+    wide = is_changed.nonzero()[:, 0]
+    positions, values = wide.int(), -base[wide]
     apply = partial(ops.delta_apply, base.clone(), positions, values)
     library = partial(base.clone().index_copy_, 0, wide, values)
-    return [
-        (
-            "delta_changes",
-            KernelCase(shape, lambda: ops.delta_changes(base, target), changes, num_bytes),
-        ),
-        ("delta_apply", KernelCase(shape, apply, library, 8 * len(positions))),
-    ]
+    case = KernelCase(f"{len(base)}, 3%", apply, library, 8 * len(positions))
+    return [("delta_apply", case)]
 
 
 def _random(*shape: int) -> torch.Tensor:
