@@ -18,7 +18,7 @@ WORDS = (
 NUM_TASKS = 600
 LIMITS = penstock.Limits(num_turns_max=1, num_tokens_max=256, turn_tokens_max=48, wall_s_max=600.0)
 """A turn waits for its turn: two cores sample about 70 tokens a second."""
-KINDS = ("number", "larger", "smaller", "print", "first")
+KINDS = ("larger", "smaller", "print", "first")
 """Kinds of tasks of RL; `word` is the demonstrations'."""
 
 TOOLS = {name: penstock.tools("1")[name] for name in ("write_file", "finish")}
@@ -34,8 +34,6 @@ def asked(kind: str, draw: random.Random) -> tuple[str, str, str]:
     name = f"{other}.txt"
     if kind == "word":
         return f"Write the word {word} into the file {name}.", name, word
-    if kind == "number":
-        return f"Write the number {high} into the file {name}.", name, str(high)
     if kind == "first":
         return f"Write the first of the words {word} and {other} into {name}.", name, word
     if kind == "print":

@@ -13,15 +13,24 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.config import PolicyConfig
 
 
-async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat) -> Engine:
+async def start_engine(
+    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat, config_text: str = ""
+) -> Engine:
     """Start the engine of a replica, which has no weights yet.
+
+    Args:
+        settings: Of the generator.
+        policy: Shape of the policy.
+        chat: Its chat format.
+        config_text: Its config.json (`published_config`), which vLLM needs for other architectures
+            than the built-in policy's.
 
     Raises:
         ConfigError: The engine does not compute this policy, or is not installed here.
 
     """
     if settings.engine == "vllm":
-        return await _start_vllm(settings, policy, chat)
+        return await _start_vllm(settings, policy, chat, config_text)
     options = EngineOptions(
         num_running_max=settings.num_running_max,
         num_waiting_max=settings.num_waiting_max,
@@ -36,7 +45,7 @@ async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: Ch
 
 
 async def _start_vllm(
-    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat
+    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat, config_text: str
 ) -> VllmEngine:
     options = VllmOptions(
         num_running_max=settings.num_running_max,
@@ -49,6 +58,6 @@ async def _start_vllm(
         **msgspec.structs.asdict(settings.vllm)
         | {"batch_invariant": settings.vllm.batch_invariant or policy.numerics.is_exact},
     )
-    engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids))
+    engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids), config_text)
     await engine.start()
     return engine

@@ -30,9 +30,13 @@ class _MemoryFile:
 
     def __init__(self, num_bytes: int) -> None:
         self._number = os.memfd_create("penstock-weights")
-        os.truncate(self._number, num_bytes)
+        self.resize(num_bytes)
         # A path by which child processes can open the file although it has no name.
         self.path = f"/proc/{os.getpid()}/fd/{self._number}"
+
+    def resize(self, num_bytes: int) -> None:
+        """Set the size; what is added is zero."""
+        os.truncate(self._number, num_bytes)
 
     def __del__(self) -> None:
         os.close(self._number)
@@ -45,7 +49,8 @@ class WeightMirror:
         """Create two files of zeros.
 
         Args:
-            shapes: Shape of each bfloat16 tensor, by name.
+            shapes: Shape of each bfloat16 tensor, by name; empty for a model whose tensors only
+                transformers knows: they are those of the first update.
 
         """
         self.rows: list[TensorRow] = []
@@ -55,12 +60,15 @@ class WeightMirror:
             self.rows.append((name, list(shape), start, num_bytes))
             start += num_bytes
         self._live, self._standby = self._open(start), self._open(start)
+        self._is_growing = not shapes
         self._is_open = False
         self._changed: dict[str, list[np.ndarray] | None] = {}
         """By tensor, the positions written since the update was opened; None for all."""
 
     def _open(self, num_bytes: int) -> tuple[_MemoryFile, dict[str, np.ndarray]]:
         file = _MemoryFile(num_bytes)
+        if not num_bytes:
+            return file, {}
         data = np.memmap(file.path, np.uint8, "r+", shape=num_bytes)
         return file, {
             name: data[start : start + size].view(np.uint16).reshape(shape)
@@ -78,16 +86,28 @@ class WeightMirror:
         """Write tensors or patches into the standby."""
         arrays = self._open_arrays()
         for name, patch in patches.items():
+            if self._is_growing and name not in arrays and isinstance(patch, np.ndarray):
+                self._add(name, patch)
             array = arrays.get(name)
-            check_patch(name, patch, None if array is None else array.shape)
+            if array is None:
+                check_patch(name, patch, None)
             assert array is not None, "check_patch refuses unknown names"
+            check_patch(name, patch, array.shape, array.dtype)
             if isinstance(patch, Patch):
-                array.reshape(-1)[patch.flat_indices] = patch.values
+                array.reshape(-1).view(patch.values.dtype)[patch.flat_indices] = patch.values
                 if (before := self._changed.setdefault(name, [])) is not None:
                     before.append(patch.flat_indices.astype(np.int32))
             else:
                 array[...] = patch
                 self._changed[name] = None
+
+    def _add(self, name: str, array: np.ndarray) -> None:
+        """Make room for another tensor at the end of both files."""
+        start = sum(num_bytes for *_, num_bytes in self.rows)
+        self.rows.append((name, list(array.shape), start, array.nbytes))
+        for file, arrays in (self._live, self._standby):
+            file.resize(start + array.nbytes)
+            arrays[name] = np.memmap(file.path, array.dtype, "r+", start, array.shape)
 
     def verify(self, expected: str) -> None:
         """Check the standby against the digest that its publisher announced."""
@@ -114,6 +134,7 @@ class WeightMirror:
         """Close the update: the standby becomes the live copy."""
         self._open_arrays()
         self._live, self._standby, self._is_open = self._standby, self._live, False
+        self._is_growing = False
 
     def digest(self) -> str:
         """Return the root digest of the live weights."""

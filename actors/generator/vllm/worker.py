@@ -13,6 +13,7 @@ version, then the top tokens.
 
 import logging
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,11 +50,12 @@ log = logging.getLogger(__name__)
 class RouteRecorder:
     """Routes and weight versions of all slots of a worker's KV cache."""
 
-    def __init__(self, runner: Any, num_experts: int, num_per_token: int) -> None:
+    def __init__(self, runner: Any, num_layers: int, num_experts: int, num_per_token: int) -> None:
         """Attach to the routers of the runner's model.
 
         Args:
             runner: Model runner of vLLM.
+            num_layers: Layers of the model, of which some may have no router.
             num_experts: Experts per layer.
             num_per_token: Experts per token in each layer; 0 in a dense model.
 
@@ -63,18 +65,20 @@ class RouteRecorder:
         """
         self._runner = runner
         self._block = runner.cache_config.block_size
-        routers = _routers(runner.get_model())
+        routers = _routers(runner.get_model()) if num_per_token else {}
         if num_per_token and not routers:
             text = (
                 "expected a model whose routers can be observed; router replay needs their choice"
             )
             raise ConfigError(f"generator.engine vllm: {text}")
-        for index, router in enumerate(routers):
-            router.set_capture_fn(partial(self._capture, index))
-        self._step: list[torch.Tensor | None] = [None] * len(routers)
+        self._step: dict[int, torch.Tensor] = {}
+        """Experts of the last step's tokens, by layer."""
+        for layer, router in routers.items():
+            router.set_capture_fn(partial(self._capture, layer))
+        self._num_layers, self._num_routers = num_layers, len(routers)
         self._num_experts = num_experts
         num_slots = self._block * runner.kv_cache_config.num_blocks
-        bits = len(routers) * num_per_token * bits_per_id(num_experts)
+        bits = num_layers * num_per_token * bits_per_id(num_experts)
         self._routes = np.zeros((num_slots, -(-bits // 8)), np.uint8)
         """Packed routes of each slot."""
         self._versions = np.zeros(num_slots, np.int32)
@@ -97,9 +101,10 @@ class RouteRecorder:
             spans.append(self._slots(state.block_ids[0], start, start + num_scheduled[name]))
         slots = np.concatenate(spans)
         self._versions[slots] = policy_version
-        if self._step:
-            layers = [experts for experts in self._step if experts is not None]
-            assert len(layers) == len(self._step), "every layer routes in every step"
+        if self._num_routers:
+            assert len(self._step) == self._num_routers, "every router routes in every step"
+            nothing = torch.zeros_like(next(iter(self._step.values())))
+            layers = [self._step.get(layer, nothing) for layer in range(self._num_layers)]
             # Packed where they are: one small copy to the host instead of one per layer.
             routes = torch.stack([experts[: len(slots)] for experts in layers], dim=1)
             self._routes[slots] = routes_pack(routes, self._num_experts).cpu().numpy()
@@ -115,20 +120,24 @@ class RouteRecorder:
         return blocks * self._block + positions % self._block
 
 
-def _routers(model: torch.nn.Module) -> list[Any]:
-    """Return the routers of a model in layer order."""
+def _routers(model: torch.nn.Module) -> dict[int, Any]:
+    """Return the routers of a model by layer."""
     layers = "model_executor.layers.fused_moe"
     moe_runner = import_from_vllm(f"{layers}.layer.MoERunner")
     base_router = import_from_vllm(f"{layers}.router.base_router.BaseRouter")
-    runners: list[Any] = [module for module in model.modules() if isinstance(module, moe_runner)]
-    for runner in runners:
+    runners: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, moe_runner) and (found := _LAYER.search(name)):
+            runners[int(found[1])] = module
+    for runner in runners.values():
         if runner.is_monolithic or not isinstance(runner.router, base_router):
             name = type(runner.router).__name__
             text = f"{name} chooses experts inside a kernel, where router replay cannot observe it"
             raise ConfigError(f"generator.engine vllm: {text}")
-    return [runner.router for runner in runners]
+    return {layer: runner.router for layer, runner in runners.items()}
 
 
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 NON_FINITE_LOGITS = "the logits for the request's context are not finite"
 _DECODER = msgspec.msgpack.Decoder(TurnSettings)
 _PROBE = Sampling(temperature=0.0, num_tokens_max=1)
@@ -274,6 +283,20 @@ class TurnSampler:
         )
 
 
+_INTEGERS = {2: np.int16, 4: np.int32}
+
+
+def _element_bytes(shape: Sequence[int], num_bytes: int) -> int:
+    """Return the size of an element: 2 of bfloat16, or 4 of float32, as routers' biases are."""
+    return num_bytes // max(int(np.prod(shape)), 1)
+
+
+def _typed(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """View the bits of a published tensor in its dtype and shape."""
+    is_float32 = _element_bytes(shape, bits.nbytes) == 4
+    return bits.view(torch.float32 if is_float32 else torch.bfloat16).view(list(shape))
+
+
 class DeviceWeights:
     """The published weights on a worker's card, patched there by each version's changes.
 
@@ -298,8 +321,8 @@ class DeviceWeights:
         patches = {name: positions for name, positions in changes if len(positions)}
         whole = {name for name, positions in changes if not len(positions)}
         sent, self._tensors = self._tensors, {}
-        for name, _, start, num_bytes in rows:
-            bits = data[start : start + num_bytes].view(np.int16)
+        for name, shape, start, num_bytes in rows:
+            bits = data[start : start + num_bytes].view(_INTEGERS[_element_bytes(shape, num_bytes)])
             tensor = sent.get(name)
             if tensor is None or name in whole:
                 tensor = torch.from_numpy(np.array(bits)).to(self._device, copy=True)
@@ -312,7 +335,7 @@ class DeviceWeights:
         raise_deferred_errors()
         # Only now: after an error nothing counts as sent.
         self._tensors = sent
-        return {name: sent[name].view(torch.bfloat16).view(shape) for name, shape, _, _ in rows}
+        return {name: _typed(sent[name], shape) for name, shape, _, _ in rows}
 
 
 _ENDED_MAX = 4096
@@ -330,16 +353,23 @@ class PenstockWorker:
     def penstock_start(
         self,
         vocab_size: int,
-        num_experts: int,
-        num_experts_per_tok: int,
+        routing: Sequence[int],
         tokenizer: str,
         stop_ids: list[int],
     ) -> int:
-        """Replace vLLM's sampler and observe its routers; return the process id."""
+        """Replace vLLM's sampler and observe its routers; return the process id.
+
+        Args:
+            vocab_size: Ids of the model.
+            routing: Layers, experts of a layer, experts of a token.
+            tokenizer: Its `tokenizer.json`.
+            stop_ids: Tokens that end a turn.
+
+        """
         runner = self.model_runner
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
-        self._routes = RouteRecorder(runner, num_experts, num_experts_per_tok)
+        self._routes = RouteRecorder(runner, *routing)
         self._weights = DeviceWeights(runner.device)
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
         """Ended turns whose last record was not fetched yet, with their routes and versions."""
@@ -386,7 +416,7 @@ class PenstockWorker:
                 return
             for name, shape, start, num_bytes in rows:
                 bits = torch.from_numpy(np.array(data[start : start + num_bytes]))
-                yield name, bits.view(torch.bfloat16).view(shape).to(dtype)
+                yield name, _typed(bits, shape).to(dtype)
 
         runner.reload_weights(weights_iterator=tensors())
         if runner.device.type == "cpu" and getattr(model, "lm_head", None) is not None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.actors.generator.engine import InvalidRequestError
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments, set_environment
@@ -14,6 +15,7 @@ from penstock.actors.generator.vllm.worker import DeviceWeights
 from penstock.infra.config.file import load_config
 from penstock.infra.models import engine
 from penstock.kernels.delta import Patch
+from penstock.kernels.digest import root_digest
 from penstock.messages.errors import ConfigError
 
 QUICKSTART = Path("examples/quickstart/config.toml")
@@ -26,7 +28,7 @@ async def started_with(monkeypatch, overrides):
     found = []
 
     class Started:
-        def __init__(self, policy, options, tokenizer, stop_ids):
+        def __init__(self, policy, options, tokenizer, stop_ids, config_text):
             found.append(options)
 
         async def start(self):
@@ -146,3 +148,27 @@ def test_options_take_the_names_of_the_settings():
     assert msgspec.structs.asdict(config.generator.vllm).keys() <= set(
         VllmOptions.__struct_fields__
     )
+
+
+def test_tensors_that_only_transformers_knows_are_those_of_the_first_update():
+    """Among them float32, as routers' biases are published."""
+    rng = np.random.default_rng(2)
+    mirror, device = WeightMirror({}), DeviceWeights(torch.device("cpu"))
+    new = {"a": rng.integers(0, 99, (4, 3), np.uint16), "bias": rng.random(5, np.float32)}
+    for patches in (
+        new,
+        {"bias": Patch(flat_indices=np.array([3]), values=np.zeros(1, np.uint32))},
+    ):
+        mirror.begin()
+        mirror.apply(patches)
+        data = np.memmap(mirror.staged_file, np.uint8, "r")
+        found = device.update(mirror.rows, data, mirror.changes)
+        mirror.verify(root_digest(mirror._standby[1]))
+        mirror.swap()
+    np.testing.assert_array_equal(found["a"].view(torch.uint16).numpy(), new["a"])
+    expected = new["bias"].copy()
+    expected[3] = 0
+    np.testing.assert_array_equal(found["bias"].numpy(), expected)
+    mirror.begin()
+    with pytest.raises(InvalidRequestError, match="no tensor 'more'"):
+        mirror.apply({"more": np.zeros(2, np.uint16)})
