@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 RANKS_VENV := .venv-ranks
+GPU_VENV := .venv-gpu
 CLIENTS := .venv-clients
 HARBOR_VENV := .venv-harbor
 DOCS_VENV := .venv-docs
@@ -13,7 +14,7 @@ FUZZ_SECONDS ?= 600
 WAITING := tests/contract tests/e2e tests/redteam
 STARTED := $(shell date +%s)
 
-.PHONY: run test examples test-slow fuzz lint style types tidy pytest waiting setup vm-qemu vllm-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
+.PHONY: run test examples test-slow fuzz lint style types tidy pytest waiting setup vm-qemu vllm-env gpu-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -84,6 +85,15 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]' \
 	  'hypothesis>=6.130' 'pytest>=8.4' 'pytest-asyncio>=1.0' 'pytest-timeout>=2.4'
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+gpu-env: $(RANKS_VENV)/.installed $(GPU_VENV)/.installed  ## Ranks, and vLLM with CUDA in an environment of its own (8 GB)
+
+# vLLM pins torch and an older transformers than ranks use.
+$(GPU_VENV)/.installed: pyproject.toml
+	@echo "[gpu-env] vLLM for CUDA into $(GPU_VENV) (several minutes)"
+	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[gpu]'
 	@touch $@
 
 ranks-env: $(RANKS_VENV)/.installed  ## transformers models on trainer ranks, in an environment of its own (1.3 GB)
@@ -165,4 +175,4 @@ doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) $(VLLM_VENV) $(RANKS_VENV) $(HARBOR_VENV) $(DOCS_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(RANKS_VENV) $(GPU_VENV) $(HARBOR_VENV) $(DOCS_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis

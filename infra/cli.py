@@ -21,6 +21,7 @@ from penstock.infra.commands.parsers import (
 )
 from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.images import add_images
+from penstock.infra.models.arguments import add_models
 from penstock.infra.output import printable
 from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
@@ -96,6 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_deploy(add_command(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
     add_images(add_command(commands, "images", "images:run", text))
+    text = "fetch a published model from a Python package"
+    add_models(add_command(commands, "models", "models.command:run", text))
     return parser
 
 

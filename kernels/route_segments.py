@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import xxhash
 
-from penstock.kernels.ops.routing import routes_pack, routes_unpack
-from penstock.kernels.reference.routing import bits_per_id
+from penstock.kernels.ops.routing import routes_pack
+from penstock.kernels.reference.routing import bits_per_id, unpack_routes
 from penstock.messages.errors import CorruptDataError
 
 _MAGIC, _FORMAT = b"PSRT", 1
@@ -82,8 +82,8 @@ def open_routes(segment: bytes) -> RouteSegment:
         raise CorruptDataError(
             f"routes: expected {num_tokens} x {num_bytes} bytes, got {len(packed)}"
         )
-    rows = torch.from_numpy(np.frombuffer(packed, np.uint8).copy()).view(num_tokens, num_bytes)
-    routes = routes_unpack(rows, num_layers, num_chosen, num_experts)
+    rows = np.frombuffer(packed, np.uint8).reshape(num_tokens, num_bytes)
+    routes = torch.from_numpy(unpack_routes(rows, num_layers, num_chosen, num_experts))
     if routes.numel() and int(routes.max()) >= num_experts:
         raise CorruptDataError(f"routes: expected ids below {num_experts}, got {int(routes.max())}")
     return RouteSegment(routes, first_position, policy_version)

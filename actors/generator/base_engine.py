@@ -149,13 +149,22 @@ async def open_grammar(sampling: Sampling, grammars: GrammarMasks | None) -> Tur
     return await grammars.open(sampling.grammar.text)
 
 
-def check_patch(name: str, patch: np.ndarray | Patch, shape: Sequence[int] | None) -> None:
+_BFLOAT16_BITS = np.dtype(np.uint16)
+
+
+def check_patch(
+    name: str,
+    patch: np.ndarray | Patch,
+    shape: Sequence[int] | None,
+    dtype: np.dtype = _BFLOAT16_BITS,
+) -> None:
     """Check that a tensor or patch can be written into a tensor of the policy.
 
     Args:
         name: Name of the tensor.
         patch: Whole tensor or patch.
         shape: Shape of the policy's tensor; None if it has no such tensor.
+        dtype: Its elements: bits of bfloat16, or float32.
 
     Raises:
         InvalidRequestError: The patch does not fit the tensor.
@@ -164,15 +173,16 @@ def check_patch(name: str, patch: np.ndarray | Patch, shape: Sequence[int] | Non
     if shape is None:
         raise InvalidRequestError(f"the policy has no tensor {name!r}")
     if isinstance(patch, np.ndarray):
-        if patch.dtype != np.uint16 or patch.shape != tuple(shape):
+        if patch.dtype != dtype or patch.shape != tuple(shape):
             found = f"{patch.dtype} {patch.shape}"
-            text = f"tensor {name}: expected uint16 {tuple(shape)}, got {found}"
+            text = f"tensor {name}: expected {dtype} {tuple(shape)}, got {found}"
             raise InvalidRequestError(text)
         return
     indices, values = patch.flat_indices, patch.values
-    if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
+    words = np.dtype(f"u{dtype.itemsize}")
+    if values.dtype != words or indices.dtype != np.int64 or indices.shape != values.shape:
         raise InvalidRequestError(
-            f"patch of {name}: expected int64 [N] indices and uint16 [N] values, got"
+            f"patch of {name}: expected int64 [N] indices and {words} [N] values, got"
             f" {indices.dtype} {indices.shape} and {values.dtype} {values.shape}"
         )
     # Checked before anything is written: a patch must not be applied in part.

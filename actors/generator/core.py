@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.actors.generator.decoders.graph import GraphDecoder
 from penstock.actors.generator.decoders.native import NativeDecoder
 from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.engine import (
@@ -37,11 +36,9 @@ from penstock.actors.generator.sampler import (
     uniforms_for,
 )
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
-from penstock.actors.policy.device import open_device
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import greedy_logprobs, probe_prompts
 from penstock.kernels.decode.layout import DecodeWeights
-from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
@@ -268,7 +265,6 @@ def _try_push(
     return None
 
 
-_DEVICE = "generator.device"
 _SHARED_PREFIX_WORTH = 16
 """Minimum number of tokens saved for a request to wait for a prompt that is being prefilled."""
 FAILURES_IN_A_ROW_MAX = 8
@@ -281,15 +277,13 @@ class EngineCore:
     """Scheduler, KV cache, decoder and sampler behind `TorchEngine`."""
 
     def __init__(self, config: PolicyConfig, options: EngineOptions) -> None:
-        config.check_device(options.device, _DEVICE)
-        self.device = open_device(options.device, _DEVICE)
         self.options = options
         self.metrics = EngineMetrics()
         self.model: Policy | DecodeWeights | None = None
         """Weights in use, in the form that the decoder's `prepare` returned."""
         self.policy_version = -1
         num_rows = options.num_running_max + options.num_parked_max
-        self.cache = SlotCache(config, num_rows, options.num_tokens_max, self.device)
+        self.cache = SlotCache(config, num_rows, options.num_tokens_max)
         self.waiting: deque[GenerationRequest] = deque()
         self.prefilling: list[GenerationRequest] = []
         self.decoding: list[GenerationRequest] = []
@@ -301,7 +295,7 @@ class EngineCore:
         self._vocab_size = config.vocab_size
         self._recomputes = config.numerics.is_exact
         self.decoder: Any = _decoder(config, self.cache, options.num_threads)
-        """One of the three decoders, with the methods `prepare`, `step` and `sample`."""
+        """One of the two decoders, with the methods `prepare`, `step` and `sample`."""
 
     @property
     def num_running(self) -> int:
@@ -391,8 +385,6 @@ class EngineCore:
             outputs = self._sample(sampled, logits) if sampled else []
         except Exception as error:
             return self._isolate(members, error)
-        # Kernels report bad values late: raise before a client receives results based on them.
-        raise_deferred_errors()
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
 
@@ -563,11 +555,7 @@ class EngineCore:
         return request.flush(self.policy_version, reason, routes, spans, fault=fault)
 
 
-def _decoder(
-    config: PolicyConfig, cache: SlotCache, num_threads: int
-) -> NativeDecoder | Decoder | GraphDecoder:
-    if cache.kv.is_cuda:
-        return GraphDecoder(config, cache)
+def _decoder(config: PolicyConfig, cache: SlotCache, num_threads: int) -> NativeDecoder | Decoder:
     native = NativeDecoder.load(config, cache, num_threads)
     if config.numerics.is_exact and native is None:
         raise ExactModeError(

@@ -64,19 +64,14 @@ class SlotCache:
         config: PolicyConfig,
         num_rows: int,
         num_tokens_max: int,
-        device: torch.device,
     ) -> None:
         layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
         num_tokens_max = round_up(num_tokens_max)
         self.num_tokens_max = num_tokens_max
         kv_shape = (layers, num_rows, heads, num_tokens_max, config.head_dim)
-        if device.type == "cpu":
-            self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
-        else:
-            self.kv = torch.zeros((layers, num_rows + 1, *kv_shape[2:]), device=device)
+        self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
         """Keys, then values: [L, rows, 2*Hkv, T, D]. Within a tile of positions the decoder chooses
-        the layout. Routes and tokens are always on the host. On a GPU there is one extra row for
-        the padding of a step."""
+        the layout."""
         route_dtype = torch.int16 if has_wide_routes(config) else torch.uint8
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)

@@ -6,7 +6,7 @@ from penstock.actors.policy.probe import PROBE_TOLERANCE
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity, device and tolerance of the torch engine."""
+    """Capacity and tolerance of the torch engine."""
 
     num_running_max: int = 64
     """Maximum requests computed together, one cache row each."""
@@ -22,7 +22,5 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens per chunk; the first chunk has only one, to keep its latency low."""
     num_threads: int = 1
     """Number of torch threads in the worker."""
-    device: str = "cpu"
-    """Device of the weights, the KV cache and the step; one of `DEVICES`."""
     probe_tolerance: float = PROBE_TOLERANCE
-    """Largest difference of a probe value from the trainer's, in nats."""
+    """Largest difference in nats between engine and publisher on the probe prompts."""

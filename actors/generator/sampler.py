@@ -296,7 +296,7 @@ def top_tokens(
     # Greedy requests report the untempered distribution, as `behavior_logprobs` does.
     scaled = logits if temperature in {0.0, 1.0} else logits * (1.0 / temperature)
     values, ids = torch.log_softmax(scaled, -1).topk(min(count, len(logits)))
-    return ids.numpy().astype(np.int32), values.numpy()
+    return ids.cpu().numpy().astype(np.int32), values.cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -320,9 +320,11 @@ class SamplingBatch:
 
 def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
     """Return which rows of float32 [M, V] are finite, as bool [M]."""
-    values = logits.numpy() if isinstance(logits, torch.Tensor) else logits
     # A sum is NaN or infinite if any element is, and needs no [M, V] array of booleans.
     with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(logits, torch.Tensor) and logits.device.type != "cpu":
+            return np.isfinite(logits.sum(1).cpu().numpy())
+        values = logits.numpy() if isinstance(logits, torch.Tensor) else logits
         return np.isfinite(values.sum(axis=1))
 
 
@@ -350,14 +352,16 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     greedy = min(batch.temperatures) <= 0.0
     if any(temperature != 1.0 for temperature in batch.temperatures):
         scale = torch.tensor([1.0 / t if t > 0 else 1.0 for t in batch.temperatures])
-        logits.mul_(scale.unsqueeze(1))
+        logits.mul_(scale.unsqueeze(1).to(logits.device))
     logprobs = torch.log_softmax(logits, dim=-1)
     cdf = logprobs.exp().cumsum_(-1)
     # Times the last entry, since rounding makes the sum of the probabilities differ from 1.
-    targets = torch.tensor(batch.uniforms, dtype=torch.float32).unsqueeze(1) * cdf[:, -1:]
+    uniforms = torch.tensor(batch.uniforms, dtype=torch.float32).unsqueeze(1)
+    targets = uniforms.to(cdf.device) * cdf[:, -1:]
     tokens = torch.searchsorted(cdf, targets, right=True)
     if greedy:
         is_greedy = torch.tensor([t <= 0.0 for t in batch.temperatures]).unsqueeze(1)
+        is_greedy = is_greedy.to(logits.device)
         tokens = torch.where(is_greedy, logprobs.argmax(-1, keepdim=True), tokens)
     tokens = _within_support(tokens, cdf)
     return tokens.squeeze(1).tolist(), logprobs.gather(1, tokens).squeeze(1).tolist()

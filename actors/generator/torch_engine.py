@@ -46,11 +46,9 @@ from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_d
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.operations import has_kernels
 from penstock.actors.policy.probe import check_probe
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
-from penstock.kernels.ops import delta_apply
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.task import Sampling
 
@@ -60,9 +58,9 @@ log = logging.getLogger(__name__)
 class StagedWeights:
     """Double buffer of the weights. Not thread-safe: its owner calls one method at a time."""
 
-    def __init__(self, config: PolicyConfig, device: torch.device) -> None:
-        self._live = _empty_policy(config, device)
-        self._standby = _empty_policy(config, device)
+    def __init__(self, config: PolicyConfig) -> None:
+        self._live = _empty_policy(config)
+        self._standby = _empty_policy(config)
         self._views: dict[str, torch.Tensor] | None = None
         """Views of the standby's tensors while an update is open, else None."""
 
@@ -84,7 +82,7 @@ class StagedWeights:
             if isinstance(patch, np.ndarray):
                 view.copy_(_from_bits(patch))
             else:
-                _write_patch(view, patch)
+                view.view(-1)[torch.from_numpy(patch.flat_indices)] = _from_bits(patch.values)
 
     def verify(self, root_digest: str) -> None:
         """Check the standby against the digest that its publisher announced."""
@@ -115,8 +113,8 @@ class StagedWeights:
         return self._views
 
 
-def _empty_policy(config: PolicyConfig, device: torch.device) -> Policy:
-    policy = Policy(config).to(device)
+def _empty_policy(config: PolicyConfig) -> Policy:
+    policy = Policy(config)
     for parameter in policy.parameters():
         parameter.detach().zero_()
     return policy.requires_grad_(False).eval()
@@ -124,15 +122,6 @@ def _empty_policy(config: PolicyConfig, device: torch.device) -> Policy:
 
 def _published_digest(views: Mapping[str, torch.Tensor]) -> str:
     return state_digest({name: view.to(PUBLISHED_DTYPE) for name, view in views.items()})
-
-
-def _write_patch(view: torch.Tensor, patch: Patch) -> None:
-    indices, values = patch.flat_indices, patch.values
-    flat, places, written = view.view(-1), torch.from_numpy(indices), _from_bits(values)
-    if has_kernels(flat):
-        delta_apply(flat, places.to(flat.device, torch.int32), written.to(flat.device))
-    else:
-        flat[places] = written
 
 
 def _from_bits(values: np.ndarray) -> torch.Tensor:
@@ -288,8 +277,6 @@ class TorchEngine(BaseEngine[StagedWeights]):
 
         Raises:
             InvalidRequestError: `num_tokens_max` exceeds the longest context of the policy.
-            ConfigError: The device cannot compute this policy.
-            DeviceUnavailableError: The device is missing.
 
         """
         options = options or EngineOptions()
@@ -301,7 +288,7 @@ class TorchEngine(BaseEngine[StagedWeights]):
         self._grammars = grammars
         self._core = EngineCore(config, options)
         self._worker = EngineWorker(self._core, self._deliver)
-        super().__init__(config, options, StagedWeights(config, self._core.device))
+        super().__init__(config, options, StagedWeights(config))
         self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
 
     def start(self) -> None:

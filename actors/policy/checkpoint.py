@@ -1,4 +1,4 @@
-"""Checkpoints in the format of Qwen3-MoE and Qwen3, published weights, and digests.
+"""Checkpoints in the formats of the policy's families, published weights, and digests.
 
 One table, `hf_views`, maps every tensor name of the format to a contiguous view of the model's
 fused parameters. Saving, loading, publishing and in-flight updates all use it, so the flat indices
@@ -55,9 +55,13 @@ def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, tor
         "self_attn.k_proj.weight": key,
         "self_attn.v_proj.weight": value,
         "self_attn.o_proj.weight": attention.output,
-        "self_attn.q_norm.weight": attention.query_norm,
-        "self_attn.k_norm.weight": attention.key_norm,
     }
+    if attention.query_norm is not None and attention.key_norm is not None:
+        views["self_attn.q_norm.weight"] = attention.query_norm
+        views["self_attn.k_norm.weight"] = attention.key_norm
+    if attention.qkv_bias is not None:
+        for name, bias in zip("qkv", attention.qkv_bias.split(widths), strict=True):
+            views[f"self_attn.{name}_proj.bias"] = bias
     if layer.router is not None:
         views["mlp.gate.weight"] = layer.router.weight
     for expert in range(experts.down.shape[0]):

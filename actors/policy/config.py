@@ -1,4 +1,4 @@
-"""Shape of the policy, with the field names of Qwen3's `config.json`, and its numerics.
+"""Shape of the policy, with the field names of `config.json`, and its numerics.
 
 Must not import torch. `numerics.mode` sets how closely the trainer matches the sampler:
 
@@ -19,8 +19,6 @@ from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveIn
 MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
 DEVICES = ("cpu", "cuda")
-KERNEL_BOUNDS = {"num_experts": 1024, "num_experts_per_tok": 32, "vocab_size": 2**19}
-"""Largest sizes that the CUDA kernels support."""
 _BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
 """Number of elements that share a scale, along the summed dimension of a matmul."""
 
@@ -102,12 +100,37 @@ _Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 huge allocation."""
 
 
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Slower rotation of slow frequencies, as Llama 3.1 does it; a factor of 1 scales nothing."""
+
+    factor: Annotated[float, msgspec.Meta(ge=1, le=2**16)] = 1.0
+    """Factor of the slow frequencies' wavelengths."""
+    low_freq_factor: PositiveFloat = 1.0
+    """Number of rotations within the original context below which a frequency is slow."""
+    high_freq_factor: PositiveFloat = 4.0
+    """Number of rotations within the original context above which a frequency is left alone."""
+    original_max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=2**21)] = 8192
+    """Context before the scaling, in tokens."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        if self.low_freq_factor >= self.high_freq_factor:
+            text = "expected a value above low_freq_factor"
+            raise ConfigError(f"policy.rope_scaling.high_freq_factor: {text}")
+
+
+FAMILIES = ("qwen3", "llama", "mistral", "qwen2")
+
+
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shape of the transformer, sparse or dense; the defaults give 1.9M parameters."""
 
     architecture: str = ""
     """Model type of a Hugging Face folder that only transformers and vLLM can compute; empty for
-    Qwen3-MoE and Qwen3."""
+    those that the built-in policy computes."""
+    family: Annotated[str, one_of(FAMILIES)] = "qwen3"
+    """Variant of the block: qwen3 normalizes queries and keys, llama and mistral do not, and qwen2
+    adds biases to queries, keys and values instead."""
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**22)] = 1024
     hidden_size: _Width = 128
     num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=2**10)] = 4
@@ -115,7 +138,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_key_value_heads: PositiveInt = 2
     head_dim: Annotated[int, msgspec.Meta(ge=2, le=2**12, multiple_of=2)] = 32
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=2**15)] = 8
-    """Number of experts per layer; 0 for a dense model (Qwen3), which has no routes."""
+    """Number of experts per layer; 0 for a dense model, which has no routes."""
     num_experts_per_tok: NonNegativeInt = 2
     """Number of experts per token; 0 in a dense model."""
     moe_intermediate_size: _Width = 128
@@ -125,6 +148,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm_topk_prob: bool = True
     """Whether the weights of a token's chosen experts are scaled to sum to one."""
     rope_theta: PositiveFloat = 10_000.0
+    rope_scaling: RopeScaling = RopeScaling()
     rms_norm_eps: PositiveFloat = 1e-6
     tie_word_embeddings: bool = True
     max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=2**21)] = 2048
@@ -157,6 +181,10 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 self.num_experts * self.num_hidden_layers <= 2**17,
                 f"num_experts times num_hidden_layers must be at most {2**17}",
             )
+        _require(
+            self.is_dense or self.family == "qwen3",
+            f"num_experts must be 0 with family {self.family!r}, which has no experts here",
+        )
         # A row must consist of whole blocks, each with one scale.
         block = _BLOCKS[self.numerics.expert_format]
         name = "intermediate_size" if self.is_dense else "moe_intermediate_size"
@@ -165,32 +193,6 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"hidden_size and {name} must be multiples of {block} "
             f"for numerics.expert_format {self.numerics.expert_format}",
         )
-
-    def check_device(self, device: str, setting: str) -> None:
-        """Check that a device can compute this policy.
-
-        Args:
-            device: One of `DEVICES`.
-            setting: Setting that names the device, for the error.
-
-        Raises:
-            ConfigError: It cannot; the text names the setting of the policy that prevents it.
-
-        """
-        if device == "cpu":
-            return
-        on_device = f"with {setting} = {device!r}"
-        if self.numerics.is_exact:
-            expected = f"expected 'fast' or 'off' {on_device}, got 'exact', which needs the CPU"
-            raise ConfigError(f"policy.numerics.mode: {expected}")
-        if self.numerics.expert_format == "nvfp4":
-            expected = f"expected 'bf16' or 'mxfp8' {on_device}, got 'nvfp4', which has no kernel"
-            raise ConfigError(f"policy.numerics.expert_format: {expected}")
-        for name, bound in KERNEL_BOUNDS.items():
-            if (value := getattr(self, name)) > bound:
-                raise ConfigError(
-                    f"policy.{name}: expected at most {bound} {on_device}, got {value}"
-                )
 
     @property
     def is_foreign(self) -> bool:
@@ -201,6 +203,16 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def is_dense(self) -> bool:
         """Whether the model has no experts and therefore no routes."""
         return self.num_experts == 0
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normalized per head."""
+        return self.family == "qwen3"
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.family == "qwen2"
 
     @property
     def ffn_width(self) -> int:

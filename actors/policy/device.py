@@ -1,4 +1,4 @@
-"""Devices on which a policy computes (settings `trainer.device` and `generator.device`)."""
+"""Devices on which a policy computes (setting `trainer.device`)."""
 
 import logging
 import os
@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from penstock.kernels.backend import KernelUnavailableError
-from penstock.kernels.cuda.launch import check_cuda
 from penstock.messages.errors import PenstockError
 
 log = logging.getLogger(__name__)
@@ -21,7 +19,7 @@ class DeviceUnavailableError(PenstockError, RuntimeError):
 
 
 def check_device(name: str, setting: str) -> None:
-    """Check that a device is available, with everything needed to compute on it.
+    """Check that a device is available.
 
     Args:
         name: One of `DEVICES`.
@@ -33,10 +31,10 @@ def check_device(name: str, setting: str) -> None:
     """
     if name == "cpu":
         return
-    try:
-        check_cuda()
-    except KernelUnavailableError as error:
-        raise DeviceUnavailableError(f"{setting}: expected 'cpu', got 'cuda': {error}") from error
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch, built for CUDA {built}, finds no device" if built else "torch has no CUDA"
+        raise DeviceUnavailableError(f"{setting}: expected 'cpu', got 'cuda': {why}; `nvidia-smi`")
 
 
 def open_device(name: str, setting: str, index: int = 0) -> torch.device:

@@ -1,9 +1,8 @@
 """The expert layer in training: tokens are sorted by expert, with one pair of matmuls per expert.
 
-Each expert gets a contiguous block of rows, so only the chosen experts are computed. On a GPU,
-where a launch costs more than computing zeros, all blocks are padded to equal size and computed in
-one product. The slots of a token are summed in slot order, and gradients are gathered, never
-scattered, so forward and backward passes are reproducible bit for bit at a fixed thread count.
+Each expert gets a contiguous block of rows, so only the chosen experts are computed. The slots of a
+token are summed in slot order, and gradients are gathered, never scattered, so forward and backward
+passes are reproducible bit for bit at a fixed thread count.
 
 The operands of the matmuls (weights and inputs) may be rounded to the values of a number format, in
 blocks along the summed dimension; sums stay in float32, and gradients pass straight through.
@@ -13,11 +12,9 @@ float32 scale per token. `kernels/reference/quantize.py` defines the rounding.
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from penstock.actors.policy import operations
 from penstock.actors.policy.operations import combine, rounded_mxfp8
 from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
@@ -58,13 +55,9 @@ class Dispatch(NamedTuple):
     """Token of each sorted slot, [T*K]."""
     blocks: list[tuple[int, slice]]
     """Sorted slots of each expert that has any, as (expert, slice)."""
-    padding: "Padding | None"
-    """Layout of all blocks in one product, on a GPU; else None."""
 
     def times(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Multiply sorted rows [T*K, m] by the weights of their experts [E, m, n] -> [T*K, n]."""
-        if self.padding is not None:
-            return self.padding.cut(torch.bmm(self.padding.padded(rows), weights))
         # Into slices of one result, which saves a concatenation.
         out = rows.new_empty(rows.shape[0], weights.shape[2])
         for expert, block in self.blocks:
@@ -73,44 +66,10 @@ class Dispatch(NamedTuple):
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Sum the outer products of left [T*K, m] and right [T*K, n] per expert -> [E, m, n]."""
-        if self.padding is not None:
-            padded = self.padding.padded(left).transpose(1, 2)
-            return torch.bmm(padded, self.padding.padded(right))
         out = torch.zeros_like(like)
         for expert, block in self.blocks:
             torch.mm(left[block].t(), right[block], out=out[expert])
         return out
-
-
-class Padding(NamedTuple):
-    """Layout that pads every expert's rows with zeros to the largest count, C."""
-
-    places: torch.Tensor
-    """Sorted row at each padded place, or T*K for a zero row, [E, C]."""
-    rows: torch.Tensor
-    """Padded place of each sorted row in [E * C], [T*K]."""
-
-    @classmethod
-    def of(cls, counts: list[int], device: torch.device) -> "Padding":
-        """Return the layout for experts with `counts` rows each."""
-        sizes = np.array(counts)
-        ends, column = sizes.cumsum(), np.arange(max(counts))
-        is_row = column < sizes[:, None]
-        places = np.where(is_row, (ends - sizes)[:, None] + column, ends[-1])
-        # One copy to the device instead of two.
-        both = np.concatenate([places.ravel(), np.flatnonzero(is_row)])
-        flat, rows = torch.from_numpy(both).to(device).split([places.size, int(ends[-1])])
-        return cls(flat.view(places.shape), rows)
-
-    def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pad sorted rows [T*K, m] to [E, C, m]."""
-        zero = rows.new_zeros(1, rows.shape[1])
-        chosen = torch.cat((rows, zero)).index_select(0, self.places.view(-1))
-        return chosen.view(*self.places.shape, -1)
-
-    def cut(self, padded: torch.Tensor) -> torch.Tensor:
-        """Remove the padding: [E, C, n] -> [T*K, n]."""
-        return padded.flatten(0, 1).index_select(0, self.rows)
 
 
 class ExpertMlp(torch.autograd.Function):
@@ -170,9 +129,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
         if count:
             blocks.append((expert, slice(start, start + count)))
         start += count
-    has_padding = operations.has_kernels(expert_ids)
-    padding = Padding.of(counts, expert_ids.device) if has_padding else None
-    return Dispatch(order, inverse, order // expert_ids.shape[1], blocks, padding)
+    return Dispatch(order, inverse, order // expert_ids.shape[1], blocks)
 
 
 def run_experts(

@@ -4,16 +4,15 @@ Projections that share an input are stored as one matrix, laid out so that every
 checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import PolicyConfig, RopeScaling
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough
 from penstock.actors.policy.operations import choose_experts, rms_norm
 
@@ -76,8 +75,6 @@ class Segments:
     """Earlier pieces that each piece continues, first to last; empty if it starts a sequence."""
     masks: tuple[torch.Tensor | None, ...]
     """Additive attention mask of each piece, [n, seen + n], 0 or -inf; None if it is causal."""
-    whole_mask: torch.Tensor | None
-    """Additive mask [T, T], 0 or -inf, for one attention call on a GPU instead of one per piece."""
     cos: torch.Tensor
     """Rotary cosines of each token's position in its own sequence, [T, 1, D/2]."""
     sin: torch.Tensor
@@ -89,42 +86,32 @@ class Segments:
         return len(set(self.lengths)) == 1 and not any(self.ancestors)
 
 
-def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tensor | None:
+def causal_mask(num_new: int, num_seen: int) -> torch.Tensor | None:
     """Return an additive mask [new, seen + new], 0 or -inf; None if no tokens were seen before."""
     if num_seen == 0:
         return None
-    mask = torch.full((num_new, num_seen + num_new), -torch.inf, device=device)
+    mask = torch.full((num_new, num_seen + num_new), -torch.inf)
     return mask.triu_(num_seen + 1)
-
-
-def tree_mask(
-    lengths: Sequence[int], ancestors: Sequence[Sequence[int]], device: torch.device
-) -> torch.Tensor:
-    """Return an additive attention mask [T, T], 0 or -inf.
-
-    Args:
-        lengths: Number of tokens of each piece, as in `Segments`.
-        ancestors: Ancestors of each piece, as in `Segments`; they precede the piece.
-        device: Device of the mask.
-
-    """
-    related = np.eye(len(lengths), dtype=bool)
-    for piece, before in enumerate(ancestors):
-        related[piece, list(before)] = True
-    pieces = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-    seen = torch.from_numpy(related).to(device).index_select(0, pieces).index_select(1, pieces)
-    # Ancestors come before their pieces, so causality is the lower triangle.
-    mask = torch.zeros(seen.shape, device=device)
-    return mask.masked_fill_(seen.tril_().logical_not_(), -torch.inf)
 
 
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rotary tables (cos, sin), each float32 [max_position_embeddings, D/2]."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**half)
+    frequencies = _scaled(1.0 / (config.rope_theta**half), config.rope_scaling)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     return angles.cos(), angles.sin()
+
+
+def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Scale rotary frequencies as Llama 3.1 does (transformers' rope type `llama3`)."""
+    if scaling.factor == 1.0:
+        return frequencies
+    rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    # 0 for slow frequencies, 1 for fast ones, and linear in between.
+    kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -134,7 +121,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
-    """Grouped-query causal attention with normalized queries and keys."""
+    """Grouped-query causal attention."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -142,8 +129,10 @@ class Attention(nn.Module):
         rows = config.query_dim + 2 * config.key_value_dim
         self.qkv = nn.Parameter(torch.empty(rows, config.hidden_size))
         self.output = nn.Parameter(torch.empty(config.hidden_size, config.query_dim))
-        self.query_norm = nn.Parameter(torch.ones(config.head_dim))
-        self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        has_norm = config.has_qk_norm
+        self.query_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
+        self.key_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
+        self.qkv_bias = nn.Parameter(torch.zeros(rows)) if config.has_qkv_bias else None
 
     def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Attend, [T, d] -> [T, d]; a token sees its own sequence up to itself."""
@@ -156,21 +145,20 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project [T, d] to rotated query [T, Hq, D], rotated key and value [T, Hkv, D]."""
         config = self.config
-        heads = F.linear(x, self.qkv).view(x.shape[0], -1, config.head_dim)
+        heads = F.linear(x, self.qkv, self.qkv_bias).view(x.shape[0], -1, config.head_dim)
         query, key, value = heads.split(
             (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1
         )
-        query = rotate(rms_norm(query, self.query_norm, config.rms_norm_eps), cos, sin)
-        key = rotate(rms_norm(key, self.key_norm, config.rms_norm_eps), cos, sin)
-        return query, key, value
+        if self.query_norm is not None and self.key_norm is not None:
+            query = rms_norm(query, self.query_norm, config.rms_norm_eps)
+            key = rms_norm(key, self.key_norm, config.rms_norm_eps)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
 
 
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
     """Attend causally along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
-    if segments.whole_mask is not None:
-        return _attend_at_once(query, key, value, segments.whole_mask)
     # Sequences of equal length form a batch, which takes one call.
     if segments.is_uniform:
         rows = (len(segments.lengths), -1)
@@ -196,21 +184,6 @@ def _attend(
         )
         parts.append(attended)
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
-
-
-def _attend_at_once(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Compute attention between all tokens in one call.
-
-    Torch's fused attention is slow in float32 with deterministic sums.
-    """
-    num_tokens, heads, width = key.shape
-    grouped = query.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)
-    scores = torch.bmm(grouped * width**-0.5, key.permute(1, 2, 0))
-    chances = (scores.view(heads, -1, num_tokens, num_tokens) + mask).softmax(-1)
-    attended = torch.bmm(chances.flatten(1, 2), value.transpose(0, 1))
-    return attended.view(heads, -1, num_tokens, width).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class Experts(nn.Module):

@@ -1,4 +1,4 @@
-"""The policy: a transformer with the architecture of Qwen3-MoE or Qwen3, in plain torch.
+"""The policy: a transformer as Qwen3-MoE, Qwen3, Llama and Qwen2 are, in plain torch.
 
 On the CPU at a fixed thread count, forward and backward passes give the same bits in every run;
 exact replay of training depends on that. Sequences are packed: `input_ids` is flat and `lengths`
@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from penstock.actors.policy import operations
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import (
     RoutedTokens,
@@ -23,13 +22,8 @@ from penstock.actors.policy.layers import (
     TransformerLayer,
     causal_mask,
     rotary_table,
-    tree_mask,
 )
 from penstock.actors.policy.operations import TakeValue, rms_norm
-
-WHOLE_SCORES_MAX = 1 << 28
-"""Largest number of attention scores (all heads, all pairs of packed tokens; one gigabyte) that a
-GPU computes in one call; beyond that, attention is computed piece by piece."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +125,14 @@ class Policy(nn.Module):
     def initial_weights(self, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the initial weights of a seed, one unsharded tensor at a time, by parameter name.
 
-        Norms are 1; all others are drawn from N(0, 0.02), residual outputs scaled by 1/sqrt(2L).
+        Norms are 1 and biases 0; all others are drawn from N(0, 0.02), residual outputs scaled by
+        1/sqrt(2L).
         """
-        # On the CPU for every device, so that a seed always gives the same weights.
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            value = torch.ones(parameter.shape, device="cpu")
+            fill = 0.0 if name.endswith("_bias") else 1.0
+            value = torch.full(parameter.shape, fill, device="cpu")
             if parameter.dim() > 1:
                 std = residual if name.endswith(("attention.output", "experts.down")) else 0.02
                 value.normal_(0.0, std, generator=generator)
@@ -233,19 +228,10 @@ class Policy(nn.Module):
                 f"{self.config.max_position_embeddings}"
             )
         spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-        device = input_ids.device
-        num_scores = self.config.num_attention_heads * input_ids.numel() ** 2
-        is_one_call = operations.has_kernels(input_ids) and num_scores <= WHOLE_SCORES_MAX
         return Segments(
             lengths=lengths,
             ancestors=ancestors,
-            masks=()
-            if is_one_call
-            else tuple(
-                causal_mask(length, start, device)
-                for length, start in zip(lengths, starts, strict=True)
-            ),
-            whole_mask=tree_mask(lengths, ancestors, device) if is_one_call else None,
+            masks=tuple(map(causal_mask, lengths, starts)),
             cos=torch.cat([self.cos[span] for span in spans]).unsqueeze(1),
             sin=torch.cat([self.sin[span] for span in spans]).unsqueeze(1),
         )

@@ -57,8 +57,9 @@ def _pack_layer(layer: TransformerLayer) -> LayerWeights:
         attention_norm=_numpy(layer.attention_norm),
         qkv=pack(_numpy(attention.qkv)),
         output=pack(_numpy(attention.output)),
-        query_norm=_numpy(attention.query_norm),
-        key_norm=_numpy(attention.key_norm),
+        qkv_bias=_numpy_or_none(attention.qkv_bias),
+        query_norm=_numpy_or_none(attention.query_norm),
+        key_norm=_numpy_or_none(attention.key_norm),
         expert_norm=_numpy(layer.expert_norm),
         gate=None if layer.router is None else pack(_numpy(layer.router.weight)),
         gate_up=pack(_rounded(layer.experts.gate_up, layer.experts.expert_format)),
@@ -68,6 +69,10 @@ def _pack_layer(layer: TransformerLayer) -> LayerWeights:
 
 def _rounded(weights: torch.Tensor, expert_format: str) -> np.ndarray:
     return _numpy(round_to(weights.detach(), expert_format))
+
+
+def _numpy_or_none(tensor: torch.Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else _numpy(tensor)
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:

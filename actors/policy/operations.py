@@ -1,15 +1,10 @@
-"""Operations of the policy that use `kernels.ops` on CUDA and torch on a CPU.
-
-The kernels only compute forward passes, so the derivatives here are written in torch. Operations
-without a float32 kernel (matmuls, attention) use torch on every device.
-"""
+"""Operations of the policy that training and the torch decoder share."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from penstock.kernels import ops
 from penstock.kernels.decode.kernel import round_mxfp8
 from penstock.kernels.reference.routing import replay_experts
 
@@ -41,54 +36,13 @@ class TakeValue(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return ops.rms_norm(x, weight, eps)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,) = grad_outputs
-        x, weight = ctx.saved_tensors
-        scale = (x.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
-        normed, weighted = x * scale, grad * weight
-        grad_x = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
-        return grad_x, (grad * normed).flatten(0, -2).sum(0), None
-
-
-class _TokenLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits, targets)
-        return ops.token_logprobs(logits, targets)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, targets = ctx.saved_tensors
-        grad, at = grad_outputs[0].unsqueeze(1), targets.unsqueeze(1)
-        # The derivative is (one-hot - softmax) * grad.
-        grad_logits = logits.softmax(-1).mul_(-grad)
-        return grad_logits.scatter_(1, at, grad_logits.gather(1, at) + grad), None
-
-
-def has_kernels(tensor: torch.Tensor) -> bool:
-    """Return whether operations on this tensor run as CUDA kernels."""
-    return tensor.is_cuda
-
-
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x**2) + eps) * weight: [..., H] and [H] -> [..., H]."""
-    if has_kernels(x):
-        return _RmsNorm.apply(x, weight, eps)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
-    if has_kernels(logits):
-        return _TokenLogprobs.apply(logits, targets)
     return -F.cross_entropy(logits.float(), targets, reduction="none")
 
 
@@ -112,17 +66,6 @@ def choose_experts(
 
     """
     scores = logits.softmax(-1)
-    if has_kernels(logits):
-        routing = ops.router_topk(
-            logits,
-            num_chosen,
-            normalize=normalize,
-            recorded=recorded,
-            plausibility_min=plausible,
-        )
-        ids = routing.ids.long()
-        weights = TakeValue.apply(_weights(scores, ids, normalize=normalize), routing.weights)
-        return Chosen(ids, weights, scores, routing.num_mismatched.sum())
     # The choice itself has no gradient, only the weights of the chosen experts.
     ids = scores.detach().topk(num_chosen, dim=-1).indices
     flips = ids.new_zeros(())
@@ -139,9 +82,7 @@ def _weights(scores: torch.Tensor, ids: torch.Tensor, *, normalize: bool) -> tor
 
 def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum [T, K, d] weighted by [T, K] over K -> [T, d]; has no gradient."""
-    if has_kernels(per_slot):
-        return ops.moe_combine(per_slot, weights)
-    # In slot order, like the kernels: the order of a float sum decides its bits.
+    # In slot order: the order of a float sum decides its bits.
     total = per_slot[:, 0] * weights[:, 0:1]
     for slot in range(1, weights.shape[1]):
         total.addcmul_(per_slot[:, slot], weights[:, slot : slot + 1])
@@ -150,8 +91,6 @@ def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def rounded_mxfp8(values: torch.Tensor) -> torch.Tensor:
     """Round float32 [..., M, K] along K to the values of MXFP8; has no gradient."""
-    if has_kernels(values):
-        return ops.mxfp8_dequantize(ops.mxfp8_quantize_rows(values), torch.float32)
     rounded = values.clone(memory_format=torch.contiguous_format)
     round_mxfp8(rounded.numpy())
     return rounded

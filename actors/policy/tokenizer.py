@@ -1,15 +1,21 @@
-"""Byte-level BPE tokenizers, trained here or taken from a published model.
+"""BPE tokenizers of bytes, trained here or taken from a published model.
 
 In a tokenizer trained here, pieces never cross a line break, and every digit and operator is a
 separate piece, so that an edit to code changes few tokens. Any bytes round-trip. Text never encodes
 to a special token: what looks like `<|end|>` in a file or a user's message stays plain characters,
 so only the chat format itself can write special tokens. A published model's added tokens, like
 `<tool_call>`, are treated as special whether or not its `tokenizer.json` marks them as such.
+
+Published tokenizers are byte-level, as GPT-2's, or SentencePiece-like: spaces are `▁`, and what the
+vocabulary lacks are bytes like `<0x0A>`. The latter put a space before a text; here they do not,
+since a conversation is encoded in parts. A vocabulary may lack control bytes, which no text of its
+training had: they are encoded as U+FFFD.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
@@ -28,10 +34,22 @@ _PIECES = (
     r"| ?[^\w\s]"
     r"|[ \t]+"
 )
+_CHAT_KEY = "penstock_chat"
+"""Key of the chat template in a run's tokenizer; `tokenizer.json` itself has no place for one."""
 _NUM_IDS_MAX = 1 << 22
-NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+NO_TOKEN = _REPLACEMENT.encode()
 """Bytes that an id without a token decodes to; a model may have more ids than its tokenizer."""
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
+
+
+class ChatTemplate(NamedTuple):
+    """The chat template of a model's folder."""
+
+    template: str
+    tokens: dict[str, str]
+    """Names that the template uses for tokens, such as `bos_token`, and what they stand for."""
 
 
 class Tokenizer:
@@ -44,11 +62,11 @@ class Tokenizer:
 
     """
 
-    def __init__(self, bpe: BpeTokenizer) -> None:
+    def __init__(self, bpe: BpeTokenizer, chat: ChatTemplate | None = None) -> None:
         """Wrap a BPE tokenizer.
 
         Raises:
-            ValueError: It is not byte-level, or its vocabulary lacks a byte.
+            ValueError: Its vocabulary is not one of bytes, or lacks a printable character of ASCII.
 
         """
         # Despite its name, this makes special tokens in a text encode as plain characters.
@@ -56,6 +74,8 @@ class Tokenizer:
         bpe.no_truncation()
         bpe.no_padding()
         self._bpe = bpe
+        self.chat = chat
+        """Chat template of the model's folder; None if it has none."""
         self._bytes = _bytes_by_id(bpe)
         self._special_names = {
             index: token.content for index, token in bpe.get_added_tokens_decoder().items()
@@ -66,9 +86,11 @@ class Tokenizer:
             for index, data in enumerate(self._bytes)
             if index not in self._special_names
         }
-        for byte in range(256):
-            if bytes((byte,)) not in self._byte_ids:
-                raise ValueError(f"not a byte-level BPE: no token for the byte {byte:#04x}")
+        missing = {byte for byte in range(256) if bytes((byte,)) not in self._byte_ids}
+        if needed := sorted(missing.intersection((*b"\n", *range(0x20, 0x7F), *NO_TOKEN))):
+            raise ValueError(f"not a BPE of bytes: no token for the byte {needed[0]:#04x}")
+        self._missing = frozenset(missing)
+        """Bytes that the vocabulary cannot express."""
 
     @property
     def vocab_size(self) -> int:
@@ -86,14 +108,23 @@ class Tokenizer:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         if text.isascii() or not _ESCAPED_BYTE.search(text):
-            return self._bpe.encode(text, add_special_tokens=False).ids
+            return self._encode(text)
         ids: list[int] = []
         for index, part in enumerate(_ESCAPED_BYTE.split(text)):
-            if index % 2:
-                ids.append(self._byte_ids[bytes((ord(part) - 0xDC00,))])
-            else:
-                ids += self._bpe.encode(part, add_special_tokens=False).ids
+            byte_id = self._byte_ids.get(bytes((ord(part) - 0xDC00,))) if index % 2 else None
+            ids += (
+                self._encode(_REPLACEMENT if index % 2 else part) if byte_id is None else [byte_id]
+            )
         return ids
+
+    def _encode(self, text: str) -> list[int]:
+        # The library would drop what the vocabulary lacks without a word.
+        if self._missing and not self._missing.isdisjoint(text.encode()):
+            text = "".join(
+                _REPLACEMENT if not self._missing.isdisjoint(each.encode()) else each
+                for each in text
+            )
+        return self._bpe.encode(text, add_special_tokens=False).ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Decode to the exact bytes; special tokens give their text, ids without a token U+FFFD."""
@@ -138,14 +169,22 @@ class Tokenizer:
         """Create a tokenizer from the content of a `tokenizer.json`.
 
         Raises:
-            CodecError: It is not a byte-level BPE tokenizer; the text names `source`.
+            CodecError: It is not a BPE tokenizer of bytes; the text names `source`.
 
         """
         try:
-            return cls(BpeTokenizer.from_str(_all_special(text)))
+            table = json.loads(text)
+            chat = table.pop(_CHAT_KEY, None)
+            bpe = BpeTokenizer.from_str(json.dumps(_adapted(table)))
+            return cls(bpe, None if chat is None else ChatTemplate(**chat))
         # The library raises a bare Exception for any bad file.
         except Exception as error:
-            raise CodecError(f"{source}: not a byte-level tokenizer: {error!r}") from error
+            raise CodecError(f"{source}: not a tokenizer of bytes: {error!r}") from error
+
+
+def with_chat(text: str, chat: ChatTemplate) -> str:
+    """Return the content of a `tokenizer.json` with a chat template in it, as runs store it."""
+    return json.dumps(json.loads(text) | {_CHAT_KEY: chat._asdict()}, ensure_ascii=False)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
@@ -178,19 +217,35 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     return Tokenizer(bpe)
 
 
-def _all_special(text: str) -> str:
-    """Mark all added tokens of a `tokenizer.json` as special, so that no text encodes to one."""
-    table = json.loads(text)
-    added = table.get("added_tokens") or []
-    if all(token.get("special") for token in added):
-        return text
-    return json.dumps(table | {"added_tokens": [token | {"special": True} for token in added]})
+def _adapted(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a `tokenizer.json` whose added tokens are special and that puts no space before texts.
+
+    If an added token were not special, a text could encode to it.
+    """
+    added = [token | {"special": True} for token in table.get("added_tokens") or []]
+    steps = {name: _without_prefix(table.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    return table | steps | {"added_tokens": added}
+
+
+def _without_prefix(step: Any) -> Any:
+    """Return a step of normalization or splitting without the space that it puts before a text."""
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") == "Prepend":
+        return None
+    if step.get("type") == "Metaspace":
+        return step | {"prepend_scheme": "never"}
+    for inner in ("normalizers", "pretokenizers"):
+        if isinstance(parts := step.get(inner), list):
+            return step | {inner: [one for part in parts if (one := _without_prefix(part))]}
+    return step
 
 
 def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
     """Return the bytes of every token id, with special tokens as their text."""
     byte_of = _byte_alphabet()
     vocabulary = bpe.get_vocab()
+    has_fallback = bool(getattr(bpe.model, "byte_fallback", False))
     # Checked first: one huge id in a malicious file would allocate a huge table.
     num_ids = max(vocabulary.values(), default=-1) + 1
     if num_ids > _NUM_IDS_MAX:
@@ -200,11 +255,18 @@ def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
     for token, index in vocabulary.items():
         if index in special:
             table[index] = special[index].encode()
+        elif has_fallback:
+            byte = _FALLBACK_BYTE.fullmatch(token)
+            table[index] = bytes((int(byte[1], 16),)) if byte else _spaced(token)
         elif all(character in byte_of for character in token):
             table[index] = bytes(byte_of[character] for character in token)
         else:
-            raise ValueError(f"not a byte-level BPE: the vocabulary contains {token!r}")
+            raise ValueError(f"not a BPE of bytes: the vocabulary contains {token!r}")
     return table
+
+
+def _spaced(token: str) -> bytes:
+    return token.replace("▁", " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -268,7 +268,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Pairs of tokens that attend to each other in one pass, n^2 / 2 of a sequence of n, beside its
     tokens: so that passes side by side on ranks take about as long. 0 for any number."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"
-    """Device that computes the model; cuda is the first visible GPU."""
+    """Device of the ranks: cuda is one GPU each, for `[trainer.ranks] model = "transformers"`."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, same bits."""
     num_threads: NumThreads = 1

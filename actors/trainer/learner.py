@@ -21,7 +21,7 @@ import torch
 
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy, hf_views, tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.device import copied_to, fix_threads, open_device
+from penstock.actors.policy.device import copied_to, fix_threads
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
@@ -224,16 +224,10 @@ class Learner:
 
     @classmethod
     def initialized(
-        cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int, device: str = "cpu"
+        cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int
     ) -> "Learner":
-        """Return a learner with random weights, which do not depend on the device.
-
-        Raises:
-            DeviceUnavailableError: The device of `trainer.device` is not available.
-
-        """
-        place = open_device(device, "trainer.device")
-        return cls(Policy(policy_config, seed=seed).to(place), config)
+        """Return a learner with random weights."""
+        return cls(Policy(policy_config, seed=seed), config)
 
     def forward(self) -> SequenceForward:
         """Return forward passes over the current weights, which must not change meanwhile."""

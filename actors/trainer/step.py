@@ -48,7 +48,6 @@ from penstock.actors.trainer.preferences.objective import (
 )
 from penstock.actors.trainer.reference import compared
 from penstock.actors.trainer.sequences import TrainingSequence
-from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
 
@@ -366,8 +365,6 @@ def _take_passes(
         passes.append(take_pass(learner, batch, version, config, divisor))
         if examples:
             seen.append(take_preference_pass(learner, examples, config))
-        # Before the optimizer runs: a deferred error means that the gradient is not to be used.
-        raise_deferred_errors()
         norms.append(learner.apply(manifest.step, config.optimizer, config.steps_max))
         if len(passes) == 1:
             batch = [

@@ -105,7 +105,7 @@ def _packages() -> list[Finding]:
 
 
 def check_gpu() -> Finding:
-    """Look for what `trainer.device` and `generator.device` = "cuda" take."""
+    """Look for what ranks and vLLM take on a GPU."""
     try:
         from penstock.kernels.cuda.launch import check_cuda, device_name  # Imports torch.
 
@@ -117,7 +117,7 @@ def check_gpu() -> Finding:
         name="cuda",
         is_available=found,
         detail=detail,
-        how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install -e '.[cuda]'",
+        how_to_get="a GPU, and make gpu-env",
     )
 
 

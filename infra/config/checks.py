@@ -75,10 +75,21 @@ def _check_rollouts(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig) -> None:
-    """Check that what is set to a GPU computes there; of vLLM its own start shows it."""
-    config.policy.check_device(config.trainer.device, "trainer.device")
-    if config.generator.engine == "native":
-        config.policy.check_device(config.generator.device, "generator.device")
+    """Check that what is set to a GPU computes there: ranks of transformers models, and vLLM."""
+    trainer, generator = config.trainer, config.generator
+    is_ranked = trainer.engine == "ranks" and trainer.ranks.model == "transformers"
+    for setting, device, has_gpus, instead in (
+        (
+            "trainer.device",
+            trainer.device,
+            is_ranked,
+            'trainer.engine = "ranks" with trainer.ranks.model = "transformers"',
+        ),
+        ("generator.device", generator.device, generator.engine == "vllm", 'engine = "vllm"'),
+    ):
+        if device != "cpu" and not has_gpus:
+            text = f"the built-in engine computes on CPUs alone; on GPUs use {instead}"
+            raise ConfigError(f"{setting}: expected 'cpu', got {device!r}: {text} (docs/models.md)")
 
 
 def check_host_name(name: str, field: str) -> None:

@@ -119,7 +119,9 @@ def _pods(
 def num_params(policy: PolicyConfig) -> int:
     """Return the number of parameters of a policy, of its MTP head, too."""
     hidden, width = policy.hidden_size, policy.ffn_width
-    attention = hidden * (2 * policy.query_dim + 2 * policy.key_value_dim) + 2 * policy.head_dim
+    attention = hidden * (2 * policy.query_dim + 2 * policy.key_value_dim)
+    attention += 2 * policy.head_dim * policy.has_qk_norm
+    attention += (policy.query_dim + 2 * policy.key_value_dim) * policy.has_qkv_bias
     router = policy.num_experts * hidden
     layer = attention + router + 3 * max(1, policy.num_experts) * hidden * width + 2 * hidden
     head = policy.mtp_num_heads * (2 * hidden * hidden + 3 * hidden)

@@ -8,15 +8,16 @@ import msgspec
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import read_hf_config
+from penstock.actors.policy.hf.config import read_hf_config, read_json
 from penstock.actors.policy.hf.stored import TOKENIZER_FILES, StoredModel, store_model
-from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, ChatTemplate, Tokenizer, with_chat
 from penstock.infra.models.settings import ModelSection
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 
 Table = dict[str, Any]
 _TOKENIZER_BYTES_MAX = 64 << 20
+_TEMPLATE_CHARS_MAX = 1 << 18
 
 
 def fill_shape(data: Table) -> None:
@@ -95,7 +96,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         text = f"expected a file of at most {_TOKENIZER_BYTES_MAX} bytes"
         raise ConfigError(f"model.checkpoint: {path}: {text}")
     try:
-        return Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Tokenizer.from_json(_tokenizer_text(folder), str(path))
     except UnicodeDecodeError as error:
         raise ConfigError(f"model.checkpoint: {path}: expected UTF-8 text: {error}") from error
     except ValueError as error:
@@ -113,8 +114,37 @@ async def claim_model(
     """
     folder = Path(section.checkpoint)
     stored = await store_model(store, folder, _weight_files(section, policy))
-    await store.put(TOKENIZER_KEY, (folder / TOKENIZER_KEY).read_bytes())
+    await store.put(TOKENIZER_KEY, _tokenizer_text(folder).encode())
     return stored
+
+
+def _tokenizer_text(folder: Path) -> str:
+    """Return the folder's tokenizer.json, with its chat template in it if it has one."""
+    text = (folder / TOKENIZER_KEY).read_text(encoding="utf-8")
+    path, config = folder / "tokenizer_config.json", dict[str, Any]()
+    if path.is_file():
+        config = read_json(path, _TOKENIZER_BYTES_MAX)
+    template = config.get("chat_template")
+    # A folder may name several.
+    if isinstance(template, list):
+        named: list[Any] = template
+        template = next((each["template"] for each in named if each["name"] == "default"), None)
+    if (file := folder / "chat_template.jinja").is_file():
+        template = file.read_text(encoding="utf-8")
+    if not isinstance(template, str):
+        return text
+    if len(template) > _TEMPLATE_CHARS_MAX:
+        expected = f"expected at most {_TEMPLATE_CHARS_MAX} characters"
+        raise ConfigError(f"model.checkpoint: {folder}: chat template: {expected}")
+    tokens = {name: _content(config.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
+    named_tokens = {f"{name}_token": each for name, each in tokens.items() if each is not None}
+    return with_chat(text, ChatTemplate(template, named_tokens))
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a special token, which may be a table."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _weight_files(section: ModelSection, policy: PolicyConfig) -> list[str]:

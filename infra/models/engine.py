@@ -1,5 +1,7 @@
 """A generator's inference engine, from `[generator]`. Imports torch."""
 
+import msgspec
+
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.generator.engine import Engine
 from penstock.actors.generator.options import EngineOptions
@@ -11,21 +13,29 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.config import PolicyConfig
 
 
-async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat) -> Engine:
+async def start_engine(
+    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat, config_text: str = ""
+) -> Engine:
     """Start the engine of a replica, which has no weights yet.
+
+    Args:
+        settings: Of the generator.
+        policy: Shape of the policy.
+        chat: Its chat format.
+        config_text: Its config.json (`published_config`), which vLLM needs for other architectures
+            than the built-in policy's.
 
     Raises:
         ConfigError: The engine does not compute this policy, or is not installed here.
 
     """
     if settings.engine == "vllm":
-        return await _start_vllm(settings, policy, chat)
+        return await _start_vllm(settings, policy, chat, config_text)
     options = EngineOptions(
         num_running_max=settings.num_running_max,
         num_waiting_max=settings.num_waiting_max,
         num_tokens_max=settings.num_tokens_max,
         num_threads=settings.num_threads,
-        device=settings.device,
         probe_tolerance=settings.probe_tolerance,
     )
     masks = GrammarMasks(chat.tokenizer, chat.stop_ids, policy.vocab_size)
@@ -35,7 +45,7 @@ async def start_engine(settings: GeneratorConfig, policy: PolicyConfig, chat: Ch
 
 
 async def _start_vllm(
-    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat
+    settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat, config_text: str
 ) -> VllmEngine:
     options = VllmOptions(
         num_running_max=settings.num_running_max,
@@ -44,10 +54,10 @@ async def _start_vllm(
         num_threads=settings.num_threads,
         probe_tolerance=settings.probe_tolerance,
         device=settings.device,
-        dtype=settings.vllm.dtype,
-        kv_cache_gib=settings.vllm.kv_cache_gib,
-        cache_block=settings.vllm.cache_block,
+        observes_routes=bool(policy.num_experts),
+        **msgspec.structs.asdict(settings.vllm)
+        | {"batch_invariant": settings.vllm.batch_invariant or policy.numerics.is_exact},
     )
-    engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids))
+    engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids), config_text)
     await engine.start()
     return engine

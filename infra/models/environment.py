@@ -7,12 +7,13 @@ from pathlib import Path
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.messages.errors import ConfigError
 
-VLLM_ENVIRONMENT = ".venv-vllm"
+VLLM_ENVIRONMENTS = {"cpu": ".venv-vllm", "cuda": ".venv-gpu"}
+"""By device; `make vllm-env` and `make gpu-env` make them."""
 
 
 def python_of(settings: GeneratorConfig, specs: Iterable[str]) -> str:
     """Return the interpreter of a process with these roles."""
-    default = VLLM_ENVIRONMENT if settings.engine == "vllm" else ""
+    default = VLLM_ENVIRONMENTS[settings.device] if settings.engine == "vllm" else ""
     folder = settings.environment or default
     has_engine = any(spec.partition(":")[0] == "generator" for spec in specs)
     return str(Path(folder).absolute() / "bin/python") if folder and has_engine else sys.executable
@@ -29,6 +30,6 @@ def check_environments(settings: GeneratorConfig, processes: Iterable[Iterable[s
         python = python_of(settings, specs)
         if not Path(python).exists():
             raise ConfigError(
-                f"generator.environment: expected a virtual environment with vLLM (make vllm-env),"
-                f" found no {python}"
+                "generator.environment: expected a virtual environment with vLLM (make vllm-env, on"
+                f" a GPU make gpu-env), found no {python}"
             )

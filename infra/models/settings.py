@@ -28,8 +28,8 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint: str = ""
     """Folder of a model in Hugging Face layout; the run uses its shape and its tokenizer."""
     chat: str = "penstock"
-    """Chat format of the model: `penstock`, or `renderers:NAME` (for example `renderers:qwen3`),
-    which uses the package `renderers`."""
+    """Chat format of the model: `penstock`; `template`, the chat template of the checkpoint;
+    or `renderers:NAME` (for example `renderers:qwen3`), which uses the package `renderers`."""
     corpora: tuple[CorpusConfig, ...] = ()
     """Corpora for mid-training; without a checkpoint, they follow those of `prepare.corpora`."""
     preferences: list[str] = []

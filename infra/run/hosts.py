@@ -273,17 +273,11 @@ def check_devices(config: RunConfig, names: Sequence[str]) -> None:
         DeviceUnavailableError: A GPU that a setting names does not exist.
 
     """
-    roles = roles_of(config, names)
-    holder = "rank" if config.trainer.engine == "ranks" else "trainer"
-    for role, setting, device in (
-        (holder, "trainer.device", config.trainer.device),
-        ("generator", "generator.device", config.generator.device),
-    ):
-        is_vllm = role == "generator" and config.generator.engine == "vllm"  # Checks it itself.
-        if role in roles and device != "cpu" and not is_vllm:
-            from penstock.actors.policy.device import check_device  # Imports torch.
+    # vLLM checks its device itself.
+    if config.trainer.device != "cpu" and "rank" in roles_of(config, names):
+        from penstock.actors.policy.device import check_device  # Imports torch.
 
-            check_device(device, setting)
+        check_device(config.trainer.device, "trainer.device")
 
 
 def check_judge_keys(config: RunConfig, names: Sequence[str]) -> None:

@@ -125,13 +125,19 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a generator and the receiver of its weights, which share one engine."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.generator.lag import Lag
+    from penstock.actors.policy.hf.stored import published_config
     from penstock.actors.relay.replica.receiver import HeldVersion, Receiver
     from penstock.infra.models.engine import start_engine
 
     config = assembly.config
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
-    engine = await start_engine(config.generator, config.policy, await assembly.chat_format())
+    engine = await start_engine(
+        config.generator,
+        config.policy,
+        await assembly.chat_format(),
+        await published_config(assembly.store, config.policy),
+    )
     section = config.region(region)
     lag = Lag(staleness_max, config.generator.lag_s_max)
     generator = Generator(engine, section.serves, region, replica, channel=section.channel, lag=lag)

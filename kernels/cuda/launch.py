@@ -1,13 +1,12 @@
-"""Compilation of CUDA sources for sm_90a, and launch of their kernels through CuPy.
+"""Compilation of the CUDA sources by NVRTC, and launch of their kernels, both through CuPy.
 
-Importing this module needs neither CUDA nor CuPy.
+Importing this module needs neither CUDA nor CuPy. CuPy caches what it compiled for each kind of
+GPU. Sources include no header, since NVRTC has none.
 
-To add a kernel, write its source in `src/` and its call in `backend.py`, and list its registers in
-`tests/simt/registers.py`, which the build is checked against.
+To add a kernel, write its source in `src/`, its call in `backend.py`, and its name in
+`tests/simt/shim.py`.
 """
 
-import os
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,58 +16,13 @@ import numpy as np
 import torch
 
 from penstock.kernels.backend import KernelUnavailableError
-from penstock.kernels.native import build
 
 FOLDER = Path(__file__).parent / "src"
-NO_NVCC = "CUDA kernels need nvcc: none on PATH nor under CUDA_HOME"
-# Compiler flags. `-fmad=false` because the reference arithmetic fuses only multiply-adds that are
-# explicit in the source.
-_FLAGS = (
-    *("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3"),
-    *("-fmad=false", "-Xptxas", "-v"),
-)
-
-
-def source_path(name: str) -> Path:
-    """Return the path of a source."""
-    return FOLDER / f"{name}.cu"
-
-
-def source_bytes(name: str) -> bytes:
-    """Return the contents of a source and of all headers, for the cache key."""
-    headers = sorted(FOLDER.glob("*.cuh"))
-    return b"\0".join(path.read_bytes() for path in [source_path(name), *headers])
-
-
-def find_nvcc() -> str | None:
-    """Return the path of nvcc, or None."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
-
-
-def compile_cubin(source: str) -> Path:
-    """Compile a source unless it is cached, and return the path of the cubin.
-
-    Raises:
-        KernelUnavailableError: There is no nvcc, or compilation failed (its output is logged).
-
-    """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise KernelUnavailableError(NO_NVCC)
-    command = [nvcc, *_FLAGS, f"-I{FOLDER}", str(source_path(source))]
-    cubin = build(command, f"{source}.cubin", source_bytes(source))
-    if cubin is None:
-        raise KernelUnavailableError(
-            f"CUDA kernels: nvcc failed to compile {source}.cu; see its output in the log"
-        )
-    return cubin
-
+_FLAGS = ("-std=c++17",)
 
 Argument = torch.Tensor | np.generic | None
 """Kernel argument: a tensor is passed as a pointer, None as a null pointer, a NumPy scalar by
 value."""
-_CAPABILITY = (9, 0)
 
 
 class Launch(Protocol):
@@ -97,13 +51,7 @@ def check_cuda() -> None:
         built = torch.version.cuda
         why = f"torch, built for CUDA {built}, finds no device" if built else "torch has no CUDA"
         raise KernelUnavailableError(f"CUDA kernels need a GPU: {why}; see `nvidia-smi`")
-    # Code for sm_90a runs on no other architecture, not even on later ones.
-    if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
-        text = ".".join(map(str, found))
-        raise KernelUnavailableError(f"CUDA kernels need a Hopper GPU (9.0), got capability {text}")
     _cupy()
-    if find_nvcc() is None:
-        raise KernelUnavailableError(NO_NVCC)
 
 
 def device_name() -> str:
@@ -117,7 +65,7 @@ def launch_cuda(name: str, grid: tuple[int, int], num_threads: int, *arguments: 
     device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
     with cupy.cuda.Device(device.index), stream:
-        _cuda_kernel(name, device.index)(
+        cuda_kernel(name, device.index)(
             (*grid, 1), (num_threads, 1, 1), tuple(map(_cuda_argument, arguments))
         )
 
@@ -132,15 +80,25 @@ def _cupy() -> Any:
 
 
 @cache
-def _cuda_kernel(name: str, device: int) -> Callable[..., None]:
-    """Load a kernel into the current device's context."""
+def cuda_kernel(name: str, device: int) -> Callable[..., None]:
+    """Return the kernel `source.kernel`, loaded into the current device's context.
+
+    Raises:
+        KernelUnavailableError: CuPy or its compiler is missing, or the source does not compile.
+
+    """
     source, kernel = name.split(".")
-    return _cuda_module(source, device).get_function(kernel)
+    try:
+        return _cuda_module(source, device).get_function(kernel)
+    # CuPy raises errors of NVRTC, of the driver and of the loader of libraries, all of its own.
+    except Exception as error:
+        raise KernelUnavailableError(f"CUDA kernels: {source}.cu: {error}") from error
 
 
 @cache
-def _cuda_module(source: str, device: int) -> Any:
-    return _cupy().RawModule(path=str(compile_cubin(source)))
+def _cuda_module(source: str, _device: int) -> Any:
+    code = (FOLDER / f"{source}.cu").read_text(encoding="utf-8")
+    return _cupy().RawModule(code=code, options=_FLAGS)
 
 
 def _cuda_argument(argument: Argument) -> np.generic:

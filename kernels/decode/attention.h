@@ -118,6 +118,8 @@ static void attention(const shape_t *s, const weights_t *w, const step_t *b, lon
     matmul(normed, b->num_tokens, s->hidden, layer->qkv, width, qkv);
     for (long t = 0; t < b->num_tokens; t++) {
         float *row = qkv + t * width;
+        if (layer->qkv_bias)
+            for (long i = 0; i < width; i++) row[i] += layer->qkv_bias[i];
         const float *cos = w->cos + b->positions[t] * D / 2, *sin = w->sin + b->positions[t] * D / 2;
         for (long h = 0; h < s->heads; h++)
             norm_and_rotate(row + h * D, layer->query_norm, s->eps, D, cos, sin);

@@ -1,4 +1,4 @@
-/* Inference step of a Qwen3 or Qwen3-MoE transformer on a CPU, in float32.
+/* Inference step of a transformer on a CPU, in float32: Qwen3, Qwen3-MoE, Llama, Mistral, Qwen2.
  *
  * The order of every sum depends only on its length, so a token's results have the same bits alone
  * or in any batch, prefilled in any chunks, with or without a cached prefix.

@@ -15,7 +15,7 @@ _SHAPE_FIELDS = (
     *("rows", "positions", "normalize", "wide_routes", "mxfp8"),
 )
 _LAYER_FIELDS = (
-    *("attention_norm", "qkv", "output", "query_norm", "key_norm"),
+    *("attention_norm", "qkv", "qkv_bias", "output", "query_norm", "key_norm"),
     *("expert_norm", "gate", "gate_up", "down"),
 )
 _WEIGHT_FIELDS = ("layers", "embedding", "head", "final_norm", "cos", "sin")
@@ -84,9 +84,12 @@ class LayerWeights:
 
     attention_norm: np.ndarray
     qkv: np.ndarray
+    qkv_bias: np.ndarray | None
+    """Biases of queries, keys and values; None for none."""
     output: np.ndarray
-    query_norm: np.ndarray
-    key_norm: np.ndarray
+    query_norm: np.ndarray | None
+    """Weights of the norm of each query head; None where queries and keys are not normalized."""
+    key_norm: np.ndarray | None
     expert_norm: np.ndarray
     gate: np.ndarray | None
     """Weights of the router; None in a dense model, which has a single expert for all tokens."""

@@ -66,7 +66,7 @@ static void rms_norm(const float *x, const float *weight, float eps, long n, flo
 
 static void norm_and_rotate(float *x, const float *weight, float eps, long D, const float *cos,
                             const float *sin) {
-    rms_norm(x, weight, eps, D, x);
+    if (weight) rms_norm(x, weight, eps, D, x);
     long half = D / 2;
     for (long i = 0; i < half; i++) {
         float first = x[i], second = x[i + half];

@@ -10,7 +10,7 @@ typedef struct {
 } shape_t;
 
 typedef struct {
-    const float *attention_norm, *qkv, *output, *query_norm, *key_norm;
+    const float *attention_norm, *qkv, *qkv_bias, *output, *query_norm, *key_norm;
     const float *expert_norm, *gate, *gate_up, *down;
 } layer_t;
 

@@ -14,7 +14,6 @@ import torch
 
 from penstock.kernels.backend import KernelArgumentError, KernelBackend
 
-FLOATS = (torch.float32, torch.bfloat16)
 # Alignment that kernels need, because they read 16 bytes at once. PyTorch aligns allocations to
 # more, but a view may start anywhere.
 _ALIGNED_BYTES = 16
@@ -41,12 +40,6 @@ def check_tensor(
     # Backends see no gradients and no strides.
     tensor = tensor.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % _ALIGNED_BYTES else tensor
-
-
-def check_multiple(name: str, size: int, of: int) -> None:
-    """Raise KernelArgumentError unless a dimension is a positive multiple of `of`."""
-    if size <= 0 or size % of:
-        raise KernelArgumentError(f"{name}: expected a positive multiple of {of}, got {size}")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

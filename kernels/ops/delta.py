@@ -1,42 +1,16 @@
-"""Differences between two versions of flat weights, and their application in place."""
+"""Application of a difference between two versions to flat weights, in place."""
 
 import torch
 
 from penstock.kernels.backend import KernelArgumentError, KernelBackend
 from penstock.kernels.ops.backends import backend_for
-from penstock.kernels.ops.checks import check_range, check_tensor, check_values
+from penstock.kernels.ops.checks import check_tensor, check_values
 
-NUM_ELEMENTS_MAX = (1 << 31) - 1
 _BITS = (
     *(torch.uint8, torch.int8, torch.float8_e4m3fn),
     *(torch.int16, torch.uint16, torch.bfloat16, torch.float16),
     *(torch.int32, torch.uint32, torch.float32),
 )
-
-
-def delta_changes(
-    base: torch.Tensor, target: torch.Tensor, *, backend: KernelBackend | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find where two flat tensors differ bitwise.
-
-    Args:
-        base: Tensor [N] with 1, 2 or 4 bytes per element, N < 2**31.
-        target: Tensor of the same shape and dtype.
-        backend: Backend; see `penstock.kernels.ops`.
-
-    Returns:
-        Ascending positions int32 [C], and the values of the target there [C].
-
-    """
-    base = check_tensor("base", base, (None,), _BITS)
-    target = check_tensor("target", target, tuple(base.shape), (base.dtype,))
-    check_range("base: number of elements", base.numel(), 0, NUM_ELEMENTS_MAX)
-    # Grids of kernels must not be empty.
-    if not base.numel():
-        return torch.empty(0, dtype=torch.int32, device=base.device), target.clone()
-    chosen = backend_for(base, backend)
-    positions, values = chosen.delta_changes(_as_bits(base), _as_bits(target))
-    return positions, values.view(base.dtype)
 
 
 def delta_apply(

@@ -119,16 +119,9 @@ def mxfp8_rows(x: np.ndarray) -> Codes:
     return codes.reshape(num_rows, num_columns), scales
 
 
-def mxfp8_columns(x: np.ndarray) -> Codes:
-    """Quantize 32x1 blocks: float32 [M, K] -> codes [M, K], scales [M/32, K], uint8."""
-    codes, scales = mxfp8_rows(np.ascontiguousarray(x.T))
-    return np.ascontiguousarray(codes.T), np.ascontiguousarray(scales.T)
-
-
 def mxfp8_dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Invert `mxfp8_rows` or `mxfp8_columns`, told apart by the scales' shape -> float32 [M, K]."""
-    is_rows = scales.shape[0] == codes.shape[0]
-    factors = np.repeat(e8m0_value(scales), MX_BLOCK, axis=1 if is_rows else 0)
+    """Invert `mxfp8_rows` -> float32 [M, K]."""
+    factors = np.repeat(e8m0_value(scales), MX_BLOCK, axis=1)
     with np.errstate(all="ignore"):
         return e4m3_decode(codes) * factors
 

@@ -1,4 +1,4 @@
-"""Reference routing: top-k with replay, packed routes, and fixed-order sums of experts' outputs.
+"""Reference routing: replay of recorded experts, and packed routes.
 
 Routes are packed with the smallest number of bits that holds an id: bit i of the j-th id of a token
 is bit j * width + i.
@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-
-from penstock.kernels.reference.float32 import exp, fma, lane_sum
 
 ROUTE_FREE = -1
 """Id of tokens without recorded routes, which get the router's own choice."""
@@ -22,8 +20,6 @@ class ExpertChoice(NamedTuple):
     """int64 [T, K]: expert ids."""
     num_mismatched: torch.Tensor
     """[T]: number of recorded ids that are not among the router's own."""
-    num_replaced: torch.Tensor
-    """[T]: number of recorded ids that were implausible and replaced."""
 
 
 def replay_experts(
@@ -55,52 +51,7 @@ def replay_experts(
         spare = own.gather(1, in_use.int().sort(dim=1, stable=True).indices)
         place = ((~is_kept).cumsum(1) - 1).clamp(min=0)
         ids = torch.where(is_kept, ids, spare.gather(1, place))
-    return ExpertChoice(ids, num_mismatched, (~is_kept).sum(1))
-
-
-def router_topk(
-    logits: np.ndarray,
-    num_chosen: int,
-    *,
-    normalize: bool,
-    recorded: np.ndarray | None,
-    plausibility_min: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the fields of `Routing` for logits float32 [T, E]; see `kernels.ops.router_topk`."""
-    scores = _softmax(logits)
-    # A stable sort gives ties to the lower id.
-    ranked = np.where(np.isnan(logits), -np.inf, logits)
-    ids = np.argsort(-ranked, axis=1, kind="stable")[:, :num_chosen]
-    num_mismatched = num_replaced = np.zeros(len(logits), np.int32)
-    if recorded is not None:
-        own, chances, replayed = map(torch.from_numpy, (ids, scores, recorded))
-        choice = replay_experts(own, chances, replayed, plausibility_min)
-        ids, num_mismatched, num_replaced = (tensor.numpy() for tensor in choice)
-    weights = np.take_along_axis(scores, ids, axis=1)
-    if normalize:
-        weights = weights / _sum_in_order(weights)[:, None]
-    return ids, weights, num_mismatched, num_replaced
-
-
-def moe_combine(per_slot: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Sum float32 [T, K, H] over K with weights [T, K], in slot order -> [T, H]."""
-    total = per_slot[:, 0] * weights[:, :1]
-    for slot in range(1, weights.shape[1]):
-        total = fma(per_slot[:, slot], weights[:, slot : slot + 1], total)
-    return total
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        terms = exp(logits - np.fmax.reduce(logits, axis=1, keepdims=True))
-        return terms / lane_sum(terms)[:, None]
-
-
-def _sum_in_order(weights: np.ndarray) -> np.ndarray:
-    total = weights[:, 0]
-    for slot in range(1, weights.shape[1]):
-        total = total + weights[:, slot]
-    return total
+    return ExpertChoice(ids, num_mismatched)
 
 
 def bits_per_id(num_experts: int) -> int:

@@ -32,6 +32,9 @@ PROGRAMS = {
     "learning": Program("bench.learning.command", "what training gains, over whole runs (hours)"),
     "mismatch": Program("mismatch.command", "trainer against sampler: fresh weights, formats"),
     "ranks": Program("bench.ranks", "whether several trainer processes train to the bits of one"),
+    "real-size": Program(
+        "bench.real_size", "training and decoding against transformers and vLLM, on a GPU or tiny"
+    ),
     "recording": Program("bench.recording", "what recording routes costs a decoding step"),
     "regions": Program(
         "regions.command", "a run whose regions are behind emulated links", has_json=False

@@ -31,14 +31,27 @@ SHAPE = {
 }
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+DENSE = {
+    "qwen3": transformers.Qwen3ForCausalLM,
+    "llama": transformers.LlamaForCausalLM,
+    "mistral": transformers.MistralForCausalLM,
+    "qwen2": transformers.Qwen2ForCausalLM,
+}
+
+
 def hf_model(kind, *, theta=10_000.0, tied=False, normalized=True):
-    """A model whose every tensor matters, its norms too."""
+    """A model whose every tensor matters, its norms and biases too."""
     rope = {"rope_type": "default", "rope_theta": theta}
+    if kind == "llama3":
+        kind, rope = "llama", rope | LLAMA3
     common = {**SHAPE, "rope_parameters": rope, "tie_word_embeddings": tied}
     torch.manual_seed(0)
-    if kind == "qwen3":
-        config = transformers.Qwen3Config(intermediate_size=96, **common)
-        model = transformers.Qwen3ForCausalLM(config)
+    if kind in DENSE:
+        own = {"sliding_window": None} if kind == "mistral" else {}
+        config = DENSE[kind].config_class(intermediate_size=96, **common, **own)
+        model = DENSE[kind](config)
     else:
         config = transformers.Qwen3MoeConfig(
             num_experts=4,
@@ -71,7 +84,7 @@ def load_theirs(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [*DENSE, "llama3", "qwen3_moe"])
 @pytest.mark.parametrize(
     ("theta", "tied", "shard"),
     [(10_000.0, True, "5GB"), (5e5, False, "30KB"), (123.0, True, "9KB")],
@@ -81,11 +94,11 @@ def test_what_transformers_writes_has_its_logits_here(tmp_path, kind, theta, tie
     model.save_pretrained(tmp_path, max_shard_size=shard)
     policy = load_checkpoint(tmp_path)
     assert policy.config.rope_theta == theta
-    assert policy.config.is_dense == (kind == "qwen3")
+    assert policy.config.is_dense == (kind != "qwen3_moe")
     assert_same_logits(policy, model)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [*DENSE, "llama3", "qwen3_moe"])
 @pytest.mark.parametrize("step", ["native", "torch"])
 def test_both_decoding_steps_sample_with_its_logprobs(tmp_path, monkeypatch, kind, step):
     if step == "torch":
@@ -123,7 +136,7 @@ def test_configurations_of_transformers_4(tmp_path, name):
     assert_same_logits(policy, load_theirs(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [*DENSE, "llama3", "qwen3_moe"])
 def test_in_out_and_in_again(tmp_path, kind):
     hf_model(kind, theta=5e4).save_pretrained(tmp_path / "in", max_shard_size="20KB")
     policy = load_checkpoint(tmp_path / "in")
@@ -169,3 +182,16 @@ def test_a_missing_head_dim_is_what_each_architecture_takes(tmp_path):
         del raw["head_dim"]
         (tmp_path / "config.json").write_text(json.dumps(raw))
         assert read_hf_config(tmp_path).head_dim == head_dim
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [("llama", "attention_bias", True), ("llama", "mlp_bias", True),
+     ("mistral", "sliding_window", 64), ("qwen2", "use_sliding_window", True),
+     ("llama", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0})],
+)  # fmt: skip
+def test_what_only_transformers_computes_is_left_to_it(tmp_path, kind, key, value):
+    hf_model(kind).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {key: value}))
+    assert read_hf_config(tmp_path).architecture == kind

@@ -157,7 +157,6 @@ def test_an_implausible_expert_gives_way_to_the_best_that_is_free():
     expected = [[1, 2], [2, 1], [1, 2], [2, 1]]
     choice = replay_experts(scores.topk(2).indices, scores, ids, 0.25)
     assert choice.ids.tolist() == expected
-    assert choice.num_replaced.tolist() == [0, 1, 2, 1]
 
 
 def test_what_is_plausible_is_relative_to_the_routers_own_choice():
@@ -166,9 +165,9 @@ def test_what_is_plausible_is_relative_to_the_routers_own_choice():
     sharp = torch.tensor([[0.50, 0.30, 0.11, 0.05, 0.01, 0.01, 0.01, 0.01]])
     recorded = torch.tensor([[4, 2]])
     kept = replay_experts(spread.topk(2).indices, spread, recorded, 0.5)
-    assert (kept.ids.tolist(), kept.num_replaced.tolist()) == ([[4, 2]], [0])
+    assert kept.ids.tolist() == [[4, 2]]
     replaced = replay_experts(sharp.topk(2).indices, sharp, recorded, 0.5)
-    assert (replaced.ids.tolist(), replaced.num_replaced.tolist()) == ([[0, 1]], [2])
+    assert replaced.ids.tolist() == [[0, 1]]
 
 
 @pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")

@@ -145,7 +145,7 @@ def test_a_tokenizer_without_a_needed_token_is_refused_by_its_name(name):
 def test_formats_are_chosen_by_name():
     with pytest.raises(ConfigError, match=r"'penstock' needs the special token '<\|end\|>'"):
         open_chat("penstock", qwen_tokenizer())
-    with pytest.raises(ConfigError, match=r"expected 'penstock' or 'renderers:NAME'"):
+    with pytest.raises(ConfigError, match=r"expected 'penstock', 'template' or 'renderers:NAME'"):
         open_chat("chatml", qwen_tokenizer())
     with pytest.raises(ConfigError, match=r"NAME with NAME one of .*qwen3.*; got 'default'"):
         open_chat("renderers:default", qwen_tokenizer())

@@ -53,12 +53,16 @@ def changed(folder, key, value):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("model_type", "llama", "one of deepseek_v3, glm4_moe, qwen3, qwen3_moe"),
-        ("model_type", ["qwen3"], "one of deepseek_v3, glm4_moe, qwen3, qwen3_moe"),
+        ("model_type", "jetmoe", "one whose router is known"),
+        ("model_type", ["qwen3"], "the name of an architecture"),
         ("architectures", ["Qwen3MoeForSequenceClassification"], "Qwen3MoeForCausalLM"),
-        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "null"),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "default or llama3"),
         ("rope_theta", 123.0, "10000.0, as in rope_parameters"),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}, "rope_type"),
+        (
+            "rope_parameters",
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4},
+            "default or llama3",
+        ),
         ("rope_parameters", [1], "an object with rope_theta"),
         ("use_sliding_window", True, "false"),
         ("layer_types", ["sliding_attention"], "1 times full_attention"),

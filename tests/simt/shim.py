@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.simt.registers import REGISTERS_MAX
 
 from penstock.kernels.cuda.backend import CudaBackend
-from penstock.kernels.cuda.launch import FOLDER, Argument, source_bytes
+from penstock.kernels.cuda.launch import FOLDER, Argument
 from penstock.kernels.native import build
 
 _OWN = Path(__file__).parent
@@ -19,6 +18,11 @@ _FLAGS = (
     *("-shared", "-fPIC"),
 )
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+KERNELS = {
+    "routes": ["routes_pack"],
+    "delta": [f"delta_apply_{size}" for size in (1, 2, 4)],
+}
+"""By source, its kernels."""
 
 
 def launch_simt(name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
@@ -43,8 +47,7 @@ def _host_value(argument: Argument) -> np.ndarray:
 def _simt_library(source: str) -> ctypes.CDLL:
     assert COMPILER is not None, "the SIMT shim needs g++ or clang++"
     command = [COMPILER, *_FLAGS, f"-I{_OWN}", f"-I{FOLDER}", "-"]
-    headers = [_OWN / name for name in ("simt.h", "instructions.cuh")]
-    content = source_bytes(source) + b"".join(path.read_bytes() for path in headers)
+    content = b"".join(path.read_bytes() for path in (FOLDER / f"{source}.cu", _OWN / "simt.h"))
     library = build(command, f"{source}-simt.so", content, _simt_unit(source))
     assert library is not None, f"the SIMT shim does not compile {source}.cu; see the log"
     return ctypes.CDLL(str(library))
@@ -52,7 +55,7 @@ def _simt_library(source: str) -> ctypes.CDLL:
 
 def _simt_unit(source: str) -> bytes:
     """Return the translation unit: the shim, the source, and one entry per kernel."""
-    entries = "".join(f"SIMT_ENTRY({kernel})\n" for kernel in REGISTERS_MAX[source])
+    entries = "".join(f"SIMT_ENTRY({kernel})\n" for kernel in KERNELS[source])
     return f'#include "simt.h"\n#include "{source}.cu"\n{entries}'.encode()
 
 

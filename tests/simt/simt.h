@@ -7,7 +7,6 @@
 // than ballot. GCC puts no static of a template into a section: declare shared memory in the kernel.
 #pragma once
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 #include <ucontext.h>
@@ -28,15 +27,6 @@ struct dim3 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 // The linker's bounds of all shared memory; absent if a source has none.
@@ -161,36 +151,7 @@ int launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
     }
 
 inline void __syncthreads() { simt::wait(simt::block_barrier, blockDim.x); }
-inline void __syncwarp() { simt::warp_wait(); }
-template <class T> T __shfl_sync(unsigned, T value, int lane) {
-    return simt::exchange(value, lane % simt::WARP);
-}
-template <class T> T __shfl_xor_sync(unsigned, T value, int mask) {
-    return simt::exchange(value, simt::lane() ^ mask);
-}
 template <class T> T __shfl_up_sync(unsigned, T value, unsigned delta) {
     return simt::exchange(value, simt::lane() < delta ? simt::lane() : simt::lane() - delta);
 }
-inline unsigned __ballot_sync(unsigned, bool vote) {
-    bool all[simt::WARP];
-    simt::gather(vote, all);
-    unsigned votes = 0;
-    for (int lane = 0; lane < simt::WARP; lane++) votes |= unsigned(all[lane]) << lane;
-    return votes;
-}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
-template <class To, class From> To simt_bits(From from) {
-    To to;
-    memcpy(&to, &from, sizeof to);
-    return to;
-}
-inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
-inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return sqrtf(a); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
-inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-inline long long min(long long a, long long b) { return a < b ? a : b; }

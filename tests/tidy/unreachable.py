@@ -67,7 +67,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("infra/sinks/otel.py", "as_double", "of a point"),
     ("infra/sinks/otel.py", "parent_span_id", "of a span"),
     ("infra/deploy/render.py", "ignore_aliases", "the library yaml calls it"),
-    ("infra/weights/files/output.py", "filename", "an attribute of OSError's"),
 )
 
 

@@ -12,8 +12,7 @@ import msgspec
 from penstock.actors.generator.vllm.library import import_from_vllm
 from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments, set_environment
 from penstock.actors.generator.vllm.turns import EXTRA, TurnSettings
-from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import CONFIG_FILE, config_json
+from penstock.actors.policy.hf.config import CONFIG_FILE
 from penstock.actors.runtime.processor_time import processor_s_of
 from penstock.messages.errors import ConfigError, DeadlineError
 
@@ -30,11 +29,11 @@ class VllmClient:
         self._params: Any = None
         self._pid = 0
 
-    async def start(self, config: PolicyConfig, folder: Path, arguments: Sequence[Any]) -> None:
+    async def start(self, config_text: str, folder: Path, arguments: Sequence[Any]) -> None:
         """Start the processes with random weights; takes about ten seconds.
 
         Args:
-            config: Shape of the policy.
+            config_text: config.json of the model.
             folder: Folder to create for the model's configuration, which vLLM reads.
             arguments: Arguments of the worker's `penstock_start`.
 
@@ -44,7 +43,7 @@ class VllmClient:
 
         """
         await asyncio.to_thread(folder.mkdir)
-        await asyncio.to_thread((folder / CONFIG_FILE).write_text, config_json(config))
+        await asyncio.to_thread((folder / CONFIG_FILE).write_text, config_text)
         # Before the first import: vLLM reads these variables when it is imported.
         set_environment(self._options, os.environ)
         device = str(import_from_vllm("platforms.current_platform").device_type)

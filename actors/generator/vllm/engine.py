@@ -25,10 +25,11 @@ from penstock.actors.generator.sampler import GrammarMasks, TurnShaper
 from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions
-from penstock.actors.generator.vllm.streaming import TurnStream, route_dtype
+from penstock.actors.generator.vllm.streaming import TurnStream
 from penstock.actors.generator.vllm.turns import TurnSettings
 from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.probe import check_probe, probe_prompts
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.rollout import StopReason
@@ -44,7 +45,12 @@ class VllmEngine(BaseEngine[WeightMirror]):
     """An `Engine` on vLLM: construct it, `await start()`, then give it weights."""
 
     def __init__(
-        self, config: PolicyConfig, options: VllmOptions, tokenizer: Tokenizer, stop_ids: list[int]
+        self,
+        config: PolicyConfig,
+        options: VllmOptions,
+        tokenizer: Tokenizer,
+        stop_ids: list[int],
+        config_text: str = "",
     ) -> None:
         """Prepare the engine without importing vLLM.
 
@@ -53,11 +59,16 @@ class VllmEngine(BaseEngine[WeightMirror]):
             options: Options with which vLLM is started.
             tokenizer: Tokenizer of the policy, needed for grammars.
             stop_ids: Tokens that end a turn, needed for grammars.
+            config_text: config.json of the model; by default it is made from its shape, which
+                suffices where the built-in policy computes it, too.
 
         """
-        super().__init__(config, options, WeightMirror(tensor_shapes(config)))
+        super().__init__(
+            config, options, WeightMirror({} if config.is_foreign else tensor_shapes(config))
+        )
         self._cache_block = options.cache_block
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
+        self._config_text = config_text or config_json(config)
         self._grammars = GrammarMasks(tokenizer, stop_ids, config.vocab_size)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-vllm-")
         self._streams: dict[str, TurnStream] = {}
@@ -81,12 +92,12 @@ class VllmEngine(BaseEngine[WeightMirror]):
         config = self._config
         arguments = (
             config.vocab_size,
-            config.num_experts_per_tok if config.num_experts else 0,
-            route_dtype(config).name,
+            (config.num_hidden_layers, config.num_experts, config.num_experts_per_tok),
             self._tokenizer.to_json(),
             self._stop_ids,
         )
-        await self._client.start(config, Path(self._folder.name) / "model", arguments)
+        folder = Path(self._folder.name) / "model"
+        await self._client.start(self._config_text, folder, arguments)
 
     async def stop(self) -> None:
         """Abort everything and end vLLM's processes."""
@@ -203,7 +214,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
 
     async def _exchange(self, path: str, policy_version: int) -> None:
         """Load the staged weights into vLLM and compute their probe."""
-        await self._client.call("penstock_load", self._weights.rows, path, policy_version)
+        changes = self._weights.changes
+        await self._client.call("penstock_load", self._weights.rows, path, changes, policy_version)
         self._weights.swap()
         self._version, self._epoch = policy_version, self._epoch + 1
         prompts = probe_prompts(self._config.vocab_size).tolist()

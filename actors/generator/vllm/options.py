@@ -41,6 +41,14 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     kv_cache_gib: float = 1.0
     cache_block: int = 32
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    max_model_len: int = 0
+    quantization: str = ""
+    kv_cache_dtype: str = "auto"
+    batch_invariant: bool = False
+    observes_routes: bool = False
+    """Whether the model has routers, whose choice a recorded CUDA graph would hide."""
     probe_tolerance: float = PROBE_TOLERANCE
 
 
@@ -49,6 +57,8 @@ def set_environment(options: VllmOptions, environment: MutableMapping[str, str])
     # Defaults only: an operator may override each of them.
     for name, value in _ENVIRONMENT.items():
         environment.setdefault(name, value)
+    if options.batch_invariant:
+        environment["VLLM_BATCH_INVARIANT"] = "1"
     environment["OMP_NUM_THREADS"] = str(options.num_threads)
     found = [folder / name for name in _PRELOADED for folder in _FOLDERS]
     preloaded = [environment.get("LD_PRELOAD", ""), *(str(f) for f in found if f.exists())]
@@ -57,22 +67,30 @@ def set_environment(options: VllmOptions, environment: MutableMapping[str, str])
 
 def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
     """Return the arguments of `AsyncEngineArgs` for a model folder without weights."""
+    is_cpu = options.device == "cpu"
+    gpu_only: dict[str, Any] = {
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "quantization": options.quantization or None,
+        "kv_cache_dtype": options.kv_cache_dtype,
+    }
+    cpu_only: dict[str, Any] = {"kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB)}
     return {
         "model": str(folder),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
-        "enforce_eager": True,
-        "max_model_len": options.num_tokens_max,
+        "enforce_eager": is_cpu or options.observes_routes,
+        "max_model_len": options.max_model_len or options.num_tokens_max,
         "max_num_seqs": options.num_running_max,
         "max_num_batched_tokens": max(_BATCHED_TOKENS_MIN, options.num_tokens_max),
         "max_logprobs": TOP_LOGPROBS_MAX + 1,
         "stream_interval": options.chunk_tokens,
         "enable_prefix_caching": True,
         "block_size": options.cache_block,
-        "kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB),
         "async_scheduling": False,
         "disable_log_stats": True,
-        "distributed_executor_backend": _EXECUTOR,
+        "distributed_executor_backend": _EXECUTOR if options.tensor_parallel_size == 1 else "mp",
         "worker_extension_cls": ".".join(_WORKER),
+        **(cpu_only if is_cpu else gpu_only),
     }

@@ -23,6 +23,7 @@ from penstock.actors.generator.vllm.client import VllmClient
 from penstock.actors.generator.vllm.turns import TurnRecord, TurnSettings
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.native import has_wide_routes
+from penstock.kernels.reference.routing import bits_per_id, unpack_routes
 from penstock.kernels.support import row_bytes
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import StopReason, VersionSpan
@@ -247,7 +248,9 @@ class TurnStream:
         if not self._config.num_experts:
             routes = np.empty((end - routes_from, layers, 0), dtype)
             return msgspec.structs.replace(chunk, routed_experts=routes, routes_from=routes_from)
-        routes = np.frombuffer(record.routes, dtype).reshape(-1, layers, slots)
+        packed = np.frombuffer(record.routes, np.uint8)
+        packed = packed.reshape(-1, -(-layers * slots * bits_per_id(self._config.num_experts) // 8))
+        routes = unpack_routes(packed, layers, slots, self._config.num_experts).astype(dtype)
         versions = np.frombuffer(record.versions, np.int32)[routes_from:end]
         return msgspec.structs.replace(
             chunk,

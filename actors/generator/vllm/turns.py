@@ -26,8 +26,8 @@ class TurnRecord(msgspec.Struct, frozen=True):
     forced: bytes = b""
     """Whether each new token was the only one allowed, bool [N]."""
     routes: bytes = b""
-    """Experts of all R positions of the context, [R, L, K] in the policy's dtype of routes; only in
-    the last record."""
+    """Experts of all R positions of the context, packed (`kernels.ops.routes_pack`); only in the
+    last record."""
     versions: bytes = b""
     """Version of the weights that computed each of the R positions, int32 [R]."""
     fault: str = ""

@@ -13,6 +13,7 @@ version, then the top tokens.
 
 import logging
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,9 +36,11 @@ from penstock.actors.generator.sampler import (
     uniforms_for,
 )
 from penstock.actors.generator.vllm.library import import_from_vllm
-from penstock.actors.generator.vllm.mirror import TensorRow
+from penstock.actors.generator.vllm.mirror import TensorChange, TensorRow
 from penstock.actors.generator.vllm.turns import EXTRA, TurnRecord, TurnSettings
 from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.kernels.ops import delta_apply, raise_deferred_errors, routes_pack
+from penstock.kernels.reference.routing import bits_per_id
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Sampling
 
@@ -47,12 +50,13 @@ log = logging.getLogger(__name__)
 class RouteRecorder:
     """Routes and weight versions of all slots of a worker's KV cache."""
 
-    def __init__(self, runner: Any, route_dtype: np.dtype, num_per_token: int) -> None:
+    def __init__(self, runner: Any, num_layers: int, num_experts: int, num_per_token: int) -> None:
         """Attach to the routers of the runner's model.
 
         Args:
             runner: Model runner of vLLM.
-            route_dtype: Dtype of the policy's routes.
+            num_layers: Layers of the model, of which some may have no router.
+            num_experts: Experts per layer.
             num_per_token: Experts per token in each layer; 0 in a dense model.
 
         Raises:
@@ -61,17 +65,22 @@ class RouteRecorder:
         """
         self._runner = runner
         self._block = runner.cache_config.block_size
-        routers = _routers(runner.get_model())
+        routers = _routers(runner.get_model()) if num_per_token else {}
         if num_per_token and not routers:
             text = (
                 "expected a model whose routers can be observed; router replay needs their choice"
             )
             raise ConfigError(f"generator.engine vllm: {text}")
-        for index, router in enumerate(routers):
-            router.set_capture_fn(partial(self._capture, index))
-        self._step: list[torch.Tensor | None] = [None] * len(routers)
+        self._step: dict[int, torch.Tensor] = {}
+        """Experts of the last step's tokens, by layer."""
+        for layer, router in routers.items():
+            router.set_capture_fn(partial(self._capture, layer))
+        self._num_layers, self._num_routers = num_layers, len(routers)
+        self._num_experts = num_experts
         num_slots = self._block * runner.kv_cache_config.num_blocks
-        self._routes = np.zeros((num_slots, len(routers), num_per_token), route_dtype)
+        bits = num_layers * num_per_token * bits_per_id(num_experts)
+        self._routes = np.zeros((num_slots, -(-bits // 8)), np.uint8)
+        """Packed routes of each slot."""
         self._versions = np.zeros(num_slots, np.int32)
 
     def _capture(self, layer: int, experts: torch.Tensor) -> None:
@@ -92,12 +101,16 @@ class RouteRecorder:
             spans.append(self._slots(state.block_ids[0], start, start + num_scheduled[name]))
         slots = np.concatenate(spans)
         self._versions[slots] = policy_version
-        for layer, experts in enumerate(self._step):
-            assert experts is not None, "every layer routes in every step"
-            self._routes[slots, layer] = experts[: len(slots)].cpu().numpy()
+        if self._num_routers:
+            assert len(self._step) == self._num_routers, "every router routes in every step"
+            nothing = torch.zeros_like(next(iter(self._step.values())))
+            layers = [self._step.get(layer, nothing) for layer in range(self._num_layers)]
+            # Packed where they are: one small copy to the host instead of one per layer.
+            routes = torch.stack([experts[: len(slots)] for experts in layers], dim=1)
+            self._routes[slots] = routes_pack(routes, self._num_experts).cpu().numpy()
 
     def read(self, block_ids: Sequence[int], num_tokens: int) -> tuple[bytes, bytes]:
-        """Return the routes and versions of a request's first tokens, as bytes."""
+        """Return the packed routes and the versions of a request's first tokens, as bytes."""
         slots = self._slots(block_ids, 0, num_tokens)
         return self._routes[slots].tobytes(), self._versions[slots].tobytes()
 
@@ -107,20 +120,24 @@ class RouteRecorder:
         return blocks * self._block + positions % self._block
 
 
-def _routers(model: torch.nn.Module) -> list[Any]:
-    """Return the routers of a model in layer order."""
+def _routers(model: torch.nn.Module) -> dict[int, Any]:
+    """Return the routers of a model by layer."""
     layers = "model_executor.layers.fused_moe"
     moe_runner = import_from_vllm(f"{layers}.layer.MoERunner")
     base_router = import_from_vllm(f"{layers}.router.base_router.BaseRouter")
-    runners: list[Any] = [module for module in model.modules() if isinstance(module, moe_runner)]
-    for runner in runners:
+    runners: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, moe_runner) and (found := _LAYER.search(name)):
+            runners[int(found[1])] = module
+    for runner in runners.values():
         if runner.is_monolithic or not isinstance(runner.router, base_router):
             name = type(runner.router).__name__
             text = f"{name} chooses experts inside a kernel, where router replay cannot observe it"
             raise ConfigError(f"generator.engine vllm: {text}")
-    return [runner.router for runner in runners]
+    return {layer: runner.router for layer, runner in runners.items()}
 
 
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 NON_FINITE_LOGITS = "the logits for the request's context are not finite"
 _DECODER = msgspec.msgpack.Decoder(TurnSettings)
 _PROBE = Sampling(temperature=0.0, num_tokens_max=1)
@@ -155,8 +172,13 @@ class SampledTurn:
         except InvalidRequestError as error:
             self._fail(error)
 
+    @property
+    def is_shaped(self) -> bool:
+        """Whether logits are shaped before a token is drawn."""
+        return self._shaper is not None
+
     def shape(self, drawn: list[int], row: torch.Tensor) -> None:
-        """Shape in place the logits [V] of the token that follows `drawn`."""
+        """Shape in place the logits [V], on the host, of the token that follows `drawn`."""
         if self._shaper is None or self.fault:
             return
         try:
@@ -201,7 +223,8 @@ class TurnSampler:
         """Sample a token for each row of [N, V] and return vLLM's `SamplerOutput`."""
         states = [self._runner.requests[name] for name in self._runner.input_batch.req_ids]
         turns = [self._turn(state) for state in states[: len(logits)]]
-        rows = logits[:, : self._vocab_size].to("cpu", torch.float32)
+        # On the logits' own device: copying [N, V] to the host would take longer than the step.
+        rows = logits[:, : self._vocab_size].float()
         # Shaping and sampling overwrite the rows; vLLM's own logits must stay as they are.
         rows = rows.clone() if rows.data_ptr() == logits.data_ptr() else rows
         self._shape(turns, states, rows)
@@ -240,8 +263,11 @@ class TurnSampler:
             if not is_finite[index]:
                 rows[index] = 0.0
                 turn.fault = NON_FINITE_LOGITS
-            else:
-                turn.shape(state.output_token_ids, rows[index])
+            elif turn.is_shaped:
+                # Masks and penalties are the host's.
+                row = rows[index].cpu()
+                turn.shape(state.output_token_ids, row)
+                rows[index] = row
             if turn.fault:
                 rows[index] = 0.0
 
@@ -255,6 +281,61 @@ class TurnSampler:
                 for turn, place in zip(turns, places, strict=False)
             ],
         )
+
+
+_INTEGERS = {2: np.int16, 4: np.int32}
+
+
+def _element_bytes(shape: Sequence[int], num_bytes: int) -> int:
+    """Return the size of an element: 2 of bfloat16, or 4 of float32, as routers' biases are."""
+    return num_bytes // max(int(np.prod(shape)), 1)
+
+
+def _typed(bits: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """View the bits of a published tensor in its dtype and shape."""
+    is_float32 = _element_bytes(shape, bits.nbytes) == 4
+    return bits.view(torch.float32 if is_float32 else torch.bfloat16).view(list(shape))
+
+
+class DeviceWeights:
+    """The published weights on a worker's card, patched there by each version's changes.
+
+    vLLM fuses and may transpose tensors, so what it computes with is no place to patch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def update(
+        self, rows: Sequence[TensorRow], data: np.ndarray, changes: Sequence[TensorChange]
+    ) -> dict[str, torch.Tensor]:
+        """Return the tensors of a version, by name; they stay this object's.
+
+        Args:
+            rows: Places of all tensors in `data`.
+            data: Bytes of the version, on the host.
+            changes: Changes since the version before; what was not sent before is sent whole.
+
+        """
+        patches = {name: positions for name, positions in changes if len(positions)}
+        whole = {name for name, positions in changes if not len(positions)}
+        sent, self._tensors = self._tensors, {}
+        for name, shape, start, num_bytes in rows:
+            bits = data[start : start + num_bytes].view(_INTEGERS[_element_bytes(shape, num_bytes)])
+            tensor = sent.get(name)
+            if tensor is None or name in whole:
+                tensor = torch.from_numpy(np.array(bits)).to(self._device, copy=True)
+            elif (positions := patches.get(name)) is not None:
+                places = np.frombuffer(positions, np.int32)
+                values = torch.from_numpy(bits[places]).to(self._device)
+                on_device = torch.from_numpy(places.copy()).to(self._device)
+                delta_apply(tensor, on_device, values)
+            sent[name] = tensor
+        raise_deferred_errors()
+        # Only now: after an error nothing counts as sent.
+        self._tensors = sent
+        return {name: _typed(sent[name], shape) for name, shape, _, _ in rows}
 
 
 _ENDED_MAX = 4096
@@ -272,16 +353,24 @@ class PenstockWorker:
     def penstock_start(
         self,
         vocab_size: int,
-        num_experts_per_tok: int,
-        route_dtype: str,
+        routing: Sequence[int],
         tokenizer: str,
         stop_ids: list[int],
     ) -> int:
-        """Replace vLLM's sampler and observe its routers; return the process id."""
+        """Replace vLLM's sampler and observe its routers; return the process id.
+
+        Args:
+            vocab_size: Ids of the model.
+            routing: Layers, experts of a layer, experts of a token.
+            tokenizer: Its `tokenizer.json`.
+            stop_ids: Tokens that end a turn.
+
+        """
         runner = self.model_runner
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
-        self._routes = RouteRecorder(runner, np.dtype(route_dtype), num_experts_per_tok)
+        self._routes = RouteRecorder(runner, *routing)
+        self._weights = DeviceWeights(runner.device)
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
         """Ended turns whose last record was not fetched yet, with their routes and versions."""
         runner.sampler = self._sampler
@@ -299,8 +388,17 @@ class PenstockWorker:
         runner.execute_model = execute_and_note
         return os.getpid()
 
-    def penstock_load(self, rows: Sequence[TensorRow], path: str, policy_version: int) -> None:
-        """Load the weights from a mapped file of bfloat16 tensors with Hugging Face names."""
+    def penstock_load(
+        self,
+        rows: Sequence[TensorRow],
+        path: str,
+        changes: Sequence[TensorChange],
+        policy_version: int,
+    ) -> None:
+        """Load the weights from a mapped file of bfloat16 tensors with Hugging Face names.
+
+        On a GPU only what changed is copied to it.
+        """
         runner = self.model_runner
         model = runner.get_model()
         for module in model.modules():
@@ -312,9 +410,13 @@ class PenstockWorker:
         dtype = runner.model_config.dtype
 
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            if runner.device.type != "cpu":
+                for name, tensor in self._weights.update(rows, data, changes).items():
+                    yield name, tensor.to(dtype)
+                return
             for name, shape, start, num_bytes in rows:
                 bits = torch.from_numpy(np.array(data[start : start + num_bytes]))
-                yield name, bits.view(torch.bfloat16).view(shape).to(dtype)
+                yield name, _typed(bits, shape).to(dtype)
 
         runner.reload_weights(weights_iterator=tensors())
         if runner.device.type == "cpu" and getattr(model, "lm_head", None) is not None:

@@ -3,6 +3,7 @@
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.renderers import PREFIX, RenderersChat
+from penstock.actors.policy.chat.template import TEMPLATE, TemplateChat
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.errors import ConfigError
 
@@ -10,7 +11,7 @@ PENSTOCK = "penstock"
 
 
 def open_chat(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """Return the format `penstock` or `renderers:NAME` with a tokenizer.
+    """Return the format `penstock`, `template` or `renderers:NAME` with a tokenizer.
 
     Raises:
         ConfigError: There is no such format, or the tokenizer lacks a token that it needs.
@@ -18,6 +19,10 @@ def open_chat(name: str, tokenizer: Tokenizer) -> ChatFormat:
     """
     if name == PENSTOCK:
         return PenstockChat(tokenizer)
+    if name == TEMPLATE:
+        return TemplateChat(tokenizer)
     if name.startswith(PREFIX):
         return RenderersChat(name.removeprefix(PREFIX), tokenizer)
-    raise ConfigError(f"model.chat: expected {PENSTOCK!r} or '{PREFIX}NAME', got {name!r}")
+    raise ConfigError(
+        f"model.chat: expected {PENSTOCK!r}, {TEMPLATE!r} or '{PREFIX}NAME', got {name!r}"
+    )

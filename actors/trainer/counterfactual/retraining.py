@@ -135,7 +135,7 @@ async def retrain(
         CodecError: A turn that was trained cannot be read.
 
     """
-    learner = Learner.initialized(policy_config, config.optimizer, 0, config.device)
+    learner = Learner.initialized(policy_config, config.optimizer, 0)
     learner.set_threads(config.num_threads)
     key = await checkpoint_before(log.store, min(left_out))
     if key is None:

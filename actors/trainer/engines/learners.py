@@ -36,9 +36,7 @@ async def open_learner(
 
     """
     if not uses_transformers(config):
-        return await place.offload(
-            Learner.initialized, policy_config, config.optimizer, seed, config.device
-        )
+        return await place.offload(Learner.initialized, policy_config, config.optimizer, seed)
     return await open_ranked_learner(
         place, policy_config, config, await place.offload(World.alone, config.device)
     )

@@ -26,7 +26,6 @@ from penstock.actors.trainer.midtraining.saves import (
     store_save,
     take_up,
 )
-from penstock.kernels.cuda.launch import device_name
 from penstock.kernels.native import processor
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted
@@ -55,8 +54,7 @@ class FinishedCache:
         config = settings.midtrain
         self._is_used = config.uses_cache and config.seconds == 0 and not is_ranked
         self._cache = ProductCache(FOLDER)
-        place = "cpu" if settings.device == "cpu" else device_name()
-        machine = [str(torch.__version__), place, settings.num_threads]
+        machine = [str(torch.__version__), "cpu", settings.num_threads]
         facts = msgspec.json.encode([purpose, start_digest, source_digest(*_CODE), machine])
         self._key = xxhash.xxh3_128_hexdigest(facts + processor())
 

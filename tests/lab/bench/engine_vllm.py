@@ -25,7 +25,7 @@ from penstock.actors.generator.vllm.options import VllmOptions
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import train_tokenizer
-from penstock.infra.models.environment import VLLM_ENVIRONMENT
+from penstock.infra.models.environment import VLLM_ENVIRONMENTS
 from penstock.messages.reading.parsing import parse_json
 
 _MEASURE_S = 900.0
@@ -38,7 +38,7 @@ def measure_vllm(config: PolicyConfig, num_threads: int) -> dict[str, float] | N
         RuntimeError: vLLM failed; the text has the end of what it printed.
 
     """
-    python = Path(VLLM_ENVIRONMENT) / "bin/python"
+    python = Path(VLLM_ENVIRONMENTS["cpu"]) / "bin/python"
     if not python.exists():
         return None
     command = [str(python), "-m", __name__, msgspec.json.encode(config).decode(), str(num_threads)]

@@ -68,7 +68,7 @@ class Steps:
 
     def local(self) -> Learner:
         """Return the learner of one process, on the device of the settings."""
-        return Learner.initialized(self.policy, self.config.optimizer, SEED, self.config.device)
+        return Learner.initialized(self.policy, self.config.optimizer, SEED)
 
     def ranked(self, world: World) -> RankedLearner:
         """Return the learner of a rank."""

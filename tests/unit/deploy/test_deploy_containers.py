@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["generator.engine=vllm"], ["trainer.device=cuda", "generator.device=cuda"],
+    [[], ["generator.engine=vllm"], ["generator.engine=vllm", "generator.device=cuda"],
      ["trainer.engine=ranks"]],
 )  # fmt: skip
 def test_every_image_that_pods_name_has_a_containerfile(overrides):

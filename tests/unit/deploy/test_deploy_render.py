@@ -110,7 +110,18 @@ def test_ranks_are_a_jobset_that_torchrun_could_have_started():
     assert values["WORLD_SIZE"] == "4" and values["LOCAL_RANK"] == "0" and values["RANK"] is None
     assert values["MASTER_ADDR"] == "run1-ranks-rank-0-0.run1-ranks"
     assert container["args"][:2] == ["actor", "rank:$(RANK)"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert "limits" not in container["resources"]
+
+
+def test_each_rank_and_replica_of_a_gpu_run_has_a_card():
+    found = manifests(rendered(read_toml(CONFIGS / "kubernetes-30b.toml")))
+    cards = {
+        one["spec"]["containers"][0]["image"]: one["spec"]["containers"][0]["resources"]["limits"]
+        for one in templates(found)
+        if "limits" in one["spec"]["containers"][0]["resources"]
+    }
+    for image in ("reg/penstock-ranks:1", "reg/penstock-vllm:1"):
+        assert cards[image] == {"nvidia.com/gpu": "1"}
 
 
 def test_no_secret_is_in_the_manifests(tmp_path):
