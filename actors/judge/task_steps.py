@@ -124,7 +124,9 @@ async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
         raise CodecError(f"step end {key}: is named, but the log does not have it")
     files = await load_files(ctx.store, ended.files)
     finished = msgspec.structs.replace(finished, deleted=ended.deleted)
-    return msgspec.structs.replace(rollout, finished=finished, files=files)
+    return msgspec.structs.replace(
+        rollout, finished=finished, files=files.changed, states=files.states
+    )
 
 
 def _reward(found: Findings) -> float:

@@ -1,14 +1,18 @@
 """What a Dockerfile brings into the working directory: it is read, and never built. Pure."""
 
+import os
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX
+import msgspec
+
+from penstock.envs.sandbox import WORK_NAMES
+from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX, Tree
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FileKind
 
 LINES_MAX = 1_000
-WORK_NAMES = ("/work", "/app")
 _COPY_WORDS = 2
 _SHOWN_CHARACTERS = 120
 _BASES = {"scratch", "debian", "ubuntu", "python", "buildpack-deps"}
@@ -21,7 +25,7 @@ class DockerfileError(PenstockError, ValueError):
     """A Dockerfile is out of bounds."""
 
 
-def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, bytes]:
+def start_files(dockerfile: str, context: Tree) -> Tree:
     """Return what an agent finds in the working directory, by its path there.
 
     Args:
@@ -37,7 +41,7 @@ def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, byte
     if not dockerfile:
         return dict(context)
     work = "/"
-    placed: dict[str, bytes] = {}
+    placed: Tree = {}
     for words in _instructions(dockerfile):
         if words[0] == "WORKDIR" and len(words) > 1:
             work = posixpath.normpath(posixpath.join(work, words[1]))
@@ -50,17 +54,35 @@ def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, byte
                 place += "/"
             for source in sources:
                 placed |= _copied(context, source, place)
-                if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
+                if len(placed) > FILES_MAX or _num_bytes(placed) > BYTES_MAX:
                     raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
     roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
+    return _named(
+        {
+            posixpath.relpath(path, root): one
+            for path, one in placed.items()
+            if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
+        }
+    )
+
+
+def _num_bytes(tree: Tree) -> int:
+    return sum(len(one.data or b"") for one in tree.values())
+
+
+def _named(tree: Tree) -> Tree:
+    """Give each file the path under which it is; of a hard link whose file is not there, none."""
+    names = {one.path: os.fsencode(path) for path, one in tree.items()}
     return {
-        posixpath.relpath(path, root): data
-        for path, data in placed.items()
-        if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
+        path: msgspec.structs.replace(
+            one, path=os.fsencode(path), target=names.get(one.target, one.target)
+        )
+        for path, one in tree.items()
+        if one.kind is not FileKind.HARD_LINK or one.target in names
     }
 
 
-def check_instructions(dockerfile: str, context: Mapping[str, bytes]) -> None:
+def check_instructions(dockerfile: str, context: Tree) -> None:
     """Check that files in the working directory are all that a Dockerfile adds to its base.
 
     Raises:
@@ -95,9 +117,7 @@ def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
         raise DockerfileError(f"FROM: {shown!r}: {text}; {_NEEDS_LAYER}")
 
 
-def _check_copy(
-    arguments: Sequence[str], context: Mapping[str, bytes], work: str, shown: str
-) -> None:
+def _check_copy(arguments: Sequence[str], context: Tree, work: str, shown: str) -> None:
     plain = [word for word in arguments if not word.startswith("--")]
     options = [word for word in arguments if word.startswith("--")]
     if any(not option.startswith("--chown=") for option in options):
@@ -114,17 +134,17 @@ def _check_copy(
             raise DockerfileError(f"COPY: {shown!r}: no file of the folder is {source!r}")
 
 
-def _copied(context: Mapping[str, bytes], source: str, place: str) -> dict[str, bytes]:
+def _copied(context: Tree, source: str, place: str) -> Tree:
     """Return the files that one source gives: a folder's content, or a file in or as the place."""
     source = posixpath.normpath(source).lstrip("/")
-    if source in context:
+    if source in context and context[source].kind is not FileKind.FOLDER:
         into = place.endswith(("/", "/."))
         path = posixpath.join(place, posixpath.basename(source)) if into else place
         return {posixpath.normpath(path): context[source]}
     below = "" if source == "." else f"{source}/"
     return {
-        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): data
-        for name, data in context.items()
+        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): one
+        for name, one in context.items()
         if name.startswith(below)
     }
 

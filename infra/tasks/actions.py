@@ -136,7 +136,7 @@ async def _check(arguments: argparse.Namespace) -> int:
         lab = MachineLab(pool)
         for candidate in candidates:
             try:
-                await check_candidate(candidate, lab.grade, repeats=1)
+                await check_candidate(candidate, lab.grade, repeats=1, solve=lab.solve)
             except TaskRejectedError as error:
                 problems[candidate.task.task_id] = f"{error.reason}: {error.detail}"
     print_result({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)

@@ -9,9 +9,10 @@ import numpy as np
 
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.set_ups import begun_with, own_changes, recorded_set_ups
 from penstock.envs.tasks.storage import load_tasks
-from penstock.envs.tasks.workspace import Changes, contents_at
+from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
@@ -173,8 +174,9 @@ class EpisodeReader:
         step = len(event.step_ends)
         contents = contents_at(task, step) if task else {}
         made = by_step[step] if step < len(by_step) else {}
-        own = own_changes(Changes(files=changed, deleted=event.deleted), contents, made)
-        return unified_diff(begun_with(contents, made), own.files, own.deleted), ""
+        left = Changes(files=changed.changed, deleted=event.deleted, states=changed.states)
+        own = own_changes(left, contents, made)
+        return unified_diff(begun_with(contents, made), own), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
@@ -208,10 +210,12 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def unified_diff(
-    before: Mapping[str, bytes], changed: Mapping[str, bytes], deleted: Sequence[str]
-) -> str:
-    """Return an episode's changes in the format of `diff -u`; for binary files only the size."""
+def unified_diff(before: Mapping[str, bytes], changes: Changes) -> str:
+    """Return an episode's changes in the format of `diff -u`.
+
+    Of binary files there is only the size; of what else a file is, one line.
+    """
+    changed, deleted = changes.files, changes.deleted
     lines: list[str] = []
     for path in sorted({*changed, *deleted}):
         data, had = changed.get(path, b""), before.get(path, b"")
@@ -223,6 +227,7 @@ def unified_diff(
         source = path if path in before else "/dev/null"
         target = "/dev/null" if path in deleted else path
         lines += difflib.unified_diff(old, new, source, target, lineterm="")
+    lines += [one.shown for one in changes.states]
     return shortened("\n".join(lines))
 
 

@@ -10,9 +10,11 @@ from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor.folder import (
     MalformedTaskError,
+    Tree,
+    below,
     read_text,
     read_tree,
-    split_texts,
+    split_tree,
 )
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.schema import HarborFields
@@ -78,6 +80,7 @@ def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenT
     )
     verifier = Verifier(
         env=_variables(folder, "verifier.env", fields.verifier.env),
+        solution_env=_variables(folder, "solution.env", fields.solution.env),
         timeout_s=fields.verifier_s,
         is_separated=is_separated,
     )
@@ -108,7 +111,7 @@ def _variables(folder: Path, field: str, variables: dict[str, str]) -> dict[str,
 def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     path = f"tests/{EXPECTED_FILE}"
     has_gold = (folder / SOLUTION_FOLDER).is_dir()
-    gold, gold_binaries = split_texts(read_tree(folder, SOLUTION_FOLDER) if has_gold else {})
+    gold = split_tree(read_tree(folder, SOLUTION_FOLDER) if has_gold else {})
     try:
         tests = parse_json(read_text(folder, path), TestsFile, path)
     except CodecError as error:
@@ -116,24 +119,25 @@ def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     if not tests.argv or not 0 < len(tests.expected) <= RESULTS_MAX:
         words = f"argv, expected: expected at least one entry, at most {RESULTS_MAX}"
         raise MalformedTaskError(f"{folder / path}: {words}")
-    files, binaries = split_texts(_own_tests(folder, tests))
+    own = split_tree(_own_tests(folder, tests))
     return HiddenTests(
         task_id=task_id,
-        files=files,
-        binaries=binaries,
+        files=own.files,
+        binaries=own.binaries,
+        states=own.states,
         argv=tests.argv,
         expected=tests.expected,
         timeout_s=fields.verifier_s,
-        gold_files=gold,
-        gold_binaries=gold_binaries,
+        gold_files=gold.files,
+        gold_binaries=gold.binaries,
+        gold_states=gold.states,
         sealed_modules=tests.sealed_modules,
         peer=tests.peer,
     )
 
 
-def _own_tests(folder: Path, tests: TestsFile) -> dict[str, bytes]:
+def _own_tests(folder: Path, tests: TestsFile) -> Tree:
     """Return the tests' files, by path in the working directory or in the verifier's folder."""
     if not tests.peer:
         return read_tree(folder, OWN_FOLDER)
-    apart = read_tree(folder, APART_FOLDER)
-    return {f"{TESTS_FOLDER}/{path}": data for path, data in apart.items()}
+    return below(TESTS_FOLDER, read_tree(folder, APART_FOLDER))

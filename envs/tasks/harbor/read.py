@@ -22,9 +22,10 @@ from penstock.envs.tasks.harbor.fields import parse_fields
 from penstock.envs.tasks.harbor.folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
+    Tree,
     read_text,
     read_tree,
-    split_texts,
+    split_tree,
 )
 from penstock.envs.tasks.harbor.hidden import converted, is_foreign, read_hidden
 from penstock.envs.tasks.harbor.schema import HarborFieldError, HarborFields
@@ -82,9 +83,13 @@ def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandi
     fields = _fields(folder, settings)
     image = _image(folder, fields, own)
     first, *later = read_steps(folder, fields)
-    start = _start(folder, has_image=bool(image)) | first.contents
-    check_paths(folder, [start, *(step.contents for step in later)])
-    files, binaries = split_texts(start)
+    start = split_tree(_start(folder, has_image=bool(image)))
+    first_files = first.files | first.binaries
+    files = {path: text for path, text in start.files.items() if path not in first_files}
+    binaries = {path: data for path, data in start.binaries.items() if path not in first_files}
+    started = {one.path: one for one in start.states if one.name not in first_files}
+    files, binaries = files | first.files, binaries | first.binaries
+    check_paths(folder, [{**files, **binaries}, *(step.contents for step in later)])
     task = Task(
         task_id=task_id,
         category=category,
@@ -96,6 +101,7 @@ def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandi
         egress=_egress(folder, fields, own, allows_addresses=egress_addresses),
         image=image,
         machine=_machine(folder, fields, own, isolation_min if is_foreign(folder, fields) else ""),
+        states=list((started | {one.path: one for one in first.states}).values()),
         has_setup=first.has_setup,
         steps=later,
     )
@@ -216,7 +222,7 @@ def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     )
 
 
-def _start(folder: Path, *, has_image: bool) -> dict[str, bytes]:
+def _start(folder: Path, *, has_image: bool) -> Tree:
     """Return the files that an agent starts with; without an image, a Dockerfile says no more."""
     if not (folder / ENVIRONMENT).is_dir():
         return {}
