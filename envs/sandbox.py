@@ -132,10 +132,11 @@ class Sandbox(Protocol):
         """Return the first `bytes_max` bytes of a regular file."""
         ...
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """Write whole files and their parent folders, owned by the guest's user.
 
-        New files have the mode 0644; those that are there keep theirs, and may be read-only.
+        New files have the mode 0644. Those that are there have, too, or keep theirs, and may then
+        be read-only.
         """
         ...
 

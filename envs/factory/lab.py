@@ -1,5 +1,6 @@
 """Machines for drafting and gates: fresh ones from a pool, bounded in time and output."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,6 +27,8 @@ from penstock.envs.tasks.workspace import (
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, MachineNeeds, Task
+
+log = logging.getLogger(__name__)
 
 RUN_S_MAX = 60.0
 LEASE_S = 300.0
@@ -118,7 +121,7 @@ class MachineLab:
         async with self._machine(task.task.image, task.task.machine, lease_s) as machine:
             try:
                 return await run_solution(machine, task, is_gold=is_gold)
-            except (ChangesError, SetupError, SandboxFileError) as error:
+            except (ChangesError, SandboxFileError) as error:
                 raise TaskRejectedError(Rejection.DOES_NOT_RUN, str(error)) from error
 
     @asynccontextmanager
@@ -140,16 +143,20 @@ async def run_solution(machine: Sandbox, task: GradedTask, *, is_gold: bool) -> 
 
     Raises:
         ChangesError: It cannot be carried over.
-        SetupError: A later step cannot be laid out on it.
         SandboxError: The machine failed.
 
     """
     layer = await list_work(machine) if task.task.image else {}
     await open_workspace(machine, task.task, "gate", has_git=False)
     left: list[Changes] = []
-    for step, hidden in enumerate([task.hidden, *task.hidden.steps]):
-        if step:
-            await open_step(machine, task.task.steps[step - 1])
+    hiddens = [task.hidden, *task.hidden.steps]
+    for step, hidden in enumerate(hiddens):
+        try:
+            if step:
+                await open_step(machine, task.task.steps[step - 1])
+        except SetupError as error:
+            log.info("task %s: step %d cannot be laid out: %s", task.task.task_id, step + 1, error)
+            return [*left, *[left[-1]] * (len(hiddens) - step)]  # So would an episode end here.
         if is_gold:
             await lay_out(machine, hidden.gold_contents, hidden.gold_states, clears=bool(step))
             await machine.exec(

@@ -146,9 +146,9 @@ class GuestSandbox:
                 break
         return bytes(content)
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """See `Sandbox.write_files`."""
-        await self._write_all("write", files, KEEP_MODE | 0o644)
+        await self._write_all("write", files, (KEEP_MODE if keeps_modes else 0) | 0o644)
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
         """See `VerifyingSandbox.write_verifier_files`."""

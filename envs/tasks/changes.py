@@ -7,6 +7,7 @@
 `lay_out` makes the same of a fresh machine that has the task's files.
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -93,7 +94,7 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
     before = dict(layer) | {one.path: one for one in _written(initial, states)}
     try:
         seen = await list_states(sandbox, has_layer=has_layer)
-        _check_count(before, seen, len(initial) + num_files_max)
+        _check_count(before, seen, len(initial), num_files_max)
         closed = {path: one.state.mode for path, one in seen.items() if _is_closed(one)}
         files = (path for path in closed if seen[path].state.kind is FileKind.FILE)
         await set_modes(sandbox, dict.fromkeys(files, _OPENED))
@@ -116,13 +117,13 @@ def _written(files: Mapping[str, bytes], states: Iterable[FileState]) -> Iterato
 
 
 def _check_count(
-    before: Mapping[bytes, FileState], seen: Mapping[bytes, Seen], num_max: int
+    before: Mapping[bytes, FileState], seen: Mapping[bytes, Seen], num_initial: int, num_max: int
 ) -> None:
     gone = [one for path, one in before.items() if path not in seen]
     now = [one.state for one in seen.values() if one.is_touched]
     num_gone, num_now = (sum(one.kind is not FileKind.FOLDER for one in few) for few in (gone, now))
     num_folders = max(len(gone) - num_gone, len(now) - num_now)
-    if max(num_now, num_gone) > num_max or num_folders > num_max + len(before):
+    if max(num_now, num_gone) > num_initial + num_max or num_folders > num_max + len(before):
         words = f"{num_now} files and {len(now) - num_now} folders are there, {num_gone} are gone"
         raise ChangesError(f"{words}, {num_max} may be new or gone")
 
@@ -177,11 +178,8 @@ class _Reader:
             was = before.get(path)
             if one.state.kind is FileKind.FILE:
                 state, is_changed = await self._content(one)
-                if is_changed and was is not None:
-                    was = msgspec.structs.replace(was, mtime_ns=None)
                 plain = FileState(path=path)
-                # What is written keeps the mode that was there, so a plain one may need a word.
-                is_told = state == (was or plain) and (state == plain or not is_changed)
+                is_told = state == (plain if is_changed else was or plain)
             else:
                 state, is_told = one.state, one.state == was
             if state.kind is FileKind.FOLDER:
@@ -190,6 +188,10 @@ class _Reader:
                 is_told |= was is None and is_held and state.mode == FOLDER_MODE
             if not is_told:
                 states[path] = state
+        for one in touched:  # A file that is written anew is no longer the same as its other names.
+            target = one.state.target
+            if one.state.kind is FileKind.HARD_LINK and os.fsdecode(target) in self._files:
+                states[one.state.path] = one.state
         return Changes(
             files=self._files,
             deleted=sorted(deleted),

@@ -79,9 +79,9 @@ c() {
 }
 r() { chmod "$1" "$2" 2> /dev/null; :; }
 """
-"""`b` decodes a path, `c` clears its way (for a file, a folder, or anything else), `r` restores a
-mode. Removed is what is neither a folder on the way to a file nor a file in its place: links, too,
-since through an image's own link another file would be written."""
+"""`b` decodes a path, `r` restores a mode, `c` clears the way for a file that is there (f), a
+folder (d), or what is made anew. Removed is what is no folder on the way, and what is in its place:
+through an image's own link another file would be written, and through a hard link two."""
 _LETTERS = {"f": FileKind.FILE, "d": FileKind.FOLDER, "l": FileKind.LINK, "p": FileKind.PIPE}
 _DAY_NS, _HOUR_NS = 86_400 * 10**9, 3_600 * 10**9
 
@@ -115,7 +115,8 @@ def is_listing(argv: Collection[str]) -> bool:
 
 def plain_listing(files: Mapping[str, int]) -> bytes:
     """Return a listing of regular files, from their sizes by path."""
-    told = (f"f 644 1 {n} {files[path]} 1 0\0{path}\0\0" for n, path in enumerate(files))
+    kept = [path for path in files if not set(path.split("/")).intersection(SEALED_NAMES)]
+    told = (f"f 644 1 {n} {files[path]} 1 0\0{path}\0\0" for n, path in enumerate(kept))
     return ("0 0\0" + "".join(told)).encode()
 
 
@@ -221,7 +222,7 @@ async def lay_out(
     if clears:
         opened = await _clear(sandbox, files, states)
     if files:
-        await sandbox.write_files(files)
+        await sandbox.write_files(files, keeps_modes=False)
     await _make(sandbox, states)
     await set_modes(sandbox, opened | _modes(states, FileKind.FOLDER))
 
@@ -230,7 +231,7 @@ async def _clear(
     sandbox: Sandbox, files: Iterable[str], states: Iterable[FileState]
 ) -> dict[bytes, int]:
     """Clear the way, and return the modes of folders that were opened for it."""
-    ways = [("f", path.encode()) for path in files]
+    ways = [("w", path.encode()) for path in files]
     kinds = {FileKind.FILE: "f", FileKind.FOLDER: "d"}
     gone = [one for one in states if one.kind is FileKind.GONE]
     deepest = sorted(gone, key=lambda one: -one.path.count(b"/"))
@@ -254,9 +255,9 @@ async def _make(sandbox: Sandbox, states: Collection[FileState]) -> None:
     if places:
         await sandbox.write_files({place: one.data or b"" for place, one in places.items()})
     lines = [_made(one, FOLDER_MODE) for one in states if one.kind is FileKind.FOLDER]
-    lines += [f'{_word(one.path)}mv -f {place} "$v"' for place, one in places.items()]
+    lines += [f'{_word(one.path)}{_PARENTS}mv -f {place} "$v"' for place, one in places.items()]
     lines += [
-        f'{_word(one.path)}: > "$v" && truncate -s {one.hole_bytes} "$v"'
+        f'{_word(one.path)}{_PARENTS}: > "$v" && truncate -s {one.hole_bytes} "$v"'
         for one in states
         if one.hole_bytes
     ]

@@ -23,7 +23,6 @@ from penstock.envs.sandbox import (
 )
 from penstock.envs.tasks.file_states import lay_out
 from penstock.envs.tasks.storage import GradedTask
-from penstock.envs.tasks.workspace import explicit
 from penstock.messages.errors import PenstockError
 from penstock.messages.file_states import FileState
 from penstock.messages.sandbox import ExecResult
@@ -130,8 +129,6 @@ async def _lay_out_task(
 ) -> None:
     kept = {path: data for path, data in task.contents.items() if path not in deleted}
     states = [one for one in task.states if one.name not in deleted]
-    if task.image:
-        states = explicit(kept, states)
     try:
         if hidden.peer:
             await lay_out(sandbox, kept, states)

@@ -9,12 +9,11 @@ puts into a fresh machine.
 """
 
 import hashlib
-from collections.abc import Iterable
 
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxFileError, networked
 from penstock.envs.tasks.file_states import lay_out
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileKind, FileState
+from penstock.messages.file_states import FileState
 from penstock.messages.rollout import EgressAttempt
 from penstock.messages.task import Task, TaskStep
 
@@ -69,8 +68,7 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
         SandboxError: The machine failed, or git or the task's `setup.sh` in it.
 
     """
-    states = explicit(task.contents, task.states) if task.image else task.states
-    await lay_out(sandbox, task.contents | canary_files(rollout_id), states)
+    await lay_out(sandbox, task.contents | canary_files(rollout_id), task.states)
     if task.has_setup and (fault := await _set_up(sandbox)):
         raise SandboxError(fault)
     if has_git:
@@ -90,16 +88,10 @@ def states_at(task: Task, step: int) -> list[FileState]:
     """Return what the bytes of `contents_at` do not say."""
     states = {one.path: one for one in task.states}
     for later in task.steps[:step]:
-        states |= {one.path: one for one in explicit(later.contents, later.states)}
+        written = later.contents
+        states = {path: one for path, one in states.items() if one.name not in written}
+        states |= {one.path: one for one in later.states}
     return list(states.values())
-
-
-def explicit(files: Iterable[str], states: Iterable[FileState]) -> list[FileState]:
-    """Return states of all files: what is written over another file keeps that one's mode."""
-    told = {one.path: one for one in states}
-    plain = (path.encode("utf-8", "surrogatepass") for path in files)
-    hard = {one.target for one in told.values() if one.kind is FileKind.HARD_LINK}
-    return [*told.values(), *(FileState(path=one) for one in plain if one not in {*told, *hard})]
 
 
 async def open_step(sandbox: Sandbox, step: TaskStep) -> None:
@@ -112,8 +104,7 @@ async def open_step(sandbox: Sandbox, step: TaskStep) -> None:
 
     """
     try:
-        states = explicit(step.contents, step.states)
-        await lay_out(sandbox, step.contents, states, clears=bool(step.states))
+        await lay_out(sandbox, step.contents, step.states, clears=bool(step.states))
     except SandboxFileError as error:
         raise SetupError(f"the next step's files: {error}") from error
     if step.has_setup and (fault := await _set_up(sandbox)):

@@ -10,6 +10,7 @@ from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor.read import read_harbor_set
 from penstock.envs.tasks.workspace import open_workspace
@@ -122,7 +123,7 @@ async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
         (candidate,) = await plan.draft(lab)
         task, hidden = candidate.task, candidate.hidden
         solved = [
-            (await lab.grade(task, hidden, changes)).is_solved
+            (await lab.grade(task, hidden, Changes(files=changes))).is_solved
             for changes in (
                 {},
                 {"m.py": AFTER.encode()},

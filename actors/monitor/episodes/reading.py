@@ -2,7 +2,7 @@
 
 import codecs
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.file_states import FileState
 from penstock.messages.reading.trajectories import Last, load_files, load_turn, read_turn
 from penstock.messages.requests.episodes import EpisodeRow
 from penstock.messages.reward import CheatFinding, JudgeScore, Verdict
@@ -176,7 +177,8 @@ class EpisodeReader:
         made = by_step[step] if step < len(by_step) else {}
         left = Changes(files=changed.changed, deleted=event.deleted, states=changed.states)
         own = own_changes(left, contents, made)
-        return unified_diff(begun_with(contents, made), own), ""
+        before = begun_with(contents, made)
+        return unified_diff(before, own.files, own.deleted, own.states), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
@@ -210,12 +212,16 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def unified_diff(before: Mapping[str, bytes], changes: Changes) -> str:
+def unified_diff(
+    before: Mapping[str, bytes],
+    changed: Mapping[str, bytes],
+    deleted: Sequence[str],
+    states: Iterable[FileState] = (),
+) -> str:
     """Return an episode's changes in the format of `diff -u`.
 
     Of binary files there is only the size; of what else a file is, one line.
     """
-    changed, deleted = changes.files, changes.deleted
     lines: list[str] = []
     for path in sorted({*changed, *deleted}):
         data, had = changed.get(path, b""), before.get(path, b"")
@@ -227,7 +233,7 @@ def unified_diff(before: Mapping[str, bytes], changes: Changes) -> str:
         source = path if path in before else "/dev/null"
         target = "/dev/null" if path in deleted else path
         lines += difflib.unified_diff(old, new, source, target, lineterm="")
-    lines += [one.shown for one in changes.states]
+    lines += [one.shown for one in states]
     return shortened("\n".join(lines))
 
 

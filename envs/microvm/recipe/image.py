@@ -175,7 +175,9 @@ def _customize(steps: Steps, root: Path, agent: Path) -> None:
         (root / name).mkdir(exist_ok=True)
         (root / name).chmod(0o1777)
     for name in WORK_NAMES:
-        alias = root / name.lstrip("/")  # Below the image's root: joined, "/app" would be the host's.
+        alias = root / name.lstrip(
+            "/"
+        )  # Below the image's root: joined, "/app" would be the host's.
         if not alias.exists():
             alias.symlink_to(WORK_DIR.lstrip("/"))
 

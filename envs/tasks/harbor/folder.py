@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FOLDER_MODE, FileKind, FileState
+from penstock.messages.file_states import FILE_MODE, FOLDER_MODE, FileKind, FileState
 
 FILES_MAX = 2_000
 """Files of one folder; as many folders below it."""
@@ -53,6 +53,9 @@ def read_tree(folder: Path, below: str) -> Tree:
     num_bytes = 0
     for path in sorted(_files(base)):
         name = path.relative_to(base).as_posix()
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
+        if not shown.isprintable():
+            raise MalformedTaskError(f"{base}: expected printable file names, got {name!a}")
         info = path.lstat()
         state = FileState(path=os.fsencode(name), mode=stat.S_IMODE(info.st_mode) | added)
         if stat.S_ISLNK(info.st_mode):
@@ -71,6 +74,14 @@ def read_tree(folder: Path, below: str) -> Tree:
         if num_bytes > BYTES_MAX:
             raise MalformedTaskError(f"{base}: more than {BYTES_MAX} bytes")
     return tree
+
+
+def plain_tree(files: Mapping[str, bytes], mode: int = FILE_MODE) -> Tree:
+    """Return a tree of regular files."""
+    return {
+        path: FileState(path=os.fsencode(path), mode=mode, data=data)
+        for path, data in files.items()
+    }
 
 
 def below(place: str, tree: Tree) -> Tree:

@@ -64,9 +64,9 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
     """How a foreign verifier is run."""
 
     env: dict[str, str]
-    solution_env: dict[str, str]
     timeout_s: float
     is_separated: bool
+    solution_env: dict[str, str] = {}
 
 
 def foreign_hidden(

@@ -1,3 +1,4 @@
+import os
 import random
 import tomllib
 
@@ -6,7 +7,7 @@ import pytest
 
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.tasks.dockerfile import start_files
-from penstock.envs.tasks.harbor.folder import MalformedTaskError
+from penstock.envs.tasks.harbor.folder import MalformedTaskError, plain_tree
 from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
 from penstock.envs.tasks.harbor.write import (
     UnwritableTaskError,
@@ -17,6 +18,7 @@ from penstock.envs.tasks.harbor.write import (
 from penstock.envs.tasks.storage import task_objects
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
 from penstock.infra.tasks.actions import tasks_page, write_set
+from penstock.messages.file_states import FileKind
 from penstock.messages.task import MachineNeeds, Split, TaskStep
 
 
@@ -176,8 +178,16 @@ def test_no_link_leads_out_of_a_task(tmp_path):
     for number, place in enumerate(("environment/files/x", "tests/files/x", "solution/files/x")):
         folder = write_harbor(ladder(number + 1)[number], Split.TRAIN, tmp_path / "tasks")
         (folder / place).symlink_to(tmp_path / "secret")
-        with pytest.raises(MalformedTaskError, match="a link, or out of"):
-            read_harbor(folder)
+        candidate = read_harbor(folder)
+        hidden = candidate.hidden
+        (link,) = [*candidate.task.states, *hidden.states, *hidden.gold_states]
+        assert link.kind is FileKind.LINK and link.target == os.fsencode(tmp_path / "secret")
+        assert b"key" not in msgspec.msgpack.encode(candidate)
+        (folder / place).unlink()
+    (folder / "solution/files").rename(tmp_path / "elsewhere")
+    (folder / "solution/files").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MalformedTaskError, match="a link, or out of"):
+        read_harbor(folder)
 
 
 BINARY = b"\x89PNG\xff\xfe\0"
@@ -266,7 +276,7 @@ def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
     ],
 )
 def test_a_foreign_dockerfile_says_what_an_agent_starts_with(dockerfile, placed):
-    context = {"a.py": b"a", "src/b.py": b"b", "src/c/d.py": b"d"}
+    context = plain_tree({"a.py": b"a", "src/b.py": b"b", "src/c/d.py": b"d"})
     assert set(start_files(dockerfile, context)) == placed
 
 
