@@ -156,6 +156,8 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """What the bytes of the tests' files do not say."""
     gold_states: list[FileState] = []
     """What the bytes of the known solution's files do not say."""
+    egress: list[str] = []
+    """Hosts that the tests may reach, as `Task.egress`; with a peer none."""
     gold_env: dict[str, str] = {}
     """Variables of a known solution that is a program."""
 

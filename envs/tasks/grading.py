@@ -19,6 +19,7 @@ from penstock.envs.sandbox import (
     SandboxFileError,
     SandboxKilled,
     VerifierRun,
+    networked,
     verifying,
 )
 from penstock.envs.tasks.file_states import lay_out
@@ -83,6 +84,8 @@ async def run_hidden_tests(  # noqa: PLR0913 - what was left, and the bound
     await _lay_out_task(sandbox, task, hidden, deleted)
     await _in_pieces(sandbox, ["rm", "-f", "--"], set(deleted).difference(task.contents))
     await _lay_out_episode(sandbox, task, left, states)
+    if hidden.egress and not hidden.peer:
+        await networked(sandbox).allow_egress(hidden.egress)
     if hidden.peer:
         await sandbox.exec(["chmod", "0700", WORK_DIR], timeout_s=PREPARE_S_MAX)
     run = VerifierRun(

@@ -12,7 +12,7 @@ from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor.read import read_harbor_set
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.infra.cli import main
 
@@ -82,7 +82,7 @@ def made(checkout, output, capsys):
 def test_a_fix_becomes_a_gated_task_in_harbor_s_format(checkout, tmp_path, capsys):
     counts = made(checkout, tmp_path / "set", capsys)
     assert (counts["num_tasks"], counts["by_kind"]) == (1, {"commit": 1})
-    (candidate,) = read_harbor_set(tmp_path / "set")
+    (candidate,) = read_tasks(tmp_path / "set")
     assert candidate.task.instruction.startswith("Round halves down")
     assert candidate.task.files == {"m.py": BEFORE}
     assert candidate.hidden.gold_files == {"m.py": AFTER}

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from penstock.envs.tasks.harbor.folder import FILES_MAX, MalformedTaskError
-from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.harbor.write import write_harbor
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.source import difficulty
 from penstock.envs.tasks.storage import TaskBook, load_hidden_tests, load_tasks
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
@@ -214,7 +215,7 @@ def test_a_hostile_folder_is_refused_by_its_file(foreign, name):
 
 
 def test_a_set_s_own_difficulty_is_finite(own):
-    for candidate in read_harbor_set(own.parent):
+    for candidate in read_tasks(own.parent):
         assert 0.0 <= difficulty(candidate.origin) <= 1.0
 
 

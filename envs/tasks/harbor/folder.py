@@ -24,7 +24,18 @@ SETTINGS_BYTES_MAX = 256 << 10
 
 
 class MalformedTaskError(PenstockError, ValueError):
-    """A task's folder is not as the format asks; the text names the file and what was expected."""
+    """A task is not as its format asks; the text names the file and what was expected.
+
+    Args:
+        reasons: All that is known to be wrong.
+        needs_image: Whether nothing else is wrong but that an image is not here.
+
+    """
+
+    def __init__(self, *reasons: str, needs_image: bool = False) -> None:
+        super().__init__("\n".join(reasons))
+        self.reasons = reasons
+        self.needs_image = needs_image
 
 
 Tree = dict[str, FileState]
@@ -99,9 +110,9 @@ def below(place: str, tree: Tree) -> Tree:
 class TreeParts(msgspec.Struct, frozen=True, kw_only=True):
     """A tree as tasks hold it."""
 
-    files: dict[str, str]
-    binaries: dict[str, bytes]
-    states: list[FileState]
+    files: dict[str, str] = {}
+    binaries: dict[str, bytes] = {}
+    states: list[FileState] = []
 
 
 def split_tree(tree: Tree) -> TreeParts:

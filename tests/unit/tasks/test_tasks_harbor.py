@@ -8,13 +8,14 @@ import pytest
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor.folder import MalformedTaskError, plain_tree
-from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
 from penstock.envs.tasks.harbor.write import (
     UnwritableTaskError,
     folder_name,
     harbor_files,
     write_harbor,
 )
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.storage import task_objects
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
 from penstock.infra.tasks.actions import tasks_page, write_set
@@ -73,8 +74,8 @@ def test_an_address_in_an_allow_list_is_the_operators_to_allow(tmp_path):
     folder = write_harbor(written, Split.TRAIN, tmp_path)
     with pytest.raises(MalformedTaskError, match=r"task\.toml: metadata\.penstock\.egress: .*169"):
         read_harbor(folder)
-    assert read_harbor(folder, egress_addresses=True) == written
-    assert read_harbor_set(tmp_path, egress_addresses=True) == [written]
+    assert read_harbor(folder, ReadOptions(egress_addresses=True)) == written
+    assert read_tasks(tmp_path, ReadOptions(egress_addresses=True)) == [written]
 
 
 def test_an_image_travels_with_its_task_by_content(tmp_path, monkeypatch):
@@ -161,7 +162,7 @@ def test_no_two_tasks_of_a_set_have_one_id(tmp_path):
     written(tmp_path / "a").rename(tmp_path / "first")
     written(tmp_path / "b").rename(tmp_path / "second")
     with pytest.raises(MalformedTaskError, match=r"second/task\.toml: .*task_id.* another task's"):
-        read_harbor_set(tmp_path)
+        read_tasks(tmp_path)
 
 
 def test_missing_parts_are_named(tmp_path):
@@ -170,7 +171,7 @@ def test_missing_parts_are_named(tmp_path):
     with pytest.raises(MalformedTaskError, match=r"instruction\.md: expected a file"):
         read_harbor(folder)
     with pytest.raises(MalformedTaskError, match="expected task folders"):
-        read_harbor_set(tmp_path / "absent")
+        read_tasks(tmp_path / "absent")
 
 
 def test_no_link_leads_out_of_a_task(tmp_path):
@@ -296,7 +297,7 @@ def test_a_set_has_both_splits_statistics_and_a_page(tmp_path):
     figures = statistics(tasks, splits, counts)
     assert figures["by_split"] == {"train": 4, "heldout": 2}
     assert figures["tasks_per_plan"] == 0.6 and figures["rejected"] == {"gate_flaky": 4}
-    assert {one.task.task_id: one.task.split for one in read_harbor_set(tmp_path)} == splits
+    assert {one.task.task_id: one.task.split for one in read_tasks(tmp_path)} == splits
 
 
 def test_no_text_of_a_task_is_markup_of_the_page():
@@ -317,7 +318,7 @@ def test_a_strangers_machine_is_read_and_demands_isolation(tmp_path):
     (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     words = "\n[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 10240\n"
     settings.write_text(settings.read_text() + words)
-    task = read_harbor(folder, isolation_min="hardware_vm").task
+    task = read_harbor(folder, ReadOptions(isolation_min="hardware_vm")).task
     assert task.machine == MachineNeeds(
         memory_mib=2048, disk_mib=10240, processors=2, isolation_min="hardware_vm"
     )
