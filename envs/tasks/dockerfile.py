@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.envs.sandbox import WORK_NAMES
+from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
 from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX, Tree
 from penstock.messages.errors import PenstockError
 from penstock.messages.file_states import FileKind
@@ -110,8 +110,10 @@ def check_instructions(dockerfile: str, context: Tree) -> None:
                 raise
             images.append(error)
     if work not in {"/", *WORK_NAMES}:
-        text = f"expected one of {', '.join(WORK_NAMES)} at the end, got {work!r}"
-        raise DockerfileError(f"WORKDIR: {text}")
+        text = (
+            f"expected one of {', '.join(WORK_NAMES)}, or a layer in which it leads to {WORK_DIR}"
+        )
+        images.append(DockerfileError(f"WORKDIR: {text}, got {work!r}", needs_image=True))
     if images:
         raise images[0]
     _instructions(dockerfile, strictly=True)

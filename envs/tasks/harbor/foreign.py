@@ -39,7 +39,7 @@ except (OSError, ValueError):
         reward = float(found["reward"] if "reward" in found else sum(found.values()) / len(found))
     except Exception:
         reward = "no reward"
-print(1 if reward == 1 else reward)
+print(1 if not isinstance(reward, str) and abs(reward - 1) < 1e-9 else reward)
 """
 _VERIFY = f"""\
 mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
@@ -55,7 +55,7 @@ python3 -I -S -c "$0"
 _FRACTION = re.compile(r"[01]\.[0-9]{1,20}|[0-9](\.[0-9]{1,20})?e-[0-9]{1,3}")
 """As Python writes a float between 0 and 1."""
 _VERIFY_ARGV = ["sh", "-c", _VERIFY, _REWARD]
-"""Prints 1 for a whole reward, another number for another one."""
+"""Prints 1 for a whole reward, another number for another one. A sum of fractions may miss 1."""
 _VERIFY_APART_ARGV = ["sh", "-c", _VERIFY_APART, _REWARD]
 _VERIFIER_FILES = {f"{VERIFIER_FOLDER}/verifier.py": program("foreign_verifier")}
 

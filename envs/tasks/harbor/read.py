@@ -89,13 +89,14 @@ def read_harbor(folder: Path, options: ReadOptions = DEFAULT_OPTIONS) -> TaskCan
         others = _Reasons(folder)
         with others.kept():
             _read(folder, HarborFields(), own, options, others)
-        raise MalformedTaskError(*reasons, *others.found) from error
+        raise MalformedTaskError(*reasons, *others.all) from error
     reasons = _Reasons(folder)
     reasons.found += _refused_files(folder, [step.name for step in fields.steps or []])
     candidate = _read(folder, fields, own, options, reasons)
     reasons.check()
     kept = [f"{name}: kept, without effect" for name in unknown]
-    return msgspec.structs.replace(candidate, adapted=[*kept, *fields.adapted, *candidate.adapted])
+    limits = [] if "machine" in own else fields.adapted
+    return msgspec.structs.replace(candidate, adapted=[*kept, *limits, *candidate.adapted])
 
 
 class _Reasons:
@@ -116,11 +117,15 @@ class _Reasons:
         except MalformedTaskError as error:
             (self._images if error.needs_image else self.found).extend(error.reasons)
 
+    @property
+    def all(self) -> list[str]:
+        """Last what an image would mend."""
+        return [*self.found, *self._images]
+
     def check(self) -> None:
         """Raise MalformedTaskError if anything is wrong."""
-        if self.found or self._images:
-            reasons = [*self.found, *self._images]
-            raise MalformedTaskError(*reasons, needs_image=not self.found)
+        if self.all:
+            raise MalformedTaskError(*self.all, needs_image=not self.found)
 
 
 def _read(

@@ -25,7 +25,7 @@ def open_sources(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> Iterator
         yield SweSource(path, options)
         return
     if not path.is_dir():
-        raise MalformedTaskError(f"{path}: expected a folder or a file of tasks")
+        raise MalformedTaskError(f"{path}: expected task folders, or a file of tasks")
     yield FolderSource(path, options)
     for one in sorted(path.iterdir()):
         if one.suffix in SUFFIXES and one.is_file():
