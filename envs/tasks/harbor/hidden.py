@@ -32,6 +32,8 @@ from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import HiddenTests
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEFAULTED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:-([^${}]*)\}")
+"""A variable of the host's with a default, which is taken: a task gets nothing of the host's."""
 VARIABLES_MAX = 64
 RESULTS_MAX = 10_000
 
@@ -86,7 +88,8 @@ def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenT
     )
     if fields.steps:
         for number, step in enumerate(fields.steps):
-            _variables(folder, f"steps[{number}].verifier.env", step.verifier.env)
+            own_env = _variables(folder, f"steps[{number}].verifier.env", step.verifier.env)
+            step.verifier.env.update(own_env)
         return read_step_tests(folder, task_id, fields, verifier)
     read_text(folder, "tests/test.sh")
     tests = read_tree(folder, "tests")
@@ -102,10 +105,10 @@ def _variables(folder: Path, field: str, variables: dict[str, str]) -> dict[str,
         if _VARIABLE.fullmatch(name) is None or "\0" in value:
             words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-        if "${" in value:
+        if "${" in value and _DEFAULTED.fullmatch(value) is None:
             words = f"{name}: expected a value, not a variable of the host's: {value!r}"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-    return variables
+    return {name: _DEFAULTED.sub(r"\1", value) for name, value in variables.items()}
 
 
 def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:

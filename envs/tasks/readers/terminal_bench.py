@@ -30,7 +30,7 @@ from penstock.messages.task import Limits, MachineNeeds, Split, Task
 
 YAML_FILE, RUN_TESTS, SOLUTION = "task.yaml", "run-tests.sh", "solution.sh"
 COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml")
-_NOT_STARTED_WITH = (YAML_FILE, RUN_TESTS, SOLUTION, "solution.yaml", "Dockerfile", *COMPOSE_FILES)
+_SOLUTIONS = (SOLUTION, "solution.yaml")
 _SERVICES_MAX = 1
 _VERIFY = f"""\
 mkdir -p /logs/verifier
@@ -141,8 +141,7 @@ def _services(folder: Path, name: str) -> list[str]:
 
 def _start(folder: Path) -> Tree:
     context = read_tree(folder, ".")
-    skipped = ("tests", *_NOT_STARTED_WITH)
-    context = {path: one for path, one in context.items() if path.split("/")[0] not in skipped}
+    context = {path: one for path, one in context.items() if path not in _SOLUTIONS}
     dockerfile = read_text(folder, "Dockerfile") if (folder / "Dockerfile").exists() else ""
     check_instructions(dockerfile, context)
     return start_files(dockerfile, context) if dockerfile else {}

@@ -224,6 +224,12 @@ def test_fields_that_harbor_does_not_know_are_kept_and_named(tmp_path):
     assert kept < set(adapted)
 
 
+def test_a_variable_of_the_host_s_is_its_default(tmp_path):
+    env = {"KEY": "${SECRET:-}", "MODE": "${MODE:-fast}", "A": "b"}
+    candidate = read_harbor(folder(tmp_path, changed("verifier.env", env)))
+    assert candidate.hidden.argv[1:4] == ["KEY=", "MODE=fast", "A=b"]
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
     settings = changed("environment.skills_dir", "/s")
     settings["environment"]["healthcheck"] = {"command": "true"}
