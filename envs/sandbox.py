@@ -18,6 +18,10 @@ from penstock.messages.sandbox import ExecResult
 
 WORK_DIR = "/work"
 """Working directory of the agent; relative paths start here."""
+WORK_NAMES = tuple(
+    f"/{name}" for name in ("work", "app", "workspace", "testbed", "repo", "code", "project", "src")
+)
+"""Names of the working directory in the base image: those that tasks of common sets give it."""
 
 
 class SandboxError(PenstockError, RuntimeError):
@@ -128,8 +132,12 @@ class Sandbox(Protocol):
         """Return the first `bytes_max` bytes of a regular file."""
         ...
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write whole files and their parent folders, owned by the guest's user."""
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
+        """Write whole files and their parent folders, owned by the guest's user.
+
+        New files have the mode 0644. Those that are there have, too, or keep theirs, and may then
+        be read-only.
+        """
         ...
 
     async def list_files(self, root: str) -> list[str]:

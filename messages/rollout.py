@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Array, Claim, Event, Part, Stream
+from penstock.messages.file_states import FileState
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
 from penstock.messages.task import Purpose, Sampling
 
@@ -203,6 +204,8 @@ class EpisodeFiles(Part, frozen=True, kw_only=True):
 
     changed: dict[str, bytes] = {}
     """Changed and added files, path -> bytes, for grading in a fresh machine."""
+    states: list[FileState] = []
+    """What else changed: modes, links, folders, names that are no UTF-8."""
 
 
 class RolloutFinished(Event, frozen=True, kw_only=True):

@@ -94,6 +94,8 @@ class WriteFiles(Message, frozen=True, kw_only=True):
     files: dict[str, bytes]
     is_verifier: bool = False
     """Whether the files belong to the verifier, so that the code under test cannot read them."""
+    keeps_modes: bool = True
+    """Whether files that are there keep their modes."""
 
 
 class ListFiles(Message, frozen=True, kw_only=True):

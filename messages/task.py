@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Stream
+from penstock.messages.file_states import FileState
 from penstock.messages.settings import Finite, NonNegativeInt
 
 
@@ -71,6 +72,8 @@ class TaskStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     binaries: dict[str, bytes] = {}
     has_setup: bool = False
     """Whether `setup.sh` in the working directory is run before the step."""
+    states: list[FileState] = []
+    """What the files' bytes do not say."""
 
     @property
     def contents(self) -> dict[str, bytes]:
@@ -108,6 +111,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether `setup.sh` in the working directory is run before the agent starts."""
     steps: list[TaskStep] = []
     """Steps that follow the instruction; limits apply to the whole episode."""
+    states: list[FileState] = []
+    """What the files' bytes do not say: modes, links, empty folders, names that are no UTF-8."""
 
     @property
     def contents(self) -> dict[str, bytes]:
@@ -147,6 +152,14 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the reward is that of the last counted step instead of the mean over steps."""
     min_reward: Finite | None = None
     """Minimum reward of this step for later steps to count."""
+    states: list[FileState] = []
+    """What the bytes of the tests' files do not say."""
+    gold_states: list[FileState] = []
+    """What the bytes of the known solution's files do not say."""
+    egress: list[str] = []
+    """Hosts that the tests may reach, as `Task.egress`; with a peer none."""
+    gold_env: dict[str, str] = {}
+    """Variables of a known solution that is a program."""
 
     @property
     def contents(self) -> dict[str, bytes]:

@@ -25,13 +25,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from penstock.actors.judge.audit import audit
+from penstock.actors.judge.audit import audit, links_of
 from penstock.actors.judge.config import KILLS_MAX, JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.judge.set_ups import own_changes
 from penstock.actors.runtime.context import Context
 from penstock.envs.python_source import PythonSourceError, parse_python
-from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxError
 from penstock.envs.sandbox_client.client import REFUSALS, lease_sandbox
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.grading import (
@@ -43,6 +43,7 @@ from penstock.envs.tasks.grading import (
 from penstock.envs.tasks.harbor.foreign import gives_fractions, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
+from penstock.messages.file_states import FileKind
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.retries import with_retries
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
@@ -107,7 +108,8 @@ def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
     """Return what is known without running anything, or None."""
     if broken := broken_tests(task):
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
-    if not (rollout.files or rollout.finished.deleted or gives_fractions(task.hidden)):
+    is_changed = rollout.files or rollout.finished.deleted or rollout.states
+    if not (is_changed or gives_fractions(task.hidden)):
         detail = "no file changed: the tests are known to fail on the unchanged files"
         return weigh(Findings(outcome=Outcome.FAILED, detail=detail), audit(rollout, task))
     if forbidden := touched_hidden_files(rollout, task):
@@ -150,6 +152,7 @@ async def grade(
             task,
             rollout.files,
             deleted=rollout.finished.deleted,
+            states=rollout.states,
             output_bytes_max=output_bytes_max,
         )
     except TaskUnfitError as error:
@@ -202,11 +205,26 @@ def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     hidden = {PurePosixPath(path) for path in task.hidden.contents}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
     modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
+    own = own_changes(rollout, task)
+    tests = {PurePosixPath(WORK_DIR, test) for test in hidden}
+    reached = tests | {folder for test in tests for folder in test.parents} - _OPEN_FOLDERS
+    touching = set(own.files)
+    for one in own.states:
+        path = one.path.decode("utf-8", "backslashreplace")
+        is_way = one.kind is FileKind.FOLDER and PurePosixPath(path) in places - hidden
+        if one.kind is not FileKind.GONE and not is_way:
+            touching.add(path)
+    leading = {path for path, target in links_of(own.states).items() if target in reached}
     return sorted(
         path
-        for path in own_changes(rollout, task).files
-        if _shadows(PurePosixPath(path), places, hidden | modules) and path not in begun_with
+        for path in touching
+        if path in leading
+        or (_shadows(PurePosixPath(path), places, hidden | modules) and path not in begun_with)
     )
+
+
+_OPEN_FOLDERS = {PurePosixPath(WORK_DIR), *PurePosixPath(WORK_DIR).parents}
+"""A link to one of them leads to no hidden test by itself."""
 
 
 def _shadows(path: PurePosixPath, places: set[PurePosixPath], folders: set[PurePosixPath]) -> bool:
@@ -260,5 +278,6 @@ def result_digest(rollout: Trajectory, step: int) -> bytes:
         step,
         sorted(rollout.files.items()),
         sorted(rollout.finished.deleted),
+        *([rollout.states] if rollout.states else []),
     )
     return hashlib.blake2b(msgspec.msgpack.encode(result), digest_size=16).digest()

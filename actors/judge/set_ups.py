@@ -19,18 +19,16 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import REFUSALS, lease_sandbox
 from penstock.envs.tasks import set_ups
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.grading import TaskUnfitError
 from penstock.envs.tasks.set_ups import Made, has_set_up, made_by, recorded_set_ups
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import (
-    Changes,
-    ChangesError,
     SetupError,
     contents_at,
-    list_work,
     open_step,
     open_workspace,
-    read_changes,
+    states_at,
 )
 from penstock.messages.episode import SetUpRecorded
 from penstock.messages.errors import CodecError, DeadlineError
@@ -130,7 +128,7 @@ def _recorded(task: Task, step: int, made: Changes) -> SetUpRecorded:
         split=task.split,
         task_id=task.task_id,
         step=step,
-        files=EpisodeFiles(changed=made.files),
+        files=EpisodeFiles(changed=made.files, states=made.states),
         deleted=made.deleted,
     )
 
@@ -145,7 +143,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
         SandboxError: The machine failed, or the first set-up in it.
 
     """
-    layer_files = await list_work(sandbox) if task.image else []
+    layer = await list_work(sandbox) if task.image else {}
     await open_workspace(sandbox, task, "set-up", has_git=False)
     made: list[Changes] = []
     num_bytes_left = TOTAL_BYTES_MAX
@@ -160,7 +158,8 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
                 num_files_max=NUM_FILES_MAX,
                 num_bytes_max=min(NUM_BYTES_MAX, num_bytes_left),
                 has_layer=bool(task.image),
-                layer_files=layer_files,
+                states=states_at(task, number),
+                layer=layer,
             )
         except ChangesError:
             changes = Changes()
@@ -175,7 +174,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
 
 def own_changes(rollout: Trajectory, task: GradedTask) -> Trajectory:
     """Return a rollout with the policy's changes alone: without what is as set-ups made it."""
-    left = Changes(files=rollout.files, deleted=rollout.finished.deleted)
+    left = Changes(files=rollout.files, deleted=rollout.finished.deleted, states=rollout.states)
     own = set_ups.own_changes(left, task.task.contents, task.made_by_now)
     finished = msgspec.structs.replace(rollout.finished, deleted=own.deleted)
     return msgspec.structs.replace(rollout, finished=finished, files=own.files)

@@ -113,7 +113,7 @@ def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> 
         sample_id=rollout.finished.rollout_id,
         task=task.task.instruction,
         files=files,
-        diff="\n".join(file.diff() for file in files),
+        diff="\n".join([*(file.diff() for file in files), *_told_states(rollout)]),
         final=final_message(rollout.turns, chat),
         turns="\n".join(_told(rollout.turns, chat)),
     )
@@ -138,6 +138,11 @@ def _changed_files(rollout: Trajectory, task: GradedTask) -> Iterator[ChangedFil
         data = rollout.files.get(path)
         after = None if data is None else data.decode("utf-8", "replace")
         yield ChangedFile(path=path, before=before.get(path), after=after)
+
+
+def _told_states(rollout: Trajectory) -> list[str]:
+    """Return what changed of files besides their content, one line each."""
+    return [f"*** {one.shown}" for one in rollout.states]
 
 
 def _told(turns: Sequence[Turn], chat: ChatFormat) -> Iterator[str]:

@@ -11,6 +11,7 @@ Steps in which the episode's own limits left no turn have the reward 0.
 Source: `MultiStepTrial` of Harbor 0.25.0.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -124,7 +125,9 @@ async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
         raise CodecError(f"step end {key}: is named, but the log does not have it")
     files = await load_files(ctx.store, ended.files)
     finished = msgspec.structs.replace(finished, deleted=ended.deleted)
-    return msgspec.structs.replace(rollout, finished=finished, files=files)
+    return msgspec.structs.replace(
+        rollout, finished=finished, files=files.changed, states=files.states
+    )
 
 
 def _reward(found: Findings) -> float:
@@ -142,10 +145,11 @@ def _joined(found: Sequence[Findings], hidden: HiddenTests, num_steps: int) -> F
     """
     rewards = [*map(_reward, found), *[0.0] * (num_steps - len(found))]
     value = rewards[-1] if hidden.is_last_step_all else sum(rewards) / num_steps
+    is_whole = math.isclose(value, 1.0, abs_tol=1e-9)
     shown = "; ".join(f"step {n}: {one.detail}" for n, one in enumerate(found, 1) if one.detail)
     joined = Findings(
-        outcome=Outcome.SOLVED if value == 1.0 else Outcome.FAILED,
-        score=value if 0.0 < value < 1.0 else None,
+        outcome=Outcome.SOLVED if is_whole else Outcome.FAILED,
+        score=value if 0.0 < value < 1.0 and not is_whole else None,
         num_tests_passed=sum(one.outcome is Outcome.SOLVED for one in found),
         num_tests=num_steps,
         sandbox=found[-1].sandbox,

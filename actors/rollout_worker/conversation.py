@@ -39,7 +39,7 @@ from penstock.actors.policy.summaries import SummaryConfig, SummaryMode, restart
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.in_progress import generate_item
 from penstock.envs.harness.tools import functions_of, tools_prompt
-from penstock.envs.tasks.workspace import Changes
+from penstock.envs.tasks.changes import Changes
 from penstock.kernels.arrays import from_array
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded
@@ -236,7 +236,7 @@ class Journal:
             group_id=self._command.group_id,
             step=step,
             turn_index=turn_index,
-            files=EpisodeFiles(changed=left.files),
+            files=EpisodeFiles(changed=left.files, states=left.states),
             deleted=left.deleted,
         )
         await self._ctx.publish(ended)

@@ -31,7 +31,7 @@ test comes near the worker.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -57,21 +57,20 @@ from penstock.envs.harness.session import CALLS_MAX, ToolSession, tools_called
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import RemoteSandbox, SandboxBusyError, lease_sandbox
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.workspace import (
-    Changes,
-    ChangesError,
     SetupError,
     contents_at,
-    list_work,
     open_egress,
     open_step,
     open_workspace,
-    read_changes,
     read_egress,
+    states_at,
 )
 from penstock.kernels.arrays import to_array
 from penstock.messages.episode import EpisodeSaved
 from penstock.messages.errors import CodecError, DeadlineError
+from penstock.messages.file_states import FileState
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
     EgressAttempt,
@@ -250,7 +249,7 @@ async def read_left(
     task: Task,
     step: int,
     config: RolloutWorkerConfig,
-    layer_files: Collection[str],
+    layer: Mapping[bytes, FileState],
 ) -> Changes:
     """Return what an episode changed by the end of a step; raises as `read_changes` does."""
     return await read_changes(
@@ -258,8 +257,9 @@ async def read_left(
         contents_at(task, step),
         num_files_max=config.num_files_max,
         num_bytes_max=config.files_bytes_max,
+        states=states_at(task, step),
         has_layer=bool(task.image),
-        layer_files=layer_files,
+        layer=layer,
     )
 
 
@@ -268,7 +268,7 @@ async def open_next_step(
     task: Task,
     config: RolloutWorkerConfig,
     journal: Journal,
-    layer_files: Collection[str],
+    layer: Mapping[bytes, FileState],
 ) -> None:
     """Store what the step that has just ended left, once, and lay out the next one.
 
@@ -281,7 +281,7 @@ async def open_next_step(
     turn_index = runner.conversation.step_ends[-1]
     step = len(runner.conversation.step_ends) - 1
     if not await journal.has_step_end(turn_index):
-        left = await read_left(runner.sandbox, task, step, config, layer_files)
+        left = await read_left(runner.sandbox, task, step, config, layer)
         await journal.end_step(step, turn_index, left)
     await open_step(runner.sandbox, task.steps[step])
 
@@ -323,7 +323,7 @@ class Episode:
         """Those stored."""
         self._stats = EpisodeStats()
         self._deaths = MachineDeaths()
-        self._layer_files: list[str] = []
+        self._layer: dict[bytes, FileState] = {}
         """Files of the image layer, listed in a fresh machine: a copy mixes them with changes."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it continued after `fork_at` turns; set at its end at the latest."""
@@ -428,7 +428,7 @@ class Episode:
             await runner.play(self._turns[num_played])
             if len(conversation.step_ends) > num_ended:
                 task, config = self._command.task, self._config
-                await open_next_step(runner, task, config, self._journal, self._layer_files)
+                await open_next_step(runner, task, config, self._journal, self._layer)
             await self._save_if_due(runner)
         return await self._leave(runner, conversation.end)
 
@@ -448,7 +448,7 @@ class Episode:
         if saved is None:
             first = self._trunk.rollout_id if self._trunk else command.rollout_id
             has_git = command.harness != HARNESS_VERSION
-            self._layer_files = await list_work(sandbox) if task.image else []
+            self._layer = await list_work(sandbox) if task.image else {}
             await open_workspace(sandbox, task, first, has_git=has_git)
         else:
             await open_egress(sandbox, task)
@@ -509,7 +509,7 @@ class Episode:
         """Read what the episode changed, and return its end."""
         task, step = self._command.task, len(runner.conversation.step_ends)
         self._stats.add_egress(await read_egress(runner.sandbox, task))
-        left = await read_left(runner.sandbox, task, step, self._config, self._layer_files)
+        left = await read_left(runner.sandbox, task, step, self._config, self._layer)
         return self._finished(end, left, step_ends=runner.conversation.step_ends)
 
     def _finished(
@@ -528,7 +528,7 @@ class Episode:
             source=command.task.source,
             end=end,
             turns=[turn.summary for turn in self._turns],
-            files=EpisodeFiles(changed=changes.files),
+            files=EpisodeFiles(changed=changes.files, states=changes.states),
             deleted=changes.deleted,
             sandbox=stats.sandbox,
             num_calls=stats.num_calls,

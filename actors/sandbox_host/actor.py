@@ -105,7 +105,7 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
             if message.is_verifier:
                 await verifying(sandbox).write_verifier_files(message.files)
             else:
-                await sandbox.write_files(message.files)
+                await sandbox.write_files(message.files, keeps_modes=message.keeps_modes)
             return Ack()
         case ListFiles():
             paths = await sandbox.list_files(message.root)

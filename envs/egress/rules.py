@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.messages.errors import PenstockError
 
-RULES_MAX = 64
+RULES_MAX = 256
 NAME_CHARACTERS_MAX = 253
 OPT_IN = "sandbox_host.egress_addresses = true (penstock tasks: --egress-addresses)"
 """Setting that permits rules with an address, for error texts."""

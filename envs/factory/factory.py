@@ -115,7 +115,9 @@ class Factory:
             return
         self._seen.add(key)
         try:
-            await _again(partial(check_candidate, candidate, self._lab.grade))
+            await _again(
+                partial(check_candidate, candidate, self._lab.grade, solve=self._lab.solve)
+            )
         except TaskRejectedError as error:
             self._reject(error)
         else:

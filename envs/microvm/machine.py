@@ -24,6 +24,8 @@ READ_PIECE_BYTES = 1 << 18
 """Bytes per read request; the agent returns no more (`READ_BYTES_MAX` in `guest/agent.h`)."""
 WRITE_PIECE_BYTES = 1 << 17
 FILES_MAX = 20_000
+KEEP_MODE = 0o100000
+"""In a mode: a file that is there keeps its own (`KEEP_MODE` in `guest/files.c`)."""
 DEFAULT_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/agent",
@@ -149,9 +151,9 @@ class GuestSandbox:
                 break
         return bytes(content)
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """See `Sandbox.write_files`."""
-        await self._write_all("write", files, 0o644)
+        await self._write_all("write", files, (KEEP_MODE if keeps_modes else 0) | 0o644)
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
         """See `VerifyingSandbox.write_verifier_files`."""

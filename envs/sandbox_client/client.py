@@ -247,9 +247,10 @@ class RemoteSandbox:
         message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
         return (await self._call(message, FileRead)).data
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """Write whole files and their parent folders."""
-        message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
+        lease_id = self._leased.lease_id
+        message = WriteFiles(lease_id=lease_id, files=dict(files), keeps_modes=keeps_modes)
         await self._call(message, Ack)
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:

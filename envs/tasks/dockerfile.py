@@ -1,27 +1,38 @@
 """What a Dockerfile brings into the working directory: it is read, and never built. Pure."""
 
+import os
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX
+import msgspec
+
+from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
+from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX, Tree
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FileKind
 
 LINES_MAX = 1_000
-WORK_NAMES = ("/work", "/app")
 _COPY_WORDS = 2
 _SHOWN_CHARACTERS = 120
 _BASES = {"scratch", "debian", "ubuntu", "python", "buildpack-deps"}
 _WITHOUT_EFFECT = {"ARG", "LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
 """In an episode: Harbor replaces the command, too."""
-_NEEDS_LAYER = "no Dockerfile is built: name an image that has it as environment.docker_image"
+_NEEDS_LAYER = (
+    "no Dockerfile is built here: make a layer that has it (`penstock images build`), "
+    "and name it as environment.docker_image"
+)
 
 
 class DockerfileError(PenstockError, ValueError):
-    """A Dockerfile is out of bounds."""
+    """A Dockerfile is out of bounds, or asks for an image, which is not here."""
+
+    def __init__(self, text: str, *, needs_image: bool = False) -> None:
+        super().__init__(text)
+        self.needs_image = needs_image
 
 
-def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, bytes]:
+def start_files(dockerfile: str, context: Tree) -> Tree:
     """Return what an agent finds in the working directory, by its path there.
 
     Args:
@@ -37,7 +48,7 @@ def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, byte
     if not dockerfile:
         return dict(context)
     work = "/"
-    placed: dict[str, bytes] = {}
+    placed: Tree = {}
     for words in _instructions(dockerfile):
         if words[0] == "WORKDIR" and len(words) > 1:
             work = posixpath.normpath(posixpath.join(work, words[1]))
@@ -50,39 +61,72 @@ def start_files(dockerfile: str, context: Mapping[str, bytes]) -> dict[str, byte
                 place += "/"
             for source in sources:
                 placed |= _copied(context, source, place)
-                if len(placed) > FILES_MAX or sum(map(len, placed.values())) > BYTES_MAX:
+                if len(placed) > FILES_MAX or _num_bytes(placed) > BYTES_MAX:
                     raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
     roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
+    return _named(
+        {
+            posixpath.relpath(path, root): one
+            for path, one in placed.items()
+            if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
+        }
+    )
+
+
+def _num_bytes(tree: Tree) -> int:
+    return sum(len(one.data or b"") for one in tree.values())
+
+
+def _named(tree: Tree) -> Tree:
+    """Give each file the path under which it is; of a hard link whose file is not there, none."""
+    names = {one.path: os.fsencode(path) for path, one in tree.items()}
     return {
-        posixpath.relpath(path, root): data
-        for path, data in placed.items()
-        if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
+        path: msgspec.structs.replace(
+            one, path=os.fsencode(path), target=names.get(one.target, one.target)
+        )
+        for path, one in tree.items()
+        if one.kind is not FileKind.HARD_LINK or one.target in names
     }
 
 
-def check_instructions(dockerfile: str, context: Mapping[str, bytes]) -> None:
+def check_instructions(dockerfile: str, context: Tree) -> None:
     """Check that files in the working directory are all that a Dockerfile adds to its base.
 
     Raises:
-        DockerfileError: It does more; the text begins with the instruction.
+        DockerfileError: It does more; the text begins with the instruction. First comes what no
+            image mends.
 
     """
     work, num_stages = "/", 0
-    for words in _instructions(dockerfile, strictly=True):
-        name, arguments = words[0], words[1:]
-        shown = " ".join(words)[:_SHOWN_CHARACTERS]
-        if name == "FROM":
-            num_stages += 1
-            _check_base(arguments, shown, num_stages)
-        elif name == "WORKDIR":
-            work = posixpath.normpath(posixpath.join(work, *arguments[:1]))
-        elif name in {"COPY", "ADD"}:
-            _check_copy(arguments, context, work, shown)
-        elif name not in _WITHOUT_EFFECT:
-            raise DockerfileError(f"{name}: {shown!r}: {_NEEDS_LAYER}")
+    images: list[DockerfileError] = []
+    for words in _instructions(dockerfile):
+        if words[0] == "WORKDIR":
+            work = posixpath.normpath(posixpath.join(work, *words[1:2]))
+        num_stages += words[0] == "FROM"
+        try:
+            _check_instruction(words, context, work, num_stages)
+        except DockerfileError as error:
+            if not error.needs_image:
+                raise
+            images.append(error)
     if work not in {"/", *WORK_NAMES}:
-        text = f"expected one of {', '.join(WORK_NAMES)} at the end, got {work!r}"
-        raise DockerfileError(f"WORKDIR: {text}")
+        text = (
+            f"expected one of {', '.join(WORK_NAMES)}, or a layer in which it leads to {WORK_DIR}"
+        )
+        images.append(DockerfileError(f"WORKDIR: {text}, got {work!r}", needs_image=True))
+    if images:
+        raise images[0]
+    _instructions(dockerfile, strictly=True)
+
+
+def _check_instruction(words: Sequence[str], context: Tree, work: str, num_stages: int) -> None:
+    name, shown = words[0], " ".join(words)[:_SHOWN_CHARACTERS]
+    if name == "FROM":
+        _check_base(words[1:], shown, num_stages)
+    elif name in {"COPY", "ADD"}:
+        _check_copy(words[1:], context, work, shown)
+    elif name not in {"WORKDIR", *_WITHOUT_EFFECT}:
+        raise DockerfileError(f"{name}: {shown!r}: {_NEEDS_LAYER}", needs_image=True)
 
 
 def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
@@ -92,39 +136,40 @@ def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
     if num_stages > 1 or is_plain not in _BASES:
         choices = ", ".join(sorted(_BASES))
         text = f"expected one stage, from one of {choices}"
-        raise DockerfileError(f"FROM: {shown!r}: {text}; {_NEEDS_LAYER}")
+        raise DockerfileError(f"FROM: {shown!r}: {text}; {_NEEDS_LAYER}", needs_image=True)
 
 
-def _check_copy(
-    arguments: Sequence[str], context: Mapping[str, bytes], work: str, shown: str
-) -> None:
+def _check_copy(arguments: Sequence[str], context: Tree, work: str, shown: str) -> None:
     plain = [word for word in arguments if not word.startswith("--")]
     options = [word for word in arguments if word.startswith("--")]
     if any(not option.startswith("--chown=") for option in options):
-        raise DockerfileError(f"COPY: {shown!r}: expected no option but --chown; {_NEEDS_LAYER}")
+        text = f"expected no option but --chown; {_NEEDS_LAYER}"
+        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     if len(plain) < _COPY_WORDS or any("$" in word or word.startswith("[") for word in plain):
-        raise DockerfileError(f"COPY: {shown!r}: expected sources and a target, as plain words")
+        text = f"expected sources and a target, as plain words; {_NEEDS_LAYER}"
+        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     *sources, target = plain
     place = posixpath.normpath(posixpath.join(work, target))
     if not any(f"{place}/".startswith(f"{root}/") for root in WORK_NAMES):
         text = f"expected a target in {' or '.join(WORK_NAMES)}, got {place!r}; {_NEEDS_LAYER}"
-        raise DockerfileError(f"COPY: {shown!r}: {text}")
+        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     for source in sources:
         if not _copied(context, source, f"{place}/"):
-            raise DockerfileError(f"COPY: {shown!r}: no file of the folder is {source!r}")
+            text = f"COPY: {shown!r}: no file of the folder is {source!r}"
+            raise DockerfileError(text, needs_image=any(mark in source for mark in "*?["))
 
 
-def _copied(context: Mapping[str, bytes], source: str, place: str) -> dict[str, bytes]:
+def _copied(context: Tree, source: str, place: str) -> Tree:
     """Return the files that one source gives: a folder's content, or a file in or as the place."""
     source = posixpath.normpath(source).lstrip("/")
-    if source in context:
+    if source in context and context[source].kind is not FileKind.FOLDER:
         into = place.endswith(("/", "/."))
         path = posixpath.join(place, posixpath.basename(source)) if into else place
         return {posixpath.normpath(path): context[source]}
     below = "" if source == "." else f"{source}/"
     return {
-        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): data
-        for name, data in context.items()
+        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): one
+        for name, one in context.items()
         if name.startswith(below)
     }
 
@@ -142,7 +187,8 @@ def _instructions(dockerfile: str, *, strictly: bool = False) -> list[list[str]]
             words = shlex.split(line, comments=True)
         except ValueError as error:
             if strictly:
-                raise DockerfileError(f"{line[:_SHOWN_CHARACTERS]!r}: {error}") from error
+                text = f"{line[:_SHOWN_CHARACTERS]!r}: {error}; {_NEEDS_LAYER}"
+                raise DockerfileError(text, needs_image=True) from error
             continue
         if words:
             found.append([words[0].upper(), *words[1:]])

@@ -6,10 +6,11 @@ line at the end of its output, and only the caller knows what they must be.
 """
 
 import operator
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.sandbox import ExecResult
@@ -22,6 +23,13 @@ class SuiteReport(msgspec.Struct, frozen=True, kw_only=True):
     num_passed: int
     num_tests: int
     is_solved: bool
+    output: str = ""
+    """End of what the test program said, for people."""
+
+    @property
+    def result(self) -> tuple[int, int, bool]:
+        """What must be the same in every run."""
+        return (self.num_passed, self.num_tests, self.is_solved)
 
 
 def read_report(done: ExecResult, expected: Sequence[str]) -> SuiteReport:
@@ -42,14 +50,27 @@ def read_report(done: ExecResult, expected: Sequence[str]) -> SuiteReport:
 REPEATS = 2
 
 
-Grade = Callable[[Task, HiddenTests, Mapping[str, bytes]], Awaitable[SuiteReport]]
+Grade = Callable[[Task, HiddenTests, Changes], Awaitable[SuiteReport]]
 """Runs the hidden tests on the task's files with some changed, in a fresh machine."""
+Solve = Callable[[GradedTask, bool], Awaitable[list[Changes]]]
+"""Returns by step what an episode leaves that does what the known solution does, or nothing."""
 
 
-async def check_candidate(candidate: TaskCandidate, grade: Grade, repeats: int = REPEATS) -> None:
+async def write_solution(task: GradedTask, is_gold: bool) -> list[Changes]:
+    """Return a known solution that is files: what an agent leaves that writes them."""
+    hidden = [task.hidden, *task.hidden.steps]
+    if not is_gold:
+        return [Changes() for _ in hidden]
+    return [Changes(files=one.gold_contents, states=one.gold_states) for one in hidden]
+
+
+async def check_candidate(
+    candidate: TaskCandidate, grade: Grade, repeats: int = REPEATS, *, solve: Solve = write_solution
+) -> None:
     """Demand that the null patch fails and the known solution passes, each time, in all its steps.
 
-    Each run is a fresh machine with a hash seed and a clock of its own.
+    Each run is a fresh machine with a hash seed and a clock of its own. What is graded is what an
+    episode's machine would hand on.
 
     Raises:
         TaskRejectedError: A gate is closed; the detail says which.
@@ -59,18 +80,20 @@ async def check_candidate(candidate: TaskCandidate, grade: Grade, repeats: int =
     null: list[SuiteReport] = []
     gold: list[SuiteReport] = []
     for _ in range(repeats):
-        null.append(await _grade(task, grade, is_gold=False))
+        null.append(await _grade(task, grade, await solve(task, False)))
         check_reports(task.task.task_id, null, gold)
-        gold.append(await _grade(task, grade, is_gold=True))
+        gold.append(await _grade(task, grade, await solve(task, True), is_gold=True))
         check_reports(task.task.task_id, null, gold)
 
 
-async def _grade(task: GradedTask, grade: Grade, *, is_gold: bool) -> SuiteReport:
+async def _grade(
+    task: GradedTask, grade: Grade, left: Sequence[Changes], *, is_gold: bool = False
+) -> SuiteReport:
     """Grade each step; of several, those are counted that decide a whole reward."""
     steps = [task.at_step(step) for step in range(len(task.task.steps) + 1)]
     reports = [
-        await grade(each.task, each.hidden, each.hidden.gold_contents if is_gold else {})
-        for each in steps
+        await grade(each.task, each.hidden, changes)
+        for each, changes in zip(steps, left, strict=True)
     ]
     if len(reports) == 1:
         return reports[0]
@@ -78,7 +101,10 @@ async def _grade(task: GradedTask, grade: Grade, *, is_gold: bool) -> SuiteRepor
         reports = reports[-1:]
     num_passed = sum(report.is_solved for report in reports)
     is_solved = num_passed == len(reports)
-    return SuiteReport(num_passed=num_passed, num_tests=len(reports), is_solved=is_solved)
+    output = next((report.output for report in reports if not report.is_solved), "")
+    return SuiteReport(
+        num_passed=num_passed, num_tests=len(reports), is_solved=is_solved, output=output
+    )
 
 
 def check_reports(task_id: str, null: Sequence[SuiteReport], gold: Sequence[SuiteReport]) -> None:
@@ -97,6 +123,7 @@ def check_reports(task_id: str, null: Sequence[SuiteReport], gold: Sequence[Suit
         raise TaskRejectedError(Rejection.NULL_PASSES, task_id)
     if gold and not gold[0].is_solved:
         passed = f"{gold[0].num_passed} of {gold[0].num_tests} tests pass"
-        raise TaskRejectedError(Rejection.GOLD_FAILS, f"{task_id}: {passed}")
-    if len(set(null)) > 1 or len(set(gold)) > 1:
+        said = f"; the verifier said: {gold[0].output}" if gold[0].output else ""
+        raise TaskRejectedError(Rejection.GOLD_FAILS, f"{task_id}: {passed}{said}")
+    if any(len({report.result for report in runs}) > 1 for runs in (null, gold)):
         raise TaskRejectedError(Rejection.FLAKY, f"{task_id}: {null} {gold}")

@@ -19,10 +19,13 @@ from penstock.envs.sandbox import (
     SandboxFileError,
     SandboxKilled,
     VerifierRun,
+    networked,
     verifying,
 )
+from penstock.envs.tasks.file_states import lay_out
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FileState
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Task
 
@@ -34,21 +37,6 @@ _LIBRARIES = tuple(
     for place in ("/usr/lib", "/usr/local/lib")
     for below in ("", "/dist-packages", "/site-packages")
 )
-_CLEAR = """\
-for path; do
-  rest=$path; part=
-  while [ "${rest#*/}" != "$rest" ]; do
-    part=$part${rest%%/*}; rest=${rest#*/}
-    if [ -L "$part" ] || { [ -e "$part" ] && [ ! -d "$part" ]; }; then rm -f "$part"; break; fi
-    part=$part/
-  done
-  if [ -L "$path" ] || { [ -e "$path" ] && [ ! -f "$path" ]; }; then
-    [ -L "$path" ] || chmod -R u+rwx "$path"; rm -rf "$path"
-  fi
-done
-"""
-"""Removes what is neither a folder on the way to a file nor a file in its place: links, too, since
-an episode leaves none, and through an image's own one another file would be written."""
 
 
 class TaskUnfitError(PenstockError, ValueError):
@@ -63,12 +51,13 @@ class TestsKilledError(SandboxKilled):
     """A machine ended by itself while the code under test ran in it."""
 
 
-async def run_hidden_tests(
+async def run_hidden_tests(  # noqa: PLR0913 - what was left, and the bound
     sandbox: Sandbox,
     graded: GradedTask,
     left: Mapping[str, bytes],
     *,
     deleted: Collection[str] = (),
+    states: Collection[FileState] = (),
     output_bytes_max: int,
 ) -> ExecResult:
     """Lay everything out in a fresh machine and run the tests.
@@ -78,6 +67,7 @@ async def run_hidden_tests(
         graded: What the episode began with, and its tests.
         left: Files that the episode changed or added.
         deleted: Files that it deleted, of the task or of its image.
+        states: What else it changed of files.
         output_bytes_max: Kept of the tests' output.
 
     Raises:
@@ -88,10 +78,14 @@ async def run_hidden_tests(
 
     """
     task, hidden = graded.task, graded.hidden
-    await _lay_out_task(sandbox, task, hidden, deleted)
     own = hidden.contents
+    left = {path: left[path] for path in left if path not in own}
+    states = [one for one in states if one.name not in own]
+    await _lay_out_task(sandbox, task, hidden, deleted)
     await _in_pieces(sandbox, ["rm", "-f", "--"], set(deleted).difference(task.contents))
-    await _lay_out_episode(sandbox, task, {p: left[p] for p in left if p not in own})
+    await _lay_out_episode(sandbox, task, left, states)
+    if hidden.egress and not hidden.peer:
+        await networked(sandbox).allow_egress(hidden.egress)
     if hidden.peer:
         await sandbox.exec(["chmod", "0700", WORK_DIR], timeout_s=PREPARE_S_MAX)
     run = VerifierRun(
@@ -137,34 +131,31 @@ async def _lay_out_task(
     sandbox: Sandbox, task: Task, hidden: HiddenTests, deleted: Collection[str]
 ) -> None:
     kept = {path: data for path, data in task.contents.items() if path not in deleted}
+    states = [one for one in task.states if one.name not in deleted]
     try:
         if hidden.peer:
-            await sandbox.write_files(kept)
+            await lay_out(sandbox, kept, states)
             await verifying(sandbox).write_verifier_files(hidden.contents)
         else:
-            await sandbox.write_files(kept | hidden.contents)
+            await lay_out(sandbox, kept | hidden.contents, [*states, *hidden.states])
     except SandboxFileError as error:
         raise TaskUnfitError(f"task {task.task_id}: {error}") from error
 
 
-async def _lay_out_episode(sandbox: Sandbox, task: Task, left: Mapping[str, bytes]) -> None:
-    if not left:
-        return
-    if task.image:
-        await _clear(sandbox, left)
+async def _lay_out_episode(
+    sandbox: Sandbox, task: Task, left: Mapping[str, bytes], states: Collection[FileState]
+) -> None:
+    """Lay out what an episode left over what is there already, whatever is in its way."""
+    clears = bool(task.image or states or task.states)
     try:
-        await sandbox.write_files(left)
-    except SandboxFileError:
-        await _clear(sandbox, left)
-        try:
-            await sandbox.write_files(left)
-        except SandboxFileError as error:
+        await lay_out(sandbox, left, states, clears=clears)
+    except SandboxFileError as error:
+        if clears:
             raise FilesUnfitError(str(error)) from error
-
-
-async def _clear(sandbox: Sandbox, paths: Iterable[str]) -> None:
-    named = (path if path.startswith("/") else f"./{path}" for path in paths)
-    await _in_pieces(sandbox, ["sh", "-c", _CLEAR, "clear"], named)
+        try:
+            await lay_out(sandbox, left, states, clears=True)
+        except SandboxFileError as second:
+            raise FilesUnfitError(str(second)) from second
 
 
 async def _in_pieces(sandbox: Sandbox, command: list[str], paths: Iterable[str]) -> None:

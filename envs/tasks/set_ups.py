@@ -11,7 +11,7 @@ had that machine; a file with the very content that the task itself makes needs 
 
 from collections.abc import Mapping
 
-from penstock.envs.tasks.workspace import Changes
+from penstock.envs.tasks.changes import Changes
 from penstock.messages.bus import ObjectStore
 from penstock.messages.episode import SetUpRecorded, set_up_key
 from penstock.messages.reading.trajectories import Last, load_files
@@ -42,7 +42,7 @@ async def recorded_set_ups(store: ObjectStore, last: Last, task: Task) -> list[M
         if event is None:
             return []
         files = await load_files(store, event.files)
-        made.append(made_by(Changes(files=files, deleted=event.deleted)))
+        made.append(made_by(Changes(files=files.changed, deleted=event.deleted)))
     return made
 
 
@@ -74,4 +74,4 @@ def own_changes(left: Changes, contents: Mapping[str, bytes], made: Made) -> Cha
     files |= {path: data for path, data in changed.items() if data is not None}
     deleted = [path for path in left.deleted if path not in made]
     deleted += [path for path, data in changed.items() if data is None]
-    return Changes(files=files, deleted=sorted(deleted))
+    return Changes(files=files, deleted=sorted(deleted), states=left.states)

@@ -69,6 +69,8 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     hidden: HiddenTests
     origin: TaskOrigin
+    adapted: list[str] = []
+    """Of a stranger's task: what is kept without effect, or acts in another way here."""
 
 
 EASY_BELOW = 0.35

@@ -15,7 +15,7 @@ import msgspec
 from penstock.envs.tasks.harbor.folder import split_texts
 from penstock.envs.tasks.set_ups import Made, begun_with
 from penstock.envs.tasks.source import TaskCandidate
-from penstock.envs.tasks.workspace import contents_at
+from penstock.envs.tasks.workspace import contents_at, states_at
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.reading.parsing import parse_with
@@ -100,7 +100,12 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
         files, binaries = split_texts(contents_at(self.task, step))
         asked = [self.task.instruction, *(each.instruction for each in self.task.steps[:step])]
         task = msgspec.structs.replace(
-            self.task, instruction="\n\n".join(asked), files=files, binaries=binaries, steps=[]
+            self.task,
+            instruction="\n\n".join(asked),
+            files=files,
+            binaries=binaries,
+            states=states_at(self.task, step),
+            steps=[],
         )
         hidden = self.hidden.steps[step - 1] if step else self.hidden
         return msgspec.structs.replace(self, task=task, hidden=hidden, step=step)

@@ -26,6 +26,7 @@ from penstock.infra.agent.display import Display
 from penstock.infra.agent.endpoint import model_of_run, model_of_url, served
 from penstock.infra.agent.loop import Dialogue, End
 from penstock.infra.agent.model import Model
+from penstock.infra.agent.states import changed_states, folder_states
 from penstock.infra.output import printable
 from penstock.infra.run.runs import RunDir
 from penstock.messages.errors import ConfigError, NotFoundError
@@ -65,17 +66,19 @@ class Comparison:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._before = _contents(folder)
+        self._before, self._states = _contents(folder), folder_states(folder)
 
     def diff(self) -> str:
-        """Return what changed since, as `diff -u` shows it; links and `.git` are left out."""
+        """Return what changed since, as `diff -u` shows it; modes, links, folders by line."""
         after = _contents(self._folder)
         changed = {path: data for path, data in after.items() if self._before.get(path) != data}
         gone = sorted(self._before.keys() - after.keys())
         unread = [path for path in gone if os.path.lexists(self._folder / path)]
         deleted = [path for path in gone if path not in unread]
         notes = [f"{path}: not compared: too large, too many, or no file" for path in unread]
-        return "\n".join(filter(None, [unified_diff(self._before, changed, deleted), *notes]))
+        states = changed_states(self._states, folder_states(self._folder))
+        diff = unified_diff(self._before, changed, deleted, states)
+        return "\n".join(filter(None, [diff, *notes]))
 
 
 def _copy(folder: Path, place: Path) -> None:

@@ -4,7 +4,8 @@ How much of a change to a checkout is still there later, by git.
 
 Three trees are written into a folder of their own, so neither the index nor the objects of the
 checkout change: before the agent, after it, and later. The agent's change is the set of lines that
-differ between the first two; those that still differ from the first in the third are kept.
+differ between the first two; those that still differ from the first in the third are kept. A mode,
+a link or an empty folder that differs counts as a line.
 """
 
 import asyncio
@@ -15,11 +16,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from penstock.envs.sandbox import Sandbox
 from penstock.infra.agent.loop import AgentReport, End
 from penstock.infra.agent.model import Model
+from penstock.infra.agent.states import changed_states, folder_states
 from penstock.infra.agent.stream import AgentError
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FileState
 
 GIT_S_MAX = 60.0
 DIFF_BYTES_MAX = 16 << 20
@@ -31,6 +36,15 @@ _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", 
 
 class KeptError(PenstockError, RuntimeError):
     """Git cannot say what changed; the text has its words."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a checkout at one time."""
+
+    tree: str
+    """Digest of git's tree of all files that are not ignored."""
+    states: dict[bytes, FileState]
+    """Of those files, and of empty folders."""
 
 
 class Checkout:
@@ -45,28 +59,40 @@ class Checkout:
     def __init__(self, folder: Path, scratch: Path) -> None:
         self._folder, self._scratch = folder, scratch
 
-    async def snapshot(self) -> str:
-        """Return a tree of all files that are not ignored, as they are now.
+    async def snapshot(self) -> Snapshot:
+        """Return all files that are not ignored, as they are now.
 
         Raises:
             KeptError: It is in no repository, or git fails.
 
         """
         await self._git("add", "--all", "--ignore-errors", ".")
-        return (await self._git("write-tree")).decode().strip()
+        tree = (await self._git("write-tree")).decode().strip()
+        states = await asyncio.to_thread(folder_states, self._folder)
+        tracked = set((await self._git("ls-files", "-z")).split(b"\0"))
+        empty = await self._git("ls-files", "-z", "--others", "--directory", "--exclude-standard")
+        tracked |= {path.removesuffix(b"/") for path in empty.split(b"\0")}
+        own = {path: one for path, one in states.items() if path in tracked}
+        return Snapshot(tree=tree, states=own)
 
-    async def kept(self, before: str, after: str, later: str) -> float | None:
+    async def kept(self, before: Snapshot, after: Snapshot, later: Snapshot) -> float | None:
         """Return the share of the lines changed by `after` that `later` still has; None: no change.
 
         Raises:
             KeptError: Git fails, or a difference is too large to compare.
 
         """
-        changed = changed_lines(await self._diff(before, after))
+        changed = await self._changed(before, after)
         if not changed:
             return None
-        still = changed & changed_lines(await self._diff(before, later))
+        still = changed & await self._changed(before, later)
         return still.total() / changed.total()
+
+    async def _changed(self, before: Snapshot, after: Snapshot) -> Counter[Line]:
+        lines = changed_lines(await self._diff(before.tree, after.tree))
+        return lines + Counter(
+            (one.shown, "state") for one in changed_states(before.states, after.states)
+        )
 
     async def _diff(self, base: str, tree: str) -> bytes:
         options = ("--unified=0", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
@@ -182,9 +208,9 @@ async def watched(folder: Path, say: Say) -> AsyncGenerator["Watch"]:
 class Watch:
     """The checkout's files before and after the agent, and how much of its change is kept."""
 
-    def __init__(self, checkout: Checkout, before: str, say: Say) -> None:
+    def __init__(self, checkout: Checkout, before: Snapshot | None, say: Say) -> None:
         self._checkout, self._before, self._say = checkout, before, say
-        self._after = ""
+        self._after: Snapshot | None = None
 
     @classmethod
     async def start(cls, checkout: Checkout, say: Say) -> "Watch":
@@ -193,12 +219,12 @@ class Watch:
             return cls(checkout, await checkout.snapshot(), say)
         except KeptError as error:
             say(f"what is kept is not measured: {error}")
-            return cls(checkout, "", say)
+            return cls(checkout, None, say)
 
     async def agent_done(self) -> None:
         """Remember the files that the agent left."""
         try:
-            self._after = await self._checkout.snapshot() if self._before else ""
+            self._after = await self._checkout.snapshot() if self._before else None
         except KeptError as error:
             self._say(f"what is kept is not measured: {error}")
 
@@ -206,7 +232,7 @@ class Watch:
         self, model: Model, report: AgentReport, minutes: float, sleep: Sleep = asyncio.sleep
     ) -> None:
         """Wait, measure, and report."""
-        if not self._after:
+        if self._before is None or self._after is None:
             return
         self._say(f"in {minutes:g} minutes: how much of the change is kept (Ctrl-C: no matter)")
         await sleep(minutes * 60.0)

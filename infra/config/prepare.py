@@ -115,6 +115,11 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder of Harbor tasks (`penstock tasks make`, or others'), in place of all `sources`."""
     corpora: CorporaConfig | None = None
     """What mid-training reads, beside `model.corpora`; needed without `model.checkpoint`."""
+    internet: tuple[str, ...] | None = None
+    """Hosts that stand for the internet, where others' tasks ask for it: `name:port`; by default
+    registries of packages."""
+    is_offline: bool = False
+    """Whether others' tasks that ask for a network are refused."""
     egress_addresses: bool = False
     """Whether these tasks' rules may name addresses; as `sandbox_host.egress_addresses`."""
     evaluates_unseparated: bool = False

@@ -26,13 +26,8 @@ from penstock.actors.trainer.preferences.examples import (
 )
 from penstock.infra.corpora.builder import HELDOUT_EVERY
 from penstock.infra.corpora.lines import existing, read_lines
-from penstock.infra.corpora.traces import (
-    ChatTrace,
-    TraceMessage,
-    TraceTool,
-    trace_messages,
-    unreadable_calls,
-)
+from penstock.infra.corpora.traces import trace_messages, unreadable_calls
+from penstock.infra.corpora.traces_format import ChatTrace, TraceMessage, TraceTool
 from penstock.messages.errors import ConfigError
 
 FIELD = "model.preferences"

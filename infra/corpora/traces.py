@@ -9,13 +9,10 @@ r"""Conversations for supervised fine-tuning: lines of JSON in the shape of chat
 
 A conversation is rendered as episodes are: the prompt, a turn as the policy would sample it, what
 follows it, the next turn. Only turns of the assistant are targets. Without `tools`, the tools are
-those of the harness that the run uses.
+those of the harness that the run uses. A `.json` file is a trajectory in ATIF (`atif.py`).
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
-
-import msgspec
 
 from penstock.actors.policy.chat.argument_types import parsed_arguments
 from penstock.actors.policy.chat.format import (
@@ -25,54 +22,15 @@ from penstock.actors.policy.chat.format import (
     Role,
     argument_text,
 )
+from penstock.infra.corpora.atif import SUFFIX, read_atif
 from penstock.infra.corpora.builder import Document
 from penstock.infra.corpora.lines import existing
 from penstock.infra.corpora.rows import ROW_SUFFIXES, files_of, read_rows
+from penstock.infra.corpora.traces_format import ChatTrace, TraceFunction
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 
 _NUM_MESSAGES_MAX = 4096
-
-
-class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Called function; its arguments are JSON text or an object, or text that was cut off."""
-
-    name: str
-    arguments: Any = None
-
-
-class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of an assistant's calls."""
-
-    function: TraceFunction
-    id: str = ""
-    type: Literal["function"] = "function"
-
-
-class TraceMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message; what would be left out of the rendered tokens is refused by name."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
-    tool_calls: list[TraceCall] | None = None
-    tool_call_id: str = ""
-    name: str = ""
-
-
-class TraceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool that the assistant was offered."""
-
-    function: dict[str, Any]
-    type: Literal["function"] = "function"
-
-
-class ChatTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of a file."""
-
-    messages: list[TraceMessage]
-    tools: list[TraceTool] | None = None
-    metadata: dict[str, Any] = {}
-    """Not read: where the conversation comes from."""
 
 
 def read_traces(
@@ -108,11 +66,16 @@ def trace_texts(given: str, field: str) -> Iterator[str]:
 def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
     """Yield the conversations of a file, or of a folder's `.jsonl` and `.parquet` files."""
     path = existing(given, field)
-    files = [file for file in files_of(path) if file == path or file.suffix in ROW_SUFFIXES]
+    known = {*ROW_SUFFIXES, SUFFIX}
+    files = [file for file in files_of(path) if file == path or file.suffix in known]
     if not files:
-        raise ConfigError(f"{field}: {path}: expected .jsonl or .parquet files in this folder")
+        text = "expected .jsonl or .parquet files, or trajectories (.json), in this folder"
+        raise ConfigError(f"{field}: {path}: {text}")
     for file in files:
-        yield from read_rows(file, ChatTrace, field)
+        if file.suffix == SUFFIX:
+            yield str(file), read_atif(file)
+        else:
+            yield from read_rows(file, ChatTrace, field)
 
 
 def _documents(

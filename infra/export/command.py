@@ -17,7 +17,7 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.preferences import export_preferences
 from penstock.infra.export.tokenizer_files import tokenizer_files
-from penstock.infra.export.traces import export_traces
+from penstock.infra.export.traces import export_atif, export_traces
 from penstock.infra.output import print_result
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
@@ -29,7 +29,7 @@ from penstock.messages.errors import ConfigError, NotFoundError
 async def export(arguments: argparse.Namespace) -> int:
     """Write one version of a run's policy as a Hugging Face folder, or its solved rollouts."""
     run = await reached_run(arguments)
-    if arguments.format == "traces":
+    if arguments.format in {"traces", "atif"}:
         return await _export_traces(run, arguments)
     if arguments.format == "preferences":
         return await _export_preferences(run, arguments)
@@ -52,7 +52,8 @@ async def _objects(run: RunDir) -> AsyncGenerator[ObjectStore]:
 async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:
     if arguments.version is not None:
         raise ConfigError("--version: traces are of all versions; leave it out")
-    count = await export_traces(run, arguments.output)
+    write = export_atif if arguments.format == "atif" else export_traces
+    count = await write(run, arguments.output)
     result = {"run_id": run.run_id, "traces": count, "file": str(arguments.output)}
     print_result(result, as_json=arguments.json)
     return 0

@@ -22,7 +22,7 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import open_private, sync_folder
 from penstock.actors.runtime.vault import Vault
 from penstock.infra.config.file import load_config
-from penstock.infra.corpora.traces import TraceCall, TraceFunction, TraceMessage
+from penstock.infra.corpora.traces_format import TraceCall, TraceFunction, TraceMessage
 from penstock.infra.export.folder import check_target
 from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.kernels.arrays import from_array

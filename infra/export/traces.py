@@ -5,23 +5,21 @@ turn must have parsed. What tools returned is read back from the context's speci
 run's chat format has to be the built-in one.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ParsedTurn, Role
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
-from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.files import open_private, write_atomic
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.config.file import load_config
-from penstock.infra.corpora.traces import (
-    ChatTrace,
-    TraceCall,
-    TraceFunction,
-    TraceMessage,
-)
+from penstock.infra.corpora.atif import to_atif
+from penstock.infra.corpora.traces_format import ChatTrace, TraceCall, TraceFunction, TraceMessage
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
@@ -31,6 +29,29 @@ from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn
 from penstock.messages.signals.episode_labels import EpisodeLabeled, EpisodeLabels
 from penstock.messages.task import Purpose, Split
+
+
+async def export_atif(run: RunDir, folder: Path) -> int:
+    """Write the solved rollouts of a run's log as trajectories in ATIF; return how many.
+
+    Raises:
+        ConfigError: The run's chat format is another, or there is something at `folder`.
+        CodecError: The log lacks a turn.
+
+    """
+    _check(run, folder)
+    store = run.store()
+    data = await store.get(TOKENIZER_KEY)
+    chat = PenstockChat(Tokenizer.from_json(data.decode(), TOKENIZER_KEY))
+    count = 0
+    await asyncio.to_thread(folder.mkdir, parents=True)
+    async with open_log(run, "export") as bus:
+        async for trace in _traces(bus, store, chat):
+            session = f"{trace.metadata['rollout_id']}-{count}"
+            whole = msgspec.json.encode(to_atif(trace, session, trace.metadata["policy_version"]))
+            write_atomic(folder / f"{quote(session, safe='')}.json", whole)
+            count += 1
+    return count
 
 
 async def export_traces(run: RunDir, path: Path) -> int:

@@ -18,7 +18,7 @@ import msgspec
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
 from penstock.actors.policy.hf.stored import INDEX_KEY
-from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.sandbox_host.config import PoolConfig
 from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
@@ -128,7 +128,7 @@ def build(
 
     # User-supplied corpora bypass the cache: its key does not cover the content of their files.
     if request.corpora or not config.trainer.midtrain.uses_cache:
-        return objects | made()
+        return _fitting(objects | made(), config)
     facts = (
         *(request.seed, request.vocab_size, request.harness, request.limits, request.summary),
         *(request.given, request.sources, longest),
@@ -136,7 +136,21 @@ def build(
     found, is_kept = kept_corpora(facts, section.make, made)
     if is_kept:
         note_cached("tokenizer and corpora of mid-training")
-    return objects | found
+    return _fitting(objects | found, config)
+
+
+def _fitting(objects: dict[str, bytes], config: RunConfig) -> dict[str, bytes]:
+    """Return a run's objects after checking that every prompt fits, by their own tokenizer.
+
+    Raises:
+        ConfigError: One does not; the text names the task and both token counts.
+
+    """
+    chat = PenstockChat(Tokenizer.from_json(objects[TOKENIZER_KEY].decode(), TOKENIZER_KEY))
+    for split in Split:
+        for task in msgspec.msgpack.decode(objects[tasks_key(split)], type=list[Task]):
+            _check_prompt(task, config, chat)
+    return objects
 
 
 def corpus_request(
@@ -246,15 +260,20 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
     _check_machine(task, config.sandbox_host.pool)
     check_window(limits, config, f"task {task.task_id}: limits")
     if chat is not None:
-        tools = offered_tools(config.pacer.harness)
-        opening = Conversation(chat, task, tools, ends_on_parse_error=True)
-        longest = limits.window_tokens_max or limits.num_tokens_max
-        if opening.end is not None:
-            raise ConfigError(
-                f"task {task.task_id}: its prompt has {len(opening.token_ids)} tokens with the "
-                f"tools, and its longest context is {longest}"
-            )
+        _check_prompt(task, config, chat)
     return one
+
+
+def _check_prompt(task: Task, config: RunConfig, chat: ChatFormat) -> None:
+    opening = Conversation(
+        chat, task, offered_tools(config.pacer.harness), ends_on_parse_error=True
+    )
+    longest = task.limits.window_tokens_max or task.limits.num_tokens_max
+    if opening.end is not None:
+        raise ConfigError(
+            f"task {task.task_id}: its prompt has {len(opening.token_ids)} tokens with the "
+            f"tools, and its longest context is {longest}"
+        )
 
 
 def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:

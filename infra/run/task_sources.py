@@ -15,7 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
-from penstock.envs.tasks.harbor.read import read_harbor_set
+from penstock.envs.tasks.harbor.read import ReadOptions
+from penstock.envs.tasks.harbor.schema import INTERNET
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
 from penstock.infra.corpora.lines import existing
@@ -87,11 +89,13 @@ def _all(split: Split, sets: list[tuple[SourceConfig, Drawn]]) -> Iterator[TaskC
 
 def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
     """Return a folder's tasks, held-out ones only if no reward can be forged."""
-    candidates = read_harbor_set(
-        Path(source.path),
+    options = ReadOptions(
         egress_addresses=config.egress_addresses,
         isolation_min=config.isolation_min,
+        internet=INTERNET if config.internet is None else config.internet,
+        is_offline=config.is_offline,
     )
+    candidates = read_tasks(Path(source.path), options)
     chosen = {split: [one for one in candidates if one.task.split is split] for split in Split}
     if not config.evaluates_unseparated:
         heldout = chosen[Split.HELDOUT]

@@ -1,4 +1,4 @@
-"""`penstock tasks make|check|stats`: coding tasks from local repositories."""
+"""`penstock tasks make|check|import|get|stats`: coding tasks, made here or by others."""
 
 import argparse
 import asyncio
@@ -21,8 +21,10 @@ from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.microvm.images.layers import make_images
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor.read import read_harbor_set
+from penstock.envs.tasks.harbor.read import ReadOptions
+from penstock.envs.tasks.harbor.schema import INTERNET
 from penstock.envs.tasks.harbor.write import write_harbor
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.source import (
     TaskCandidate,
     TaskRejectedError,
@@ -33,6 +35,8 @@ from penstock.envs.tasks.source import (
 from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
 from penstock.infra.output import print_result
 from penstock.infra.run.task_sources import drawn_tasks
+from penstock.infra.tasks.get import get_tasks
+from penstock.infra.tasks.survey import import_tasks
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reading.references import is_reference
@@ -51,6 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_make(arguments))
     if arguments.action == "check":
         return asyncio.run(_check(arguments))
+    if arguments.action == "import":
+        return import_tasks(arguments, _options(arguments))
+    if arguments.action == "get":
+        return get_tasks(arguments)
     return _stats(arguments)
 
 
@@ -132,11 +140,13 @@ async def _check(arguments: argparse.Namespace) -> int:
     check_no_leak(candidates, splits, SplitBy.FUNCTION)
     problems: dict[str, str] = {}
     backend = open_backend("uml")
-    async with Pool(backend, size=1, live_max=3, images=make_images(backend)) as pool:
+    live_max = max(3, arguments.memory_mib // backend.memory_mib)
+    size = 1 if all(one.task.machine.memory_mib == 0 for one in candidates) else 0
+    async with Pool(backend, size=size, live_max=live_max, images=make_images(backend)) as pool:
         lab = MachineLab(pool)
         for candidate in candidates:
             try:
-                await check_candidate(candidate, lab.grade, repeats=1)
+                await check_candidate(candidate, lab.grade, repeats=1, solve=lab.solve)
             except TaskRejectedError as error:
                 problems[candidate.task.task_id] = f"{error.reason}: {error.detail}"
     print_result({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)
@@ -144,7 +154,15 @@ async def _check(arguments: argparse.Namespace) -> int:
 
 
 def _read(arguments: argparse.Namespace) -> list[TaskCandidate]:
-    return read_harbor_set(arguments.folder, egress_addresses=arguments.egress_addresses)
+    return read_tasks(arguments.folder, _options(arguments))
+
+
+def _options(arguments: argparse.Namespace) -> ReadOptions:
+    return ReadOptions(
+        egress_addresses=arguments.egress_addresses,
+        internet=INTERNET if arguments.internet is None else tuple(arguments.internet),
+        is_offline=arguments.offline,
+    )
 
 
 def _stats(arguments: argparse.Namespace) -> int:

@@ -71,14 +71,55 @@ def _add_tasks(commands: Any) -> None:
         "stats", help="count the tasks of a folder and write its browsable page"
     )
     stats.add_argument("folder", type=Path, help="folder of Harbor tasks")
-    for action in (check, stats):
+    survey = actions.add_parser(
+        "import", help="say of each task of a collection whether it can be read, and why not"
+    )
+    survey.add_argument("folder", type=Path, help="folder of tasks, or a .jsonl or .parquet file")
+    survey.add_argument(
+        "-o", "--output", type=Path, help="folder for the readable tasks and import.json"
+    )
+    get = actions.add_parser("get", help="get a data set of a Harbor registry as task folders")
+    get.add_argument("dataset", metavar="NAME@VERSION", help="name and version of the data set")
+    get.add_argument(
+        "--registry",
+        required=True,
+        metavar="FOLDER|REPOSITORY",
+        help="folder or git repository with the registry.json",
+    )
+    get.add_argument("-o", "--output", type=Path, required=True, help="folder for the tasks")
+    check.add_argument(
+        "--memory-mib",
+        type=_count,
+        default=_free_mib(),
+        help="memory of all machines together (default: what is free, %(default)s)",
+    )
+    for action in (check, stats, survey):
+        action.add_argument(
+            "--offline", action="store_true", help="refuse tasks that ask for a network"
+        )
+        action.add_argument(
+            "--internet",
+            action="append",
+            metavar="HOST:PORT",
+            help="rule for tasks that ask for the internet, repeatable (default: package "
+            "registries)",
+        )
         action.add_argument(
             "--egress-addresses",
             action="store_true",
             help="accept addresses in egress rules, private ones included (name:port@address)",
         )
-    for action in (make, check, stats):
+    for action in (make, check, stats, survey, get):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def _free_mib() -> int:
+    """Return the memory that could be had now, in MiB."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(one.split()[1]) >> 10 for one in lines if one.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 1024
 
 
 def _count(text: str) -> int:

@@ -9,6 +9,7 @@ from penstock.messages.base import Array, Claim, Event
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
+from penstock.messages.file_states import FileState
 from penstock.messages.reading.claims import fetch
 from penstock.messages.reading.parsing import parse_with
 from penstock.messages.reading.sealed import Open, SealedTurn
@@ -78,14 +79,14 @@ async def open_live_turn(
     return opened
 
 
-async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> dict[str, bytes]:
-    """Return an episode's changed files by path; raises like `load_turn`."""
+async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> EpisodeFiles:
+    """Return what an episode changed; raises like `load_turn`."""
     if isinstance(files, EpisodeFiles):
-        return files.changed
+        return files
     loaded: EpisodeFiles = parse_with(
         _files, await fetch(store, files), f"files {files.object_key}"
     )
-    return loaded.changed
+    return loaded
 
 
 def last_of(bus: Bus) -> Last:
@@ -172,6 +173,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[Turn]
     files: dict[str, bytes]
     """Changed and added files by path."""
+    states: list[FileState] = []
+    """What else changed, as in `EpisodeFiles.states`."""
 
 
 async def read_turns(store: ObjectStore, last: Last, rollout: RolloutFinished) -> list[Turn]:
@@ -192,4 +195,4 @@ async def read_trajectory(store: ObjectStore, last: Last, rollout: RolloutFinish
     """
     turns = await read_turns(store, last, rollout)
     files = await load_files(store, rollout.files)
-    return Trajectory(finished=rollout, turns=turns, files=files)
+    return Trajectory(finished=rollout, turns=turns, files=files.changed, states=files.states)

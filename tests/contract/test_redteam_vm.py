@@ -12,13 +12,12 @@ from penstock.envs.backends import open_backend
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program
 from penstock.envs.harness.session import ToolSession
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
+from penstock.envs.tasks.changes import ChangesError, read_changes
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import (
     CANARY_FILE,
-    ChangesError,
     canary_token,
     open_workspace,
-    read_changes,
     read_egress,
 )
 from penstock.messages.base import Array

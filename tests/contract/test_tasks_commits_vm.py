@@ -10,8 +10,9 @@ from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.harbor.read import read_harbor_set
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.infra.cli import main
 
@@ -81,7 +82,7 @@ def made(checkout, output, capsys):
 def test_a_fix_becomes_a_gated_task_in_harbor_s_format(checkout, tmp_path, capsys):
     counts = made(checkout, tmp_path / "set", capsys)
     assert (counts["num_tasks"], counts["by_kind"]) == (1, {"commit": 1})
-    (candidate,) = read_harbor_set(tmp_path / "set")
+    (candidate,) = read_tasks(tmp_path / "set")
     assert candidate.task.instruction.startswith("Round halves down")
     assert candidate.task.files == {"m.py": BEFORE}
     assert candidate.hidden.gold_files == {"m.py": AFTER}
@@ -122,7 +123,7 @@ async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
         (candidate,) = await plan.draft(lab)
         task, hidden = candidate.task, candidate.hidden
         solved = [
-            (await lab.grade(task, hidden, changes)).is_solved
+            (await lab.grade(task, hidden, Changes(files=changes))).is_solved
             for changes in (
                 {},
                 {"m.py": AFTER.encode()},

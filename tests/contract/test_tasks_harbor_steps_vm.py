@@ -90,7 +90,7 @@ async def test_what_setups_make_is_known_without_the_policy(pool, tmp_path):  # 
 async def test_the_gates_go_through_all_steps(pool, tmp_path):  # noqa: F811
     lab = MachineLab(pool)
     candidate, _ = make(tmp_path / "steps")
-    await check_candidate(candidate, lab.grade, repeats=1)
+    await check_candidate(candidate, lab.grade, repeats=1, solve=lab.solve)
     wrong, _ = make(tmp_path / "wrong", **{"steps/first/solution/solve.sh": "echo 1 > /app/said"})
     with pytest.raises(TaskRejectedError, match="0 of 2 tests pass"):
-        await check_candidate(wrong, lab.grade, repeats=1)
+        await check_candidate(wrong, lab.grade, repeats=1, solve=lab.solve)

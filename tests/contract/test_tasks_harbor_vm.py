@@ -8,12 +8,13 @@ from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.changes import read_changes
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.harbor.write import write_harbor
 from penstock.envs.tasks.source import TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
-from penstock.envs.tasks.workspace import open_workspace, read_changes
+from penstock.envs.tasks.workspace import open_workspace
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import Purpose, Split
@@ -142,7 +143,8 @@ async def test_binary_files_reach_episode_and_verifier_as_they_are(pool, tmp_pat
     assert changes.files == {"data/a.png": wanted}
     assert (await graded(pool, candidate, changes.files)).outcome is Outcome.SOLVED
     assert (await graded(pool, candidate, {"data/a.png": given})).outcome is Outcome.FAILED
-    await check_candidate(candidate, MachineLab(pool).grade, repeats=1)
+    lab = MachineLab(pool)
+    await check_candidate(candidate, lab.grade, repeats=1, solve=lab.solve)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +187,12 @@ async def test_code_that_writes_its_own_reward_is_found_out(pool, tmp_path, chea
 
 async def test_the_gates_try_its_own_solution(pool, tmp_path):
     lab = MachineLab(pool)
-    await check_candidate(write(tmp_path / "good"), lab.grade, repeats=1)
+    await check_candidate(write(tmp_path / "good"), lab.grade, repeats=1, solve=lab.solve)
     wrong = {"solution/solve.sh": "echo no > /app/greet.py\n"}
     with pytest.raises(TaskRejectedError, match="0 of 1"):
-        await check_candidate(write(tmp_path / "bad", **wrong), lab.grade, repeats=1)
+        await check_candidate(
+            write(tmp_path / "bad", **wrong), lab.grade, repeats=1, solve=lab.solve
+        )
 
 
 def test_it_comes_back_as_it_was_read(tmp_path):

@@ -34,6 +34,7 @@ from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.protocol import REPLY_BYTES_MAX, GuestRequest
 from penstock.envs.python_source import parse_python
 from penstock.envs.tasks.dockerfile import start_files
+from penstock.envs.tasks.harbor.folder import plain_tree
 from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.harbor.write import EXPECTED_FILE, write_harbor
 from penstock.gateway.app import ROUTES
@@ -276,7 +277,7 @@ def _hf_config(data: bytes) -> None:
 
 
 def _dockerfile(data: bytes) -> None:
-    start_files(data.decode("utf-8", "replace"), {"src/a.py": b"x = 1", "b.txt": b"y"})
+    start_files(data.decode("utf-8", "replace"), plain_tree({"src/a.py": b"x = 1", "b.txt": b"y"}))
 
 
 def _trace(data: bytes) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from tests.redteam.test_grading import few, graded, left, machine
 
+from penstock.envs.factory.lab import run_solution
 from penstock.envs.tasks.grading import run_hidden_tests
 from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.storage import GradedTask
@@ -61,9 +62,10 @@ async def test_a_separated_verifier_reaches_the_code_by_one_command(separated):
     assert right.outcome is Outcome.SOLVED, right
     wrong = await graded(left(**{"greet.py": b"print('hi')\n"}), separated)
     assert wrong.outcome is Outcome.FAILED, wrong
-    gold = {path: text.encode() for path, text in separated.hidden.gold_files.items()}
     async with machine() as sandbox:
-        done = await run_hidden_tests(sandbox, separated, gold, output_bytes_max=4096)
+        (gold,) = await run_solution(sandbox, separated, is_gold=True)
+    async with machine() as sandbox:
+        done = await run_hidden_tests(sandbox, separated, gold.files, output_bytes_max=4096)
     assert done.stdout == b"1\n", done
 
 

@@ -2,19 +2,21 @@
 
 import codecs
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.actors.monitor.episodes.index import EpisodeIndex
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.envs.tasks.changes import Changes
 from penstock.envs.tasks.set_ups import begun_with, own_changes, recorded_set_ups
 from penstock.envs.tasks.storage import load_tasks
-from penstock.envs.tasks.workspace import Changes, contents_at
+from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.file_states import FileState
 from penstock.messages.reading.trajectories import Last, load_files, load_turn, read_turn
 from penstock.messages.requests.episodes import EpisodeRow
 from penstock.messages.reward import CheatFinding, JudgeScore, Verdict
@@ -173,8 +175,10 @@ class EpisodeReader:
         step = len(event.step_ends)
         contents = contents_at(task, step) if task else {}
         made = by_step[step] if step < len(by_step) else {}
-        own = own_changes(Changes(files=changed, deleted=event.deleted), contents, made)
-        return unified_diff(begun_with(contents, made), own.files, own.deleted), ""
+        left = Changes(files=changed.changed, deleted=event.deleted, states=changed.states)
+        own = own_changes(left, contents, made)
+        before = begun_with(contents, made)
+        return unified_diff(before, own.files, own.deleted, own.states), ""
 
 
 def turn_view(index: int, turn: Turn, tokenizer: Tokenizer) -> TurnView:
@@ -209,9 +213,15 @@ def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
 
 
 def unified_diff(
-    before: Mapping[str, bytes], changed: Mapping[str, bytes], deleted: Sequence[str]
+    before: Mapping[str, bytes],
+    changed: Mapping[str, bytes],
+    deleted: Sequence[str],
+    states: Iterable[FileState] = (),
 ) -> str:
-    """Return an episode's changes in the format of `diff -u`; for binary files only the size."""
+    """Return an episode's changes in the format of `diff -u`.
+
+    Of binary files there is only the size; of what else a file is, one line.
+    """
     lines: list[str] = []
     for path in sorted({*changed, *deleted}):
         data, had = changed.get(path, b""), before.get(path, b"")
@@ -223,6 +233,7 @@ def unified_diff(
         source = path if path in before else "/dev/null"
         target = "/dev/null" if path in deleted else path
         lines += difflib.unified_diff(old, new, source, target, lineterm="")
+    lines += [one.shown for one in states]
     return shortened("\n".join(lines))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.recipe.apt import MIRROR
 from penstock.envs.microvm.recipe.steps import Steps, find_first, install, require_programs
+from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
 
 FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
@@ -78,10 +79,9 @@ PACKAGES = (
 )
 ALTERNATIVES = {"awk": "mawk", "which": "which.debianutils"}
 """Links in /usr/bin that package scripts would create; those scripts are not run."""
-VERIFIER_FOLDERS = ("tests", "logs")
-"""Folders that verifiers in Harbor's format read and write; empty while an agent works."""
-WORK_ALIAS = "app"
-"""Name under which most such verifiers expect the working directory."""
+VERIFIER_FOLDERS = ("tests", "logs", "solution")
+"""Folders that verifiers and known solutions in Harbor's format read and write; empty while an
+agent works."""
 UUID = "00000000-0000-0000-0000-000000000001"
 """Fixed identifier of the file system, so that equal content gives equal bytes."""
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
@@ -174,7 +174,12 @@ def _customize(steps: Steps, root: Path, agent: Path) -> None:
     for name in ("tmp", "var/tmp", *VERIFIER_FOLDERS):
         (root / name).mkdir(exist_ok=True)
         (root / name).chmod(0o1777)
-    (root / WORK_ALIAS).symlink_to("work")
+    for name in WORK_NAMES:
+        alias = root / name.lstrip(
+            "/"
+        )  # Below the image's root: joined, "/app" would be the host's.
+        if not alias.exists():
+            alias.symlink_to(WORK_DIR.lstrip("/"))
 
 
 def _write_erofs(steps: Steps, root: Path, built: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from penstock.envs.microvm.images.assets import digest_bytes, digest_file
 from penstock.envs.microvm.images.layers import ImageLayer, entry_path, layer_folder, layer_path
 from penstock.envs.microvm.recipe.apt import MIRROR
-from penstock.envs.microvm.recipe.image import LEFT_OUT, SUITE, UUID, WORK_ALIAS
+from penstock.envs.microvm.recipe.image import LEFT_OUT, SUITE, UUID
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Say,
@@ -23,7 +23,7 @@ from penstock.envs.microvm.recipe.steps import (
     install,
     require_programs,
 )
-from penstock.envs.sandbox import WORK_DIR
+from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 
@@ -165,7 +165,7 @@ def _place(target: str) -> PurePosixPath:
         raise BuildError(f"image target {target!r}: expected an absolute path without '..'")
     place = path.relative_to(path.anchor)
     # A folder /app in the layer would hide the link of the base image from /app to /work.
-    if place.parts[:1] == (WORK_ALIAS,):
+    if place.parts and f"/{place.parts[0]}" in WORK_NAMES:
         return PurePosixPath(WORK_DIR.lstrip("/"), *place.parts[1:])
     return place
 

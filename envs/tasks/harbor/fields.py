@@ -1,7 +1,6 @@
 """The fields of Harbor's `task.toml`, schema 1.4: each acts, or is refused by its name.
 
-What has no effect here is accepted only where it has none in an episode either: who wrote a task,
-its keywords, how long its image may take to build.
+What Harbor does not know has no effect there, and none here: it is kept, and named.
 """
 
 import re
@@ -11,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.envs.sandbox import WORK_NAMES
 from penstock.envs.tasks.harbor.schema import (
-    WORK_FOLDERS,
     HarborFieldError,
     HarborFields,
     HarborStep,
@@ -27,24 +26,49 @@ _ODD = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _DEVICE = re.compile(r"CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[1-9¹²³]", re.IGNORECASE)
 
 
-def parse_fields(settings: dict[str, Any]) -> HarborFields:
-    """Return the fields of a task's settings.
+UNKNOWN_MAX = 64
+
+
+def parse_fields(settings: dict[str, Any]) -> tuple[HarborFields, list[str]]:
+    """Return the fields of a task's settings, and the names of those that Harbor does not know.
 
     Raises:
-        HarborFieldError: A field is unknown, of a wrong type, or asks for what no machine has.
+        HarborFieldError: Fields are of a wrong type, or ask for what no machine has: one a line.
 
     """
-    try:
-        fields = msgspec.convert(settings, HarborFields)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise HarborFieldError(_named(str(error))) from error
+    unknown: list[str] = []
+    while True:
+        try:
+            fields = msgspec.convert(settings, HarborFields)
+            break
+        except (msgspec.ValidationError, RecursionError) as error:
+            name = _unknown(str(error))
+            if not name or len(unknown) == UNKNOWN_MAX:
+                raise HarborFieldError(_named(str(error))) from error
+            settings = _without(settings, name)
+            unknown.append(name)
     refusals = _refusals(fields)
     for step, given in enumerate(fields.steps or []):
         refusals |= _step_refusals(f"steps[{step}]", given, (fields.steps or [])[:step])
-    for field, (is_asked, text) in refusals.items():
-        if is_asked:
-            raise HarborFieldError(f"{field}: {text}")
-    return fields
+    refused = [f"{field}: {text}" for field, (is_asked, text) in refusals.items() if is_asked]
+    if refused:
+        raise HarborFieldError("\n".join(refused))
+    return fields, unknown
+
+
+def _unknown(error: str) -> str:
+    """Return the name of an unknown field, with its tables; empty where something else is wrong."""
+    found = _UNKNOWN.match(error)
+    if found is None or (found[2] and "[" in found[2]):
+        return ""  # In a list, e.g. a step's: there a name may be a mistake.
+    return f"{found[2]}.{found[1]}" if found[2] else found[1]
+
+
+def _without(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    table, _, rest = name.partition(".")
+    if table in settings and rest and isinstance(settings[table], dict):
+        return settings | {table: _without(settings[table], rest)}
+    return {key: value for key, value in settings.items() if key != name}
 
 
 _Refusals = dict[str, tuple[object, str]]
@@ -62,7 +86,6 @@ def _refusals(fields: HarborFields) -> _Refusals:
             fields.multi_step_reward_strategy and not fields.steps, "expected with steps alone"
         ),
         "artifacts": (fields.artifacts, _NO_ARTIFACTS),
-        "solution.env": (fields.solution.env, "expected none: solve.sh gets no variables"),
         "agent.user": (agent.user is not None, _USER),
         "agent.allowed_hosts": (
             agent.allowed_hosts is not None and agent.network_mode != "allowlist", _HOSTS
@@ -77,8 +100,8 @@ def _refusals(fields: HarborFields) -> _Refusals:
         "environment.skills_dir": (environment.skills_dir, "expected none: agents read no skills"),
         "environment.healthcheck": (environment.healthcheck is not None, _NO_CHECKS),
         "environment.workdir": (
-            environment.workdir not in {None, *WORK_FOLDERS},
-            f"expected one of {', '.join(WORK_FOLDERS)}, which are one folder",
+            environment.workdir not in {None, *WORK_NAMES},
+            f"expected one of {', '.join(WORK_NAMES)}, which are one folder",
         ),
         "environment.allowed_hosts": (
             environment.allowed_hosts is not None and environment.network_mode != "allowlist",
@@ -96,11 +119,9 @@ def _verifier_refusals(place: str, verifier: HarborVerifier) -> _Refusals:
             verifier.environment is not None, "expected none: it runs in the task's own image"
         ),
         f"{place}.collect": (verifier.collect, "expected none: there are no compose services"),
-        f"{place}.network_mode": (
-            verifier.network_mode in {"public", "allowlist"},
-            "expected 'no-network': verifiers have no network",
+        f"{place}.allowed_hosts": (
+            verifier.allowed_hosts is not None and verifier.network_mode != "allowlist", _HOSTS
         ),
-        f"{place}.allowed_hosts": (verifier.allowed_hosts is not None, "expected none"),
     }  # fmt: skip
 
 

@@ -1,15 +1,20 @@
 """The files of a task's folder, read with bounds: a stranger's, so anything may be in it.
 
-A link, a device, a path out of the folder, a name that is no UTF-8, too many files or bytes,
-folders too deep: each is one error that names the file.
+A device, a path that leads through a link out of the folder, too many files or bytes, folders too
+deep: each is one error that names the file. Links within it are links: nothing follows them.
 """
 
 import contextlib
 import os
+import posixpath
+import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+import msgspec
 
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FILE_MODE, FOLDER_MODE, FileKind, FileState
 
 FILES_MAX = 2_000
 """Files of one folder; as many folders below it."""
@@ -19,11 +24,26 @@ SETTINGS_BYTES_MAX = 256 << 10
 
 
 class MalformedTaskError(PenstockError, ValueError):
-    """A task's folder is not as the format asks; the text names the file and what was expected."""
+    """A task is not as its format asks; the text names the file and what was expected.
+
+    Args:
+        reasons: All that is known to be wrong.
+        needs_image: Whether nothing else is wrong but that an image is not here.
+
+    """
+
+    def __init__(self, *reasons: str, needs_image: bool = False) -> None:
+        super().__init__("\n".join(reasons))
+        self.reasons = reasons
+        self.needs_image = needs_image
 
 
-def read_tree(folder: Path, below: str) -> dict[str, bytes]:
-    """Return the contents of a folder's files by their path in it, sorted.
+Tree = dict[str, FileState]
+"""Files below a folder by their path in it, all with their data; no UTF-8 is escaped in paths."""
+
+
+def read_tree(folder: Path, below: str) -> Tree:
+    """Return what a folder holds, sorted by path.
 
     Args:
         folder: Of the task.
@@ -37,17 +57,85 @@ def read_tree(folder: Path, below: str) -> dict[str, bytes]:
     _check_inside(base, folder)
     if not base.is_dir():
         raise MalformedTaskError(f"{base}: expected a folder")
-    files: dict[str, bytes] = {}
+    # In read-only storage everything is read-only, which says nothing about the task's files.
+    added = 0 if folder.stat().st_mode & stat.S_IWUSR else stat.S_IWUSR
+    tree: Tree = {}
+    first: dict[int, bytes] = {}
     num_bytes = 0
     for path in sorted(_files(base)):
-        name = str(PurePosixPath(path.relative_to(base)))
-        if not name.isprintable():
+        name = path.relative_to(base).as_posix()
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
+        if not shown.isprintable():
             raise MalformedTaskError(f"{base}: expected printable file names, got {name!a}")
-        files[name] = _read(folder, f"{below}/{name}", BYTES_MAX)
-        num_bytes += len(files[name])
+        info = path.lstat()
+        state = FileState(path=os.fsencode(name), mode=stat.S_IMODE(info.st_mode) | added)
+        if stat.S_ISLNK(info.st_mode):
+            target = os.fsencode(path.readlink())
+            state = FileState(path=state.path, kind=FileKind.LINK, target=target)
+        elif stat.S_ISDIR(info.st_mode):
+            state = msgspec.structs.replace(state, kind=FileKind.FOLDER)
+        elif info.st_nlink > 1 and first.setdefault(info.st_ino, state.path) != state.path:
+            same = first[info.st_ino]
+            state = FileState(path=state.path, kind=FileKind.HARD_LINK, target=same)
+        else:
+            data = _read(folder, f"{below}/{name}", BYTES_MAX)
+            state = msgspec.structs.replace(state, data=data)
+            num_bytes += len(data)
+        tree[name] = state
         if num_bytes > BYTES_MAX:
             raise MalformedTaskError(f"{base}: more than {BYTES_MAX} bytes")
-    return files
+    return tree
+
+
+def plain_tree(files: Mapping[str, bytes], mode: int = FILE_MODE) -> Tree:
+    """Return a tree of regular files."""
+    return {
+        path: FileState(path=os.fsencode(path), mode=mode, data=data)
+        for path, data in files.items()
+    }
+
+
+def below(place: str, tree: Tree) -> Tree:
+    """Return a tree below another place."""
+    moved: Tree = {}
+    for name, one in tree.items():
+        target = one.target
+        if one.kind is FileKind.HARD_LINK:
+            target = os.fsencode(posixpath.join(place, os.fsdecode(target)))
+        path = posixpath.join(place, name)
+        moved[path] = msgspec.structs.replace(one, path=os.fsencode(path), target=target)
+    return moved
+
+
+class TreeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree as tasks hold it."""
+
+    files: dict[str, str] = {}
+    binaries: dict[str, bytes] = {}
+    states: list[FileState] = []
+
+
+def split_tree(tree: Tree) -> TreeParts:
+    """Return the texts, the other files with UTF-8 names, and what their bytes do not say."""
+    contents: dict[str, bytes] = {}
+    states: list[FileState] = []
+    holding = {folder for name in tree for folder in _above(name)}
+    for name, one in sorted(tree.items()):
+        state = one
+        if one.kind is FileKind.FILE and one.name is not None:
+            contents[name] = one.data or b""
+            state = msgspec.structs.replace(one, data=None)
+        is_plain = state == FileState(path=one.path)
+        is_implied = one.kind is FileKind.FOLDER and one.mode == FOLDER_MODE and name in holding
+        if not (is_plain or is_implied):
+            states.append(state)
+    files, binaries = split_texts(contents)
+    return TreeParts(files=files, binaries=binaries, states=states)
+
+
+def _above(name: str) -> Iterator[str]:
+    while (name := posixpath.dirname(name)) not in {"", "/"}:
+        yield name
 
 
 def read_text(folder: Path, name: str, bytes_max: int = BYTES_MAX) -> str:
@@ -108,7 +196,8 @@ def _files(base: Path) -> Iterator[Path]:
                     path = folder / entry.name
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(path)
-                        continue
+                    elif not (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
+                        raise MalformedTaskError(f"{str(path)!a}: expected a file, folder or link")
                     num_files += 1
                     if max(num_files, num_folders, len(waiting)) > FILES_MAX:
                         raise MalformedTaskError(f"{base}: more than {FILES_MAX} files or folders")

@@ -12,7 +12,6 @@ working directory is closed, and reaches the code by the command `as-agent` alon
 
 import re
 import shlex
-from collections.abc import Mapping
 
 import msgspec
 
@@ -22,15 +21,14 @@ from penstock.envs.tasks.apart.programs import (
     program,
     verifier_argv,
 )
-from penstock.envs.tasks.harbor.folder import split_texts
+from penstock.envs.tasks.harbor.folder import Tree, below, split_tree
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests
 
 TESTS_FOLDER = "/tests/"
-SOLUTION_SCRIPTS = "/tmp/solution/"  # noqa: S108 - the guest's
+SOLUTION_FOLDER = "/solution/"
 """Where the known solution lies in the machine that tries it, and in no other."""
 SOLVE_FILE = "solve.sh"
-_SOLVE = SOLUTION_SCRIPTS + SOLVE_FILE
 _REWARD = """\
 import json
 try:
@@ -41,11 +39,10 @@ except (OSError, ValueError):
         reward = float(found["reward"] if "reward" in found else sum(found.values()) / len(found))
     except Exception:
         reward = "no reward"
-print(1 if reward == 1 else reward)
+print(1 if not isinstance(reward, str) and abs(reward - 1) < 1e-9 else reward)
 """
 _VERIFY = f"""\
 mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
-if [ -f {_SOLVE} ]; then bash {_SOLVE}; fi > /dev/null 2>&1
 bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1
 tail -c 2000 /logs/verifier/test-stdout.txt >&2
 python3 -I -S -c "$0"
@@ -58,7 +55,7 @@ python3 -I -S -c "$0"
 _FRACTION = re.compile(r"[01]\.[0-9]{1,20}|[0-9](\.[0-9]{1,20})?e-[0-9]{1,3}")
 """As Python writes a float between 0 and 1."""
 _VERIFY_ARGV = ["sh", "-c", _VERIFY, _REWARD]
-"""Prints 1 for a whole reward, another number for another one."""
+"""Prints 1 for a whole reward, another number for another one. A sum of fractions may miss 1."""
 _VERIFY_APART_ARGV = ["sh", "-c", _VERIFY_APART, _REWARD]
 _VERIFIER_FILES = {f"{VERIFIER_FOLDER}/verifier.py": program("foreign_verifier")}
 
@@ -69,12 +66,13 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     timeout_s: float
     is_separated: bool
+    solution_env: dict[str, str] = {}
 
 
 def foreign_hidden(
     task_id: str,
-    tests: Mapping[str, bytes],
-    solution: Mapping[str, bytes],
+    tests: Tree,
+    solution: Tree,
     verifier: Verifier,
 ) -> HiddenTests:
     """Return a foreign verifier as hidden tests.
@@ -88,24 +86,23 @@ def foreign_hidden(
     """
     argv = _VERIFY_APART_ARGV if verifier.is_separated else _VERIFY_ARGV
     own = _VERIFIER_FILES if verifier.is_separated else {}
-    texts, binaries = split_texts(_below(TESTS_FOLDER, tests))
-    gold_texts, gold_binaries = split_texts(_below(SOLUTION_SCRIPTS, solution))
+    parts = split_tree(below(TESTS_FOLDER, tests))
+    gold = split_tree(below(SOLUTION_FOLDER, solution))
     return HiddenTests(
         task_id=task_id,
-        files=texts | own,
-        binaries=binaries,
+        files=parts.files | own,
+        binaries=parts.binaries,
+        states=parts.states,
         argv=["env", *(f"{name}={value}" for name, value in verifier.env.items()), *argv],
         expected=["1"],
         timeout_s=verifier.timeout_s,
-        gold_files=gold_texts,
-        gold_binaries=gold_binaries,
+        gold_files=gold.files,
+        gold_binaries=gold.binaries,
+        gold_states=gold.states,
+        gold_env=verifier.solution_env,
         peer=commands_peer() if verifier.is_separated else [],
         unseparated=not verifier.is_separated,
     )
-
-
-def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {folder + name: data for name, data in files.items()}
 
 
 def _foreign_argv(hidden: HiddenTests) -> list[str] | None:
@@ -126,7 +123,7 @@ def foreign_files(hidden: HiddenTests) -> dict[str, bytes] | None:
         if path not in _VERIFIER_FILES
     }
     gold = hidden.gold_contents.items()
-    return tests | {f"solution/{p.removeprefix(SOLUTION_SCRIPTS)}": data for p, data in gold}
+    return tests | {f"solution/{p.removeprefix(SOLUTION_FOLDER)}": data for p, data in gold}
 
 
 def verifier_env(hidden: HiddenTests) -> dict[str, str]:

@@ -10,9 +10,11 @@ from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor.folder import (
     MalformedTaskError,
+    Tree,
+    below,
     read_text,
     read_tree,
-    split_texts,
+    split_tree,
 )
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.schema import HarborFields
@@ -30,6 +32,8 @@ from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import HiddenTests
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEFAULTED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:-([^${}]*)\}")
+"""A variable of the host's with a default, which is taken: a task gets nothing of the host's."""
 VARIABLES_MAX = 64
 RESULTS_MAX = 10_000
 
@@ -78,12 +82,14 @@ def _foreign_hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenT
     )
     verifier = Verifier(
         env=_variables(folder, "verifier.env", fields.verifier.env),
+        solution_env=_variables(folder, "solution.env", fields.solution.env),
         timeout_s=fields.verifier_s,
         is_separated=is_separated,
     )
     if fields.steps:
         for number, step in enumerate(fields.steps):
-            _variables(folder, f"steps[{number}].verifier.env", step.verifier.env)
+            own_env = _variables(folder, f"steps[{number}].verifier.env", step.verifier.env)
+            step.verifier.env.update(own_env)
         return read_step_tests(folder, task_id, fields, verifier)
     read_text(folder, "tests/test.sh")
     tests = read_tree(folder, "tests")
@@ -99,16 +105,16 @@ def _variables(folder: Path, field: str, variables: dict[str, str]) -> dict[str,
         if _VARIABLE.fullmatch(name) is None or "\0" in value:
             words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-        if "${" in value:
+        if "${" in value and _DEFAULTED.fullmatch(value) is None:
             words = f"{name}: expected a value, not a variable of the host's: {value!r}"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
-    return variables
+    return {name: _DEFAULTED.sub(r"\1", value) for name, value in variables.items()}
 
 
 def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     path = f"tests/{EXPECTED_FILE}"
     has_gold = (folder / SOLUTION_FOLDER).is_dir()
-    gold, gold_binaries = split_texts(read_tree(folder, SOLUTION_FOLDER) if has_gold else {})
+    gold = split_tree(read_tree(folder, SOLUTION_FOLDER) if has_gold else {})
     try:
         tests = parse_json(read_text(folder, path), TestsFile, path)
     except CodecError as error:
@@ -116,24 +122,25 @@ def _hidden(folder: Path, task_id: str, fields: HarborFields) -> HiddenTests:
     if not tests.argv or not 0 < len(tests.expected) <= RESULTS_MAX:
         words = f"argv, expected: expected at least one entry, at most {RESULTS_MAX}"
         raise MalformedTaskError(f"{folder / path}: {words}")
-    files, binaries = split_texts(_own_tests(folder, tests))
+    own = split_tree(_own_tests(folder, tests))
     return HiddenTests(
         task_id=task_id,
-        files=files,
-        binaries=binaries,
+        files=own.files,
+        binaries=own.binaries,
+        states=own.states,
         argv=tests.argv,
         expected=tests.expected,
         timeout_s=fields.verifier_s,
-        gold_files=gold,
-        gold_binaries=gold_binaries,
+        gold_files=gold.files,
+        gold_binaries=gold.binaries,
+        gold_states=gold.states,
         sealed_modules=tests.sealed_modules,
         peer=tests.peer,
     )
 
 
-def _own_tests(folder: Path, tests: TestsFile) -> dict[str, bytes]:
+def _own_tests(folder: Path, tests: TestsFile) -> Tree:
     """Return the tests' files, by path in the working directory or in the verifier's folder."""
     if not tests.peer:
         return read_tree(folder, OWN_FOLDER)
-    apart = read_tree(folder, APART_FOLDER)
-    return {f"{TESTS_FOLDER}/{path}": data for path, data in apart.items()}
+    return below(TESTS_FOLDER, read_tree(folder, APART_FOLDER))

@@ -8,6 +8,8 @@ is refused where there is no layer, by its instruction; so are fields (`fields.p
 Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """
 
+import contextlib
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,18 +24,20 @@ from penstock.envs.tasks.harbor.fields import parse_fields
 from penstock.envs.tasks.harbor.folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
+    Tree,
+    TreeParts,
     read_text,
     read_tree,
-    split_texts,
+    split_tree,
 )
 from penstock.envs.tasks.harbor.hidden import converted, is_foreign, read_hidden
-from penstock.envs.tasks.harbor.schema import HarborFieldError, HarborFields
+from penstock.envs.tasks.harbor.schema import INTERNET, HarborFieldError, HarborFields
 from penstock.envs.tasks.harbor.steps import check_paths, read_steps
 from penstock.envs.tasks.harbor.write import START_FOLDER, TASK_FILE
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_toml
-from penstock.messages.task import Limits, MachineNeeds, Split, Task
+from penstock.messages.task import HiddenTests, Limits, MachineNeeds, Split, Task, TaskStep
 
 ENVIRONMENT, DOCKERFILE = "environment", "Dockerfile"
 REFUSED_FILES = (
@@ -48,94 +52,163 @@ _TaskId = Annotated[str, msgspec.Meta(max_length=200, pattern=_PLAIN)]
 _Name = Annotated[str, msgspec.Meta(max_length=64, pattern=_PLAIN)]
 
 
-def read_harbor(
-    folder: Path, *, egress_addresses: bool = False, isolation_min: str = ""
-) -> TaskCandidate:
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How strangers' tasks are read."""
+
+    egress_addresses: bool = False
+    """Whether an allow-list may name addresses, private ones included."""
+    isolation_min: str = ""
+    """The least isolation class of a task with a verifier of its own; by default its host's."""
+    internet: tuple[str, ...] = INTERNET
+    """Rules that stand for the internet, where a task asks for it."""
+    is_offline: bool = False
+    """Whether a task that asks for a network is refused."""
+
+
+DEFAULT_OPTIONS = ReadOptions()
+
+
+def read_harbor(folder: Path, options: ReadOptions = DEFAULT_OPTIONS) -> TaskCandidate:
     """Read one task.
 
-    Args:
-        folder: Of the task.
-        egress_addresses: Whether its allow-list may name addresses, private ones included.
-        isolation_min: The least isolation class of a stranger's task, which has a verifier of its
-            own; by default what its host gives.
-
     Raises:
-        MalformedTaskError: A part is missing, does not parse, has a wrong type, is too large, or
-            leads out of the folder, or asks for what no machine has.
+        MalformedTaskError: Parts are missing, do not parse, have a wrong type, are too large, lead
+            out of the folder, or ask for what no machine has; it has all reasons.
 
     """
-    try:
-        return _read(folder, egress_addresses, isolation_min)
-    except HarborFieldError as error:
-        raise MalformedTaskError(f"{folder / TASK_FILE}: {error}") from error
-
-
-def _read(folder: Path, egress_addresses: bool, isolation_min: str) -> TaskCandidate:
     settings = _settings(folder)
     own = settings.get("metadata", {}).get("penstock", {})
     if not isinstance(own, dict):
         raise MalformedTaskError(f"{folder / TASK_FILE}: metadata.penstock: expected a table")
+    try:
+        fields, unknown = parse_fields(settings)
+    except HarborFieldError as error:
+        reasons = [f"{folder / TASK_FILE}: {line}" for line in str(error).split("\n")]
+        reasons += _refused_files(folder, [])
+        # Without its fields a task is read as if it had none, to say what else is wrong with it.
+        others = _Reasons(folder)
+        with others.kept():
+            _read(folder, HarborFields(), own, options, others)
+        raise MalformedTaskError(*reasons, *others.all) from error
+    reasons = _Reasons(folder)
+    reasons.found += _refused_files(folder, [step.name for step in fields.steps or []])
+    candidate = _read(folder, fields, own, options, reasons)
+    reasons.check()
+    kept = [f"{name}: kept, without effect" for name in unknown]
+    limits = [] if "machine" in own else fields.adapted
+    return msgspec.structs.replace(candidate, adapted=[*kept, *limits, *candidate.adapted])
+
+
+class _Reasons:
+    """Collects what is wrong with one task."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: list[str] = []
+        self._images: list[str] = []
+
+    @contextlib.contextmanager
+    def kept(self) -> Generator[None]:
+        """Note what is wrong, and go on."""
+        try:
+            yield
+        except HarborFieldError as error:
+            self.found.append(f"{self._folder / TASK_FILE}: {error}")
+        except MalformedTaskError as error:
+            (self._images if error.needs_image else self.found).extend(error.reasons)
+
+    @property
+    def all(self) -> list[str]:
+        """Last what an image would mend."""
+        return [*self.found, *self._images]
+
+    def check(self) -> None:
+        """Raise MalformedTaskError if anything is wrong."""
+        if self.all:
+            raise MalformedTaskError(*self.all, needs_image=not self.found)
+
+
+def _read(
+    folder: Path,
+    fields: HarborFields,
+    own: dict[str, Any],
+    options: ReadOptions,
+    reasons: _Reasons,
+) -> TaskCandidate:
+    """Read what the settings name; a part that is malformed is noted, and left out."""
     task_id: str = converted(
         folder, own.get("task_id", folder.name), _TaskId, "metadata.penstock.task_id"
     )
     category = converted(folder, own.get("category", "harbor"), _Name, "metadata.penstock.category")
-    fields = _fields(folder, settings)
-    image = _image(folder, fields, own)
-    first, *later = read_steps(folder, fields)
-    start = _start(folder, has_image=bool(image)) | first.contents
-    check_paths(folder, [start, *(step.contents for step in later)])
-    files, binaries = split_texts(start)
-    task = Task(
-        task_id=task_id,
-        category=category,
-        split=converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
-        instruction=first.instruction,
-        files=files,
-        binaries=binaries,
-        limits=_limits(folder, fields, own),
-        egress=_egress(folder, fields, own, allows_addresses=egress_addresses),
-        image=image,
-        machine=_machine(folder, fields, own, isolation_min if is_foreign(folder, fields) else ""),
-        has_setup=first.has_setup,
-        steps=later,
+    split = converted(folder, own.get("split", "train"), Split, "metadata.penstock.split")
+    image, start, steps = "", TreeParts(), [TaskStep(instruction="")]
+    with reasons.kept():
+        image = _image(folder, fields, own)
+    with reasons.kept():
+        steps = read_steps(folder, fields)
+    with reasons.kept():
+        start = split_tree(_start(folder, has_image=bool(image)))
+    hidden = HiddenTests(task_id=task_id, files={}, argv=[])
+    with reasons.kept():
+        hidden = read_hidden(folder, task_id, fields)
+    egress, needs, limits = list[str](), MachineNeeds(), Limits()
+    with reasons.kept():
+        egress = _egress(folder, fields, own, options)
+        hidden = msgspec.structs.replace(hidden, egress=fields.verifier_egress(options.internet))
+    with reasons.kept():
+        least = options.isolation_min if is_foreign(folder, fields) else ""
+        needs = _machine(folder, fields, own, least)
+    with reasons.kept():
+        limits = _limits(folder, fields, own)
+    task = _with_start(
+        Task(
+            task_id=task_id,
+            category=category,
+            split=split,
+            instruction=steps[0].instruction,
+            files={},
+            limits=limits,
+            egress=egress,
+            image=image,
+            machine=needs,
+            has_setup=steps[0].has_setup,
+            steps=steps[1:],
+        ),
+        start,
+        steps[0],
     )
-    hidden = read_hidden(folder, task_id, fields)
-    repository = fields.task.name if fields.task else fields.source or folder.name
+    with reasons.kept():
+        check_paths(folder, [task.contents, *(step.contents for step in steps[1:])])
+    name = fields.task.name if fields.task else None
     origin = converted(
         folder,
-        own.get("origin", {"source": "harbor", "repository": repository, "kind": "harbor"}),
+        own.get(
+            "origin",
+            {
+                "source": "harbor",
+                "repository": name or fields.source or folder.name,
+                "kind": "harbor",
+            },
+        ),
         TaskOrigin,
         "metadata.penstock.origin",
     )
-    return TaskCandidate(task=task, hidden=hidden, origin=origin)
+    asks = egress and "egress" not in own and egress == list(options.internet)
+    adapted = [f"network: the internet is {len(egress)} rules here"] if asks else []
+    return TaskCandidate(task=task, hidden=hidden, origin=origin, adapted=adapted)
 
 
-def read_harbor_set(
-    root: Path, *, egress_addresses: bool = False, isolation_min: str = ""
-) -> list[TaskCandidate]:
-    """Read every task folder below a root, by name.
-
-    Args:
-        root: Holds the folders.
-        egress_addresses: See `read_harbor`.
-        isolation_min: As there.
-
-    Raises:
-        MalformedTaskError: One of them is malformed, two have one id, or there is none.
-
-    """
-    folders = sorted(path.parent for path in root.glob(f"*/{TASK_FILE}"))
-    if not folders:
-        raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
-    candidates: dict[str, TaskCandidate] = {}
-    for folder in folders:
-        candidate = read_harbor(
-            folder, egress_addresses=egress_addresses, isolation_min=isolation_min
-        )
-        if candidates.setdefault(candidate.task.task_id, candidate) is not candidate:
-            words = f"metadata.penstock.task_id: {candidate.task.task_id!r} is another task's"
-            raise MalformedTaskError(f"{folder / TASK_FILE}: {words}")
-    return list(candidates.values())
+def _with_start(task: Task, start: TreeParts, first: TaskStep) -> Task:
+    """Add what an agent starts with, over which the first step's files lie."""
+    over = first.contents
+    states = {one.path: one for one in start.states if one.name not in over}
+    return msgspec.structs.replace(
+        task,
+        files={path: text for path, text in start.files.items() if path not in over} | first.files,
+        binaries={path: data for path, data in start.binaries.items() if path not in over}
+        | first.binaries,
+        states=list((states | {one.path: one for one in first.states}).values()),
+    )
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -146,7 +219,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     except CodecError as error:
         raise MalformedTaskError(f"{path}: {error}") from error
     version = settings.get("version", settings.get("schema_version"))
-    if not isinstance(version, str) or not version.startswith("1."):
+    if version is not None and (not isinstance(version, str) or not version.startswith("1.")):
         raise MalformedTaskError(f"{path}: version: expected '1.x', got {version!r}")
     for name in ("metadata", "verifier", "agent", "environment"):
         if not isinstance(settings.get(name, {}), dict):
@@ -154,18 +227,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _fields(folder: Path, settings: dict[str, Any]) -> HarborFields:
-    fields = parse_fields(settings)
-    steps = [f"steps/{step.name}/trajectory.json" for step in fields.steps or []]
-    for name in (*REFUSED_FILES, *steps):
-        if (folder / name).exists():
-            text = "expected none: a task is one image and one machine, and begins with no context"
-            raise MalformedTaskError(f"{folder / name}: {text}")
-    return fields
+def _refused_files(folder: Path, steps: Sequence[str]) -> list[str]:
+    """Return a reason for each file that asks for what no task here has."""
+    text = "expected none: a task is one image and one machine, and begins with no context"
+    names = [*REFUSED_FILES, *(f"steps/{step}/trajectory.json" for step in steps)]
+    return [f"{folder / name}: {text}" for name in names if (folder / name).exists()]
 
 
 def _egress(
-    folder: Path, fields: HarborFields, own: dict[str, Any], *, allows_addresses: bool
+    folder: Path, fields: HarborFields, own: dict[str, Any], options: ReadOptions
 ) -> list[str]:
     """Return the hosts that Penstock's own field names, else those of Harbor's network fields."""
     field = "metadata.penstock.egress"
@@ -173,10 +243,13 @@ def _egress(
         if "egress" in own:
             rules: list[str] = converted(folder, own["egress"], list[str], field)
         else:
-            field, rules = "allowed_hosts", fields.egress
-        parse_rules(rules, allows_addresses=allows_addresses)
+            field, rules = "allowed_hosts", fields.egress(options.internet)
+        parse_rules(rules, allows_addresses=options.egress_addresses)
     except EgressRuleError as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
+    if rules and options.is_offline:
+        text = f"expected none, offline: it may reach {rules[0]}"
+        raise MalformedTaskError(f"{folder / TASK_FILE}: network: {text}, {len(rules)} in all")
     return rules
 
 
@@ -216,7 +289,7 @@ def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     )
 
 
-def _start(folder: Path, *, has_image: bool) -> dict[str, bytes]:
+def _start(folder: Path, *, has_image: bool) -> Tree:
     """Return the files that an agent starts with; without an image, a Dockerfile says no more."""
     if not (folder / ENVIRONMENT).is_dir():
         return {}
@@ -231,4 +304,5 @@ def _start(folder: Path, *, has_image: bool) -> dict[str, bytes]:
             check_instructions(dockerfile, context)
         return start_files(dockerfile, context)
     except DockerfileError as error:
-        raise MalformedTaskError(f"{folder / ENVIRONMENT / DOCKERFILE}: {error}") from error
+        reason = f"{folder / ENVIRONMENT / DOCKERFILE}: {error}"
+        raise MalformedTaskError(reason, needs_image=error.needs_image) from error

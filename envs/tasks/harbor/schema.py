@@ -5,6 +5,7 @@ Source: `TaskConfig` of Harbor 0.25.0.
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +17,6 @@ AGENT_S_MAX = 86_400.0
 VERIFIER_S = 600.0
 """Harbor's default."""
 STEPS_MAX = 32
-WORK_FOLDERS = ("/app", "/work")
 _NetworkMode = Literal["no-network", "public", "allowlist"]
 _PackageName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -24,6 +24,14 @@ _PackageName = Annotated[
 _SIZE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)([GMKgmk])\s*")
 _PORTS = (443, 80)
 """An allowed host of Harbor's has no port."""
+_HOSTS = (
+    *("pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "deb.debian.org"),
+    *("security.debian.org", "archive.ubuntu.com", "security.ubuntu.com", "astral.sh"),
+    *("github.com", "*.githubusercontent.com", "static.crates.io", "index.crates.io"),
+    *("proxy.golang.org", "sum.golang.org"),
+)
+INTERNET = tuple(f"{host}:{port}" for host in _HOSTS for port in _PORTS)
+"""What a task may reach that asks for the internet and names no hosts: registries of packages."""
 
 
 class HarborFieldError(PenstockError, ValueError):
@@ -36,7 +44,7 @@ class _Author(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: _PackageName
+    name: _PackageName | None = None
     version: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     description: str = ""
     authors: list[_Author] = []
@@ -163,30 +171,54 @@ class HarborFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def machine(self) -> dict[str, int]:
         """What the machine must have, by the names of `MachineNeeds`."""
         given = self.environment
-        sizes = {
-            "memory_mib": _size_mib(given.memory_mb, given.memory, "memory"),
-            "disk_mib": _size_mib(given.storage_mb, given.storage, "storage"),
-            "processors": None if given.cpus is None else _ceiling(given.cpus),
-        }
-        return {name: size for name, size in sizes.items() if size is not None}
+        memory_mib = _size_mib(given.memory_mb, given.memory, "memory")
+        _size_mib(given.storage_mb, given.storage, "storage")
+        _check_finite(given.cpus or 0)
+        return {} if memory_mib is None else {"memory_mib": memory_mib}
 
-    @property
-    def egress(self) -> list[str]:
-        """The hosts that an episode may reach, as rules of `envs/egress/rules.py`."""
-        table, given = "environment", self.environment
+    def egress(self, internet: Sequence[str]) -> list[str]:
+        """Return the hosts that an episode may reach, as rules of `envs/egress/rules.py`.
+
+        Args:
+            internet: Those that stand for the internet.
+
+        """
+        given = self.environment
         mode, hosts = given.network_mode, given.allowed_hosts
         if mode is None and given.allow_internet:
-            text = "expected false: machines have no network but the hosts of an allow-list"
-            raise HarborFieldError(f"environment.allow_internet: {text}")
+            mode = "public"
         if self.agent.network_mode is not None:
-            table, mode, hosts = "agent", self.agent.network_mode, self.agent.allowed_hosts
-        if mode == "public":
-            text = "expected 'no-network' or 'allowlist': no machine here has a network"
-            raise HarborFieldError(f"{table}.network_mode: {text}, got 'public'")
-        if mode != "allowlist":
-            return []
-        names = [host.strip().lower().rstrip(".") for host in hosts or []]
-        return [f"{name}:{port}" for name in names for port in _PORTS]
+            mode, hosts = self.agent.network_mode, self.agent.allowed_hosts
+        return _rules(mode, hosts, internet)
+
+    def verifier_egress(self, internet: Sequence[str]) -> list[str]:
+        """Return the hosts that the verifier may reach: its own, else those of the environment."""
+        given, own = self.environment, self.verifier
+        mode, hosts = given.network_mode, given.allowed_hosts
+        if mode is None and given.allow_internet:
+            mode = "public"
+        if own.network_mode is not None:
+            mode, hosts = own.network_mode, own.allowed_hosts
+        return _rules(mode, hosts, internet)
+
+    @property
+    def adapted(self) -> list[str]:
+        """What is kept without effect, or has another one here than in a container."""
+        given = self.environment
+        sizes = {"cpus": given.cpus, "storage_mb": given.storage_mb, "storage": given.storage}
+        told = {
+            "cpus": "a limit: machines have the processors that their host gives",
+            "storage_mb": "a limit: written files may take 70% of the machine's memory",
+        }
+        told["storage"] = told["storage_mb"]
+        return [f"environment.{name}: {told[name]}" for name, value in sizes.items() if value]
+
+
+def _rules(mode: str | None, hosts: list[str] | None, internet: Sequence[str]) -> list[str]:
+    if mode == "public":
+        return list(internet)
+    names = [host.strip().lower().rstrip(".") for host in hosts or []]
+    return [f"{name}:{port}" for name in names for port in _PORTS] if mode == "allowlist" else []
 
 
 def _seconds(value: Any, field: str, default: float, maximum: float) -> float:
@@ -211,7 +243,6 @@ def _size_mib(mebibytes: int | None, text: str | None, name: str) -> int | None:
     return size
 
 
-def _ceiling(value: float) -> int:
+def _check_finite(value: float) -> None:
     if not math.isfinite(value):
         raise HarborFieldError(f"environment.cpus: expected a finite number, got {value}")
-    return math.ceil(value)

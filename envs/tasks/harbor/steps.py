@@ -6,8 +6,7 @@
               tests/            over the task's own `tests`, for this step's verifier
               solution/         else the task's own
 ```
-The known solution of a step is all of them up to it, each after its files and setup: a machine that
-grades a step has nothing of what came before.
+The gates run the known solutions one after the other in one machine, as an episode's steps are.
 
 Source: `MultiStepTrial` and `TaskPaths` of Harbor 0.25.0.
 """
@@ -21,16 +20,12 @@ import msgspec
 from penstock.envs.tasks.harbor.folder import (
     BYTES_MAX,
     MalformedTaskError,
+    Tree,
     read_instruction,
     read_tree,
-    split_texts,
+    split_tree,
 )
-from penstock.envs.tasks.harbor.foreign import (
-    SOLUTION_SCRIPTS,
-    SOLVE_FILE,
-    Verifier,
-    foreign_hidden,
-)
+from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.schema import HarborFields
 from penstock.envs.tasks.workspace import SETUP_FILE
 from penstock.messages.task import HiddenTests, TaskStep
@@ -112,13 +107,14 @@ def read_step_tests(
 
 
 def _read_step(folder: Path, below: str) -> TaskStep:
-    contents = _tree(folder, f"{below}/{WORKDIR}")
-    files, binaries = split_texts(contents)
+    tree = _tree(folder, f"{below}/{WORKDIR}")
+    parts = split_tree(tree)
     return TaskStep(
         instruction=read_instruction(folder, f"{below}/{INSTRUCTION_FILE}"),
-        files=files,
-        binaries=binaries,
-        has_setup=SETUP_FILE in contents,
+        files=parts.files,
+        binaries=parts.binaries,
+        states=parts.states,
+        has_setup=SETUP_FILE in tree,
     )
 
 
@@ -137,32 +133,12 @@ def _hidden(
         env=verifier.env | steps[number].verifier.env,
         timeout_s=fields.step_verifier_s(number),
     )
-    solution = _solutions(folder, [step.name for step in steps[: number + 1]])
+    solution = _tree(folder, f"{below}/solution") or _tree(folder, "solution")
     hidden = foreign_hidden(task_id, tests, solution, own)
     return msgspec.structs.replace(hidden, min_reward=fields.min_reward(number))
 
 
-def _solutions(folder: Path, names: list[str]) -> dict[str, bytes]:
-    """Return the known solutions of steps and a script that runs one after the other."""
-    files: dict[str, bytes] = {}
-    lines = ["set -e", f"cd {SOLUTION_SCRIPTS}"]
-    for number, name in enumerate(names):
-        below = f"{STEPS}/{name}"
-        workdir = _tree(folder, f"{below}/{WORKDIR}")
-        solution = _tree(folder, f"{below}/solution") or _tree(folder, "solution")
-        if SOLVE_FILE not in solution:
-            return {}
-        files |= {f"{number}/{WORKDIR}/{path}": data for path, data in workdir.items()}
-        files |= {f"{number}/solution/{path}": data for path, data in solution.items()}
-        if workdir:
-            lines.append(f"cp -R {number}/{WORKDIR}/. /app/")
-        if SETUP_FILE in workdir:
-            lines.append(f"(cd /app && bash {SETUP_FILE})")
-        lines.append(f"(cd /app && bash {SOLUTION_SCRIPTS}{number}/solution/{SOLVE_FILE})")
-    return files | {SOLVE_FILE: "\n".join([*lines, ""]).encode()}
-
-
-def _tree(folder: Path, below: str) -> dict[str, bytes]:
+def _tree(folder: Path, below: str) -> Tree:
     """Return what a folder holds, nothing where there is none; what is no folder is refused."""
     return read_tree(folder, below) if os.path.lexists(folder / below) else {}
 

@@ -12,8 +12,9 @@ its own, after the code under test has ended. Foreign tasks: `foreign.py`.
 Source: Harbor's task format, version 1.0 (harborframework.com/docs/tasks).
 """
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor.foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import TaskCandidate, difficulty, difficulty_label
 from penstock.messages.errors import PenstockError
+from penstock.messages.file_states import FileKind, FileState
 from penstock.messages.task import HiddenTests, ModuleName, Split, Task
 
 VERSION = "1.0"
@@ -127,9 +129,42 @@ def write_harbor(candidate: TaskCandidate, split: Split, root: Path) -> Path:
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-        if path.endswith(".sh"):
-            place.chmod(0o755)
+    is_own = foreign_files(candidate.hidden) is None
+    for path in ("tests/test.sh", "solution/solve.sh") if is_own else ():
+        (folder / path).chmod(0o755)
+    hidden, tests = candidate.hidden, APART_FOLDER if candidate.hidden.peer else OWN_FOLDER
+    _write_states(folder, START_FOLDER, candidate.task.states)
+    _write_states(folder, tests if is_own else "tests", hidden.states)
+    _write_states(folder, SOLUTION_FOLDER if is_own else "solution", hidden.gold_states)
     return folder
+
+
+_PLACES = re.compile(rb"(/tests/apart|/tests|/solution)/")
+"""Where tests and solutions lie in a machine."""
+
+
+def _write_states(folder: Path, below: str, states: Sequence[FileState]) -> None:
+    """Make what the bytes of files do not say; modes of folders last, or nothing fits into them."""
+
+    def place_of(path: bytes) -> Path:
+        return folder / below / os.fsdecode(_PLACES.sub(b"", path, count=1))
+
+    folders = [one for one in states if one.kind is FileKind.FOLDER]
+    for one in folders:
+        place_of(one.path).mkdir(parents=True, exist_ok=True)
+    for one in states:
+        place = place_of(one.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if one.kind is FileKind.LINK:
+            place.symlink_to(os.fsdecode(one.target))
+        elif one.kind is FileKind.HARD_LINK:
+            place.hardlink_to(place_of(one.target))
+        elif one.kind is FileKind.FILE:
+            if one.data is not None:
+                place.write_bytes(one.data)
+            place.chmod(one.mode)
+    for one in sorted(folders, key=lambda one: -one.path.count(b"/")):
+        place_of(one.path).chmod(one.mode)
 
 
 def _task_toml(candidate: TaskCandidate, split: Split) -> str:

@@ -17,6 +17,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from penstock.envs.sandbox import WORK_DIR, SandboxFileError
+from penstock.envs.tasks.file_states import is_listing, plain_listing
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import ExecResult
 
@@ -148,6 +149,9 @@ class DryRunSandbox:
         op_key: str = "",
     ) -> ExecResult:
         """Run `grep` as the harness calls it, or `python3 FILE` in its terminal."""
+        if is_listing(argv):
+            own = {path: len(text) for path, text in self.files.items() if path[:1] != "/"}
+            return ExecResult(exit_code=0, stdout=plain_listing(own))
         if argv[0] == "grep":
             return self._grep(argv[argv.index("-e") + 1], is_numbered="n" in argv[1])
         words = argv[-1].split()
@@ -162,7 +166,7 @@ class DryRunSandbox:
             raise SandboxFileError(f"no file {path}")
         return self.files[path].encode()[:bytes_max]
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+    async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """Write files."""
         self.files |= {path: data.decode() for path, data in files.items()}
 

@@ -10,8 +10,8 @@ from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.layers import layer_folder, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.tasks.storage import GradedTask
-from penstock.envs.tasks.workspace import Changes, ChangesError, list_work, read_changes
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
@@ -57,17 +57,17 @@ async def machine(backend):
     await machine.close()
 
 
-async def changes_of(machine, layer_files=()):
+async def changes_of(machine, layer=None):
     return await read_changes(
         machine, {"given.txt": b"given\n"}, num_files_max=NUM_FILES_MAX, has_layer=True,
-        num_bytes_max=NUM_BYTES_MAX, layer_files=layer_files,
+        num_bytes_max=NUM_BYTES_MAX, layer=layer or {},
     )  # fmt: skip
 
 
 async def test_what_a_layer_brought_is_no_change_and_what_became_of_it_is(machine, backend):
     brought = await list_work(machine)
     await machine.write_files({"given.txt": b"given\n"})
-    assert len(brought) == NUM_FILES
+    assert len(brought) == NUM_FILES + 1  # and their folder
     assert await changes_of(machine, brought) == Changes()
     await sh(machine, EDITS)
     changes = await changes_of(machine, brought)

@@ -79,7 +79,7 @@ PLANTED: dict[str, tuple[list[list[Call]], set[Outcome]]] = {
         {FAILED, POLICY_ERROR},
     ),
     "a folder for the file": ([run("rm m.py; mkdir -p m.py/m.py"), [FINISH]], {FAILED}),
-    "a file that nobody reads": ([run("chmod 000 m.py"), [FINISH]], {POLICY_ERROR}),
+    "a file that nobody reads": ([run("chmod 000 m.py"), [FINISH]], {FAILED}),
     "a pipe for the file": ([run("rm m.py; mkfifo m.py"), [FINISH]], {FAILED}),
     "a closed folder": ([run("chmod 000 /work"), [FINISH]], {FAILED, POLICY_ERROR}),
     "nothing left": ([run("rm -rf /work /work/* /work/.git"), [FINISH]], {FAILED}),

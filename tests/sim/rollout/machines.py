@@ -92,9 +92,9 @@ class FakeMachine(DryRunSandbox):
         data = await super().read_file(path, bytes_max)
         return data + self._padding if path == "other.py" else data
 
-    async def write_files(self, files: dict[str, bytes]) -> None:
+    async def write_files(self, files: dict[str, bytes], *, keeps_modes: bool = True) -> None:
         await self._operate()
-        await super().write_files(files)
+        await super().write_files(files, keeps_modes=keeps_modes)
 
     async def close(self) -> None:
         self.alive = False

@@ -43,7 +43,7 @@ class MemorySandbox:
             raise SandboxFileError(path)
         return self.files[path][:bytes_max]
 
-    async def write_files(self, files):
+    async def write_files(self, files, *, keeps_modes=True):
         await asyncio.sleep(self.delay_s)
         self.files |= files
 

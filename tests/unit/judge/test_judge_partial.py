@@ -7,6 +7,7 @@ from tests.unit.judge.test_judge_compose import TASK, make_rollout
 
 from penstock.actors.judge.hidden_tests import settle, weigh
 from penstock.actors.judge.reward import Findings
+from penstock.envs.tasks.harbor.folder import plain_tree
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reading.trajectories import Trajectory
@@ -14,7 +15,7 @@ from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.sandbox import ExecResult
 
 FOREIGN = foreign_hidden(
-    "t", {"test.sh": b"exit"}, {}, Verifier(env={}, timeout_s=9.0, is_separated=True)
+    "t", plain_tree({"test.sh": b"exit"}), {}, Verifier(env={}, timeout_s=9.0, is_separated=True)
 )
 
 

@@ -4,7 +4,7 @@ import pytest
 import tomli_w
 
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
-from penstock.envs.tasks.harbor.read import read_harbor
+from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
 from penstock.messages.task import MachineNeeds
 
 WHOLE = {
@@ -31,22 +31,17 @@ SERVER = {"name": "s", "transport": "stdio", "command": "c"}
 REFUSED = {
     "multi_step_reward_strategy": "final",
     "artifacts": ["/app/out"],
-    "more": 1,
-    "task.more": 1,
     "task.name": "no-organization",
-    "solution.env": {"A": "b"},
+    "solution.env": {"A": "${SECRET}"},
     "agent.user": "root",
     "agent.timeout_sec": 86_401,
-    "agent.network_mode": "public",
     "agent.allowed_hosts": ["a.test"],
-    "agent.more": 1,
     "verifier.user": 0,
     "verifier.timeout_sec": 3_601,
     "verifier.env": {"A": "${SECRET}"},
     "verifier.environment_mode": "separate",
     "verifier.environment": {"cpus": 1},
     "verifier.collect": [{"command": "c"}],
-    "verifier.network_mode": "allowlist",
     "verifier.allowed_hosts": ["a.test"],
     "environment.os": "windows",
     "environment.gpus": 1,
@@ -61,7 +56,6 @@ REFUSED = {
     "environment.healthcheck": {"command": "true"},
     "environment.workdir": "/srv",
     "environment.allowed_hosts": ["a.test"],
-    "environment.more": 1,
 }
 
 
@@ -91,7 +85,6 @@ REFUSED_STEP = {
     "verifier.environment_mode": "separate",
     "verifier.environment": {"cpus": 1},
     "verifier.collect": [{"command": "c"}],
-    "verifier.network_mode": "public",
     "verifier.allowed_hosts": ["a.test"],
     "verifier.more": 1,
 }
@@ -129,7 +122,10 @@ def changed(field, value):
 def test_all_fields_that_act(tmp_path):
     candidate = read_harbor(folder(tmp_path, WHOLE))
     assert candidate.task.limits.wall_s_max == 7200 and candidate.hidden.timeout_s == 900
-    assert candidate.task.machine == MachineNeeds(memory_mib=2048, disk_mib=512, processors=2)
+    assert candidate.task.machine == MachineNeeds(memory_mib=2048)
+    assert [one.partition(":")[0] for one in candidate.adapted] == [
+        "environment.cpus", "environment.storage_mb"
+    ]  # fmt: skip
     assert candidate.origin.repository == "org/name" and candidate.task.egress == []
     assert candidate.hidden.argv[:2] == ["env", "A=b"]
 
@@ -161,10 +157,8 @@ def test_the_fields_of_steps_act(tmp_path):
     assert (hidden.argv[1], later.argv[1]) == ("A=b", "A=b")
     assert hidden.files["/tests/test.sh"].startswith("echo 1")
     assert later.files["/tests/test.sh"] == "true\n"
-    script = later.gold_files["/tmp/solution/solve.sh"]
-    assert later.gold_files["/tmp/solution/0/solution/solve.sh"] == "true\n"
-    assert later.gold_files["/tmp/solution/1/solution/solve.sh"] == "false\n"  # The task's own.
-    assert script.index("0/workdir") < script.index("0/solution") < script.index("bash setup.sh")
+    assert hidden.gold_files["/solution/solve.sh"] == "true\n"
+    assert later.gold_files["/solution/solve.sh"] == "false\n"  # The task's own.
 
 
 @pytest.mark.parametrize("field", REFUSED_STEP)
@@ -208,12 +202,46 @@ def test_an_allow_list_becomes_rules(tmp_path):
         read_harbor(folder(tmp_path, settings))
 
 
-def test_penstocks_own_list_stands_for_a_public_network(tmp_path):
+def test_the_internet_is_the_rules_that_stand_for_it(tmp_path):
     settings = {"version": "1.0", "environment": {"allow_internet": True}}
-    with pytest.raises(MalformedTaskError, match=r"environment\.allow_internet"):
-        read_harbor(folder(tmp_path, settings))
+    root = folder(tmp_path, settings)
+    candidate = read_harbor(root, ReadOptions(internet=("a.test:443",)))
+    assert candidate.task.egress == candidate.hidden.egress == ["a.test:443"]
+    assert candidate.adapted == ["network: the internet is 1 rules here"]
+    assert "pypi.org:443" in read_harbor(root).task.egress
+    with pytest.raises(MalformedTaskError, match=r"network: expected none, offline"):
+        read_harbor(root, ReadOptions(is_offline=True))
     settings["metadata"] = {"penstock": {"egress": []}}
     assert read_harbor(folder(tmp_path, settings)).task.egress == []
+
+
+def test_fields_that_harbor_does_not_know_are_kept_and_named(tmp_path):
+    settings = WHOLE | {"workstream": "x", "task": WHOLE["task"] | {"format": 1, "language": "c"}}
+    adapted = read_harbor(folder(tmp_path, settings)).adapted
+    kept = {
+        f"{name}: kept, without effect" for name in ("workstream", "task.format", "task.language")
+    }
+    assert kept < set(adapted)
+
+
+def test_a_variable_of_the_host_s_is_its_default(tmp_path):
+    env = {"KEY": "${SECRET:-}", "MODE": "${MODE:-fast}", "A": "b"}
+    candidate = read_harbor(folder(tmp_path, changed("verifier.env", env)))
+    assert candidate.hidden.argv[1:4] == ["KEY=", "MODE=fast", "A=b"]
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    settings = changed("environment.skills_dir", "/s")
+    settings["environment"]["healthcheck"] = {"command": "true"}
+    root = folder(tmp_path, settings, "FROM private.test/x\nRUN make\n")
+    (root / "instruction.md").unlink()
+    (root / "environment/docker-compose.yaml").write_text("")
+    with pytest.raises(MalformedTaskError) as caught:
+        read_harbor(root)
+    told = " ".join(caught.value.reasons)
+    for words in ("skills_dir", "healthcheck", "FROM", "instruction.md", "docker-compose.yaml"):
+        assert words in told
+    assert not caught.value.needs_image
 
 
 @pytest.mark.parametrize("name", ["trajectory.json", "environment/docker-compose.yaml"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.envs.tasks.workspace import Changes, ChangesError, read_changes
+from penstock.envs.tasks.changes import Changes, ChangesError, read_changes
 from penstock.examples.quickstart.ladder.dry_run import DryRunSandbox
 
 BOUNDS = {"num_files_max": 1, "num_bytes_max": 10}

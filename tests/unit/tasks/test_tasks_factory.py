@@ -19,7 +19,7 @@ from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, is_informative, program
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise
-from penstock.envs.tasks.gates import SuiteReport, check_candidate, read_report
+from penstock.envs.tasks.gates import SuiteReport, check_candidate, read_report, write_solution
 from penstock.envs.tasks.source import Rejection, TaskRejectedError, difficulty, difficulty_label
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection, draw_repositories
 from penstock.infra.tasks.actions import OwnSource
@@ -79,8 +79,11 @@ class HostLab:
         done = run_apart(self.folder, hidden.argv, hidden.peer, files, hidden.files)
         return done.stdout.decode().removesuffix("\n").split("\n")
 
+    async def solve(self, task, is_gold):
+        return await write_solution(task, is_gold)
+
     async def grade(self, task, hidden, changes):
-        changes = {path: data.decode() for path, data in changes.items()}
+        changes = {path: data.decode() for path, data in changes.files.items()}
         if hidden.peer:
             files = {**task.files, **changes}
             done = run_apart(self.folder, hidden.argv, hidden.peer, files, hidden.files)

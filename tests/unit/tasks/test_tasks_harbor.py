@@ -1,3 +1,4 @@
+import os
 import random
 import tomllib
 
@@ -6,17 +7,19 @@ import pytest
 
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.tasks.dockerfile import start_files
-from penstock.envs.tasks.harbor.folder import MalformedTaskError
-from penstock.envs.tasks.harbor.read import read_harbor, read_harbor_set
+from penstock.envs.tasks.harbor.folder import MalformedTaskError, plain_tree
+from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
 from penstock.envs.tasks.harbor.write import (
     UnwritableTaskError,
     folder_name,
     harbor_files,
     write_harbor,
 )
+from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.storage import task_objects
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
 from penstock.infra.tasks.actions import tasks_page, write_set
+from penstock.messages.file_states import FileKind
 from penstock.messages.task import MachineNeeds, Split, TaskStep
 
 
@@ -71,8 +74,8 @@ def test_an_address_in_an_allow_list_is_the_operators_to_allow(tmp_path):
     folder = write_harbor(written, Split.TRAIN, tmp_path)
     with pytest.raises(MalformedTaskError, match=r"task\.toml: metadata\.penstock\.egress: .*169"):
         read_harbor(folder)
-    assert read_harbor(folder, egress_addresses=True) == written
-    assert read_harbor_set(tmp_path, egress_addresses=True) == [written]
+    assert read_harbor(folder, ReadOptions(egress_addresses=True)) == written
+    assert read_tasks(tmp_path, ReadOptions(egress_addresses=True)) == [written]
 
 
 def test_an_image_travels_with_its_task_by_content(tmp_path, monkeypatch):
@@ -158,8 +161,8 @@ def test_a_verifiers_variables_are_variables(tmp_path, variable):
 def test_no_two_tasks_of_a_set_have_one_id(tmp_path):
     written(tmp_path / "a").rename(tmp_path / "first")
     written(tmp_path / "b").rename(tmp_path / "second")
-    with pytest.raises(MalformedTaskError, match=r"second/task\.toml: .*task_id.* another task's"):
-        read_harbor_set(tmp_path)
+    with pytest.raises(MalformedTaskError, match=r"second: .*task_id.* another task's"):
+        read_tasks(tmp_path)
 
 
 def test_missing_parts_are_named(tmp_path):
@@ -168,7 +171,7 @@ def test_missing_parts_are_named(tmp_path):
     with pytest.raises(MalformedTaskError, match=r"instruction\.md: expected a file"):
         read_harbor(folder)
     with pytest.raises(MalformedTaskError, match="expected task folders"):
-        read_harbor_set(tmp_path / "absent")
+        read_tasks(tmp_path / "absent")
 
 
 def test_no_link_leads_out_of_a_task(tmp_path):
@@ -176,8 +179,16 @@ def test_no_link_leads_out_of_a_task(tmp_path):
     for number, place in enumerate(("environment/files/x", "tests/files/x", "solution/files/x")):
         folder = write_harbor(ladder(number + 1)[number], Split.TRAIN, tmp_path / "tasks")
         (folder / place).symlink_to(tmp_path / "secret")
-        with pytest.raises(MalformedTaskError, match="a link, or out of"):
-            read_harbor(folder)
+        candidate = read_harbor(folder)
+        hidden = candidate.hidden
+        (link,) = [*candidate.task.states, *hidden.states, *hidden.gold_states]
+        assert link.kind is FileKind.LINK and link.target == os.fsencode(tmp_path / "secret")
+        assert b"key" not in msgspec.msgpack.encode(candidate)
+        (folder / place).unlink()
+    (folder / "solution/files").rename(tmp_path / "elsewhere")
+    (folder / "solution/files").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MalformedTaskError, match="a link, or out of"):
+        read_harbor(folder)
 
 
 BINARY = b"\x89PNG\xff\xfe\0"
@@ -266,7 +277,7 @@ def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
     ],
 )
 def test_a_foreign_dockerfile_says_what_an_agent_starts_with(dockerfile, placed):
-    context = {"a.py": b"a", "src/b.py": b"b", "src/c/d.py": b"d"}
+    context = plain_tree({"a.py": b"a", "src/b.py": b"b", "src/c/d.py": b"d"})
     assert set(start_files(dockerfile, context)) == placed
 
 
@@ -286,7 +297,7 @@ def test_a_set_has_both_splits_statistics_and_a_page(tmp_path):
     figures = statistics(tasks, splits, counts)
     assert figures["by_split"] == {"train": 4, "heldout": 2}
     assert figures["tasks_per_plan"] == 0.6 and figures["rejected"] == {"gate_flaky": 4}
-    assert {one.task.task_id: one.task.split for one in read_harbor_set(tmp_path)} == splits
+    assert {one.task.task_id: one.task.split for one in read_tasks(tmp_path)} == splits
 
 
 def test_no_text_of_a_task_is_markup_of_the_page():
@@ -307,10 +318,8 @@ def test_a_strangers_machine_is_read_and_demands_isolation(tmp_path):
     (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     words = "\n[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 10240\n"
     settings.write_text(settings.read_text() + words)
-    task = read_harbor(folder, isolation_min="hardware_vm").task
-    assert task.machine == MachineNeeds(
-        memory_mib=2048, disk_mib=10240, processors=2, isolation_min="hardware_vm"
-    )
+    task = read_harbor(folder, ReadOptions(isolation_min="hardware_vm")).task
+    assert task.machine == MachineNeeds(memory_mib=2048, isolation_min="hardware_vm")
     settings.write_text(settings.read_text().replace("2048", "-5"))
     with pytest.raises(MalformedTaskError, match=r"environment: machine.memory_mib: .* -5"):
         read_harbor(folder)

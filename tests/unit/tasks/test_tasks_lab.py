@@ -5,6 +5,7 @@ import asyncio
 from penstock.envs.factory.lab import LEASE_S, MachineLab
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import SandboxDied
+from penstock.envs.tasks.changes import Changes
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Split, Task
@@ -19,7 +20,7 @@ class SlowMachine:
         self.alive = True
         self._backend = backend
 
-    async def write_files(self, files):
+    async def write_files(self, files, *, keeps_modes=True):
         pass
 
     async def exec(self, argv, *, timeout_s, **options):
@@ -55,4 +56,4 @@ async def test_a_machine_is_kept_for_as_long_as_tests_may_take():
         task_id="t", files={}, argv=["true"], expected=["1"], timeout_s=3 * LEASE_S
     )
     async with SlowTests().pool as pool:
-        assert (await MachineLab(pool).grade(task, hidden, {})).is_solved
+        assert (await MachineLab(pool).grade(task, hidden, Changes())).is_solved

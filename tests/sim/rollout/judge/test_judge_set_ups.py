@@ -184,7 +184,7 @@ def test_a_machine_that_fails_is_replaced_then_the_rollout_is_masked(simulate, n
     simulate(scenario)
 
 
-SET_UP, READING = 7, 8
+SET_UP, READING = 8, 9
 
 
 @pytest.mark.parametrize(("num_killed", "dies_at"), [(1, SET_UP), (2, SET_UP), (2, READING)])
