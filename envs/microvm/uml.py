@@ -94,11 +94,12 @@ class UmlBackend(LayeredBackend):
 
     def _program(self, guest_fd: int, files: Mapping[str, str]) -> list[str]:
         needs = self.needs
-        layer = f"ubd1r={files['layer']}" if self._layer else ""
+        layers = [path for kind, path in files.items() if kind.startswith("layer")]
         debian = (f"initrd={files['initramfs']}", *DEBIAN_ROOT) if self.assets.is_debian else ()
         return [
             *(files["kernel"], f"ubd0r={files['image']}", *(debian or ROOT)),
-            *((layer, "penstock_layer=/dev/ubdb") if layer else ()),
+            *(f"ubd{number}r={path}" for number, path in enumerate(layers, start=1)),
+            *self._layer_options("/dev/ubd"),
             *((f"penstock_disk_mib={needs.disk_mib}",) if needs.disk_mib else ()),
             *(
                 f"ssl0=fd:{guest_fd}",
@@ -115,9 +116,11 @@ class UmlBackend(LayeredBackend):
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""
         try:
-            return await start_machine(
+            machine = await start_machine(
                 self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
             )
+            machine.settings = self.settings
+            return machine
         except SandboxDied:
             # A layer removed since the backend was opened is the likely cause: report it instead.
             self._check_layer()
