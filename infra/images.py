@@ -63,7 +63,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "-o", "--output", default="", metavar="NAME", help="the name of the image of a Dockerfile"
     )
-    build.add_argument("-f", "--dockerfile", default="", help="its path in the folder")
+    build.add_argument("-f", "--dockerfile", default="Dockerfile", help="its path in the folder")
     build.add_argument(
         "--build-arg",
         action="append",
