@@ -106,9 +106,7 @@ class _Stage:
         )
 
 
-async def build_dockerfile(
-    folder: Path, name: str, options: BuildOptions, say: Say
-) -> ImageLayer:
+async def build_dockerfile(folder: Path, name: str, options: BuildOptions, say: Say) -> ImageLayer:
     """Build the image of a folder with a Dockerfile; see `prepare.prepare_image` for errors."""
     path = folder / options.dockerfile
     try:
@@ -198,9 +196,7 @@ class _Build:
             if self._options.offline:
                 raise one.refused(f"{reference!r} is not in the store, and this is offline: "
                                   "pull or load it first")  # fmt: skip
-            source = RegistrySource(
-                reference, self._scratch, self._options.credentials, self._say
-            )
+            source = RegistrySource(reference, self._scratch, self._options.credentials, self._say)
             layers, config = await fetch_layers(source, self._store, self._scratch)
             self._store.publish(reference, layers, config, self._scratch, reference)
             found = self._store.merged(layers, self._scratch), config
@@ -388,7 +384,9 @@ class _Build:
                 self._store.layer,
                 stage.key,
                 lambda target: ConvertRequest(
-                    blobs=[str(out)], lowers=[str(d) for d in disks], is_overlay=True,
+                    blobs=[str(out)],
+                    lowers=[str(d) for d in disks],
+                    is_overlay=True,
                     target=str(target),
                 ),  # fmt: skip
                 self._scratch,
@@ -443,7 +441,10 @@ class _Machine:
         try:
             if egress and not self.options.offline:
                 await machine.allow_egress(egress)
-            files = {"/tmp/step.py": GUEST.read_bytes(), "/tmp/step.json": msgspec.json.encode(spec)}
+            files = {
+                "/tmp/step.py": GUEST.read_bytes(),
+                "/tmp/step.json": msgspec.json.encode(spec),
+            }
             await machine.write_files(files)
             done = await machine.exec(
                 ["python3", "/tmp/step.py"], timeout_s=self.options.step_s, cwd="/",

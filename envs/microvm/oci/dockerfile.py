@@ -20,7 +20,9 @@ NAMES = frozenset(
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*")
 _HEREDOC = re.compile(r"""<<(?P<dash>-?)(?P<quote>["']?)(?P<word>[A-Za-z_]\w*)(?P=quote)""")
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
-_VARIABLE = re.compile(r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?(?P<how>[-+?])(?P<word>[^}]*))?\})")
+_VARIABLE = re.compile(
+    r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?(?P<how>[-+?])(?P<word>[^}]*))?\})"
+)
 
 
 class DockerfileError(ImageError):
@@ -281,22 +283,30 @@ def pairs(instruction: Instruction, env: Mapping[str, str]) -> dict[str, str]:
         name, _, value = text.partition(" ")
         if not value.strip():
             raise instruction.refused("expected NAME=VALUE")
-        return {name: "".join(words(instruction, _quoted(expand(instruction, value.strip(), env))))}
+        return {
+            name: "".join(
+                words(instruction, _quoted(instruction, expand(instruction, value.strip(), env)))
+            )
+        }
     found: dict[str, str] = {}
     # Expanded before the words are split, as values with spaces are quoted.
     for word in _raw_words(instruction, text):
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise instruction.refused(f"{word[:80]!r}: expected NAME=VALUE")
-        plain = words(instruction, _quoted(expand(instruction, value, env)))
+        plain = words(instruction, _quoted(instruction, expand(instruction, value, env)))
         found["".join(words(instruction, name))] = " ".join(plain)
     return found
 
 
-def _quoted(text: str) -> str:
+def _quoted(instruction: Instruction, text: str) -> str:
     """Return a text whose spaces outside of quotes do not split words."""
-    out, quote = "", ""
+    out, quote, skip = "", "", False
     for char in text:
+        if skip:
+            out, skip = out + char, False
+            continue
+        skip = char == instruction.escape and quote != "'"
         if char in {"'", '"'} and quote in {"", char}:
             quote = "" if quote else char
         out += f'"{char}"' if char.isspace() and not quote else char

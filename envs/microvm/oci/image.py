@@ -279,6 +279,11 @@ def top_layer(settings: ImageSettings, layers: Sequence[Node]) -> Node:
     for name in ("tmp", "tests", "logs", "solution"):
         if find(layers, f"/{name}".encode()) is None:
             top.children[name.encode()] = Node(0o041777)
+    home = find(layers, b"/home")
+    if (home is None or home[0] == b"/home") and find(layers, b"/home/agent") is None:
+        # Where an episode's own files lie outside of the working directory.
+        own = Node(0o040755, settings.uid, settings.gid)
+        top.children[b"home"] = Node(children={b"agent": own})
     if settings.workdir in {"/", "/work"}:
         if find(layers, b"/work") is None:
             top.children[b"work"] = Node(0o040755, settings.uid, settings.gid)

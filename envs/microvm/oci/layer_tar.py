@@ -267,7 +267,8 @@ class _Peeked:
         return data
 
 
-def _convert(request: ConvertRequest, target: BinaryIO) -> Converted:
+def convert_here(request: ConvertRequest, target: BinaryIO) -> Converted:
+    """Convert a layer in this process, without its bounds of memory and time; see `convert`."""
     writer = ErofsWriter(target, bytes_max=LAYER_BYTES_MAX)
     lowers = [Path(path) for path in request.lowers]
     if request.merged:
@@ -377,7 +378,7 @@ def main() -> None:
     with contextlib.ExitStack() as until:
         try:
             target = until.enter_context(os.fdopen(int(sys.argv[1]), "rb+"))
-            found = _convert(request, cast("BinaryIO", target))
+            found = convert_here(request, cast("BinaryIO", target))
         except ImageError as error:
             found = Converted(error=str(error))
         except _DAMAGED as error:

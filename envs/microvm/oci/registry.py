@@ -50,7 +50,7 @@ TOKEN_BYTES_MAX = 64 << 10
 DOCKER_HUB = "registry-1.docker.io"
 _HUB_NAMES = ("docker.io", "index.docker.io", "https://index.docker.io/v1/")
 _REFERENCE = re.compile(
-    r"(?:(?P<host>[a-zA-Z0-9.-]+(?::\d{1,5})?)/)?(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?:(?P<host>[a-zA-Z0-9][a-zA-Z0-9.-]*(?::\d{1,5})?)/)?(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
