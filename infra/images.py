@@ -1,4 +1,4 @@
-"""`penstock images base|build|ls|gc`: what machines boot, and layers above it.
+"""`penstock images base|pull|build|ls|gc`: what machines boot, and layers above it.
 
 `base` is idempotent and safe to run twice at once; only what changed is built. It takes two to
 three minutes on two cores the first time, mostly the kernel's compilation; with `--at-once`, where
@@ -8,6 +8,7 @@ more minutes).
 """
 
 import argparse
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -16,7 +17,14 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from penstock.envs.microvm.images.assets import is_build_running, load_assets, vm_cache_dir
-from penstock.envs.microvm.images.layers import layer_folder, list_layers, remove_unnamed
+from penstock.envs.microvm.images.layers import (
+    ImageLayer,
+    layer_folder,
+    list_layers,
+    remove_unnamed,
+)
+from penstock.envs.microvm.oci.build import MEMORY_MIB, STEP_S, BuildOptions, build_dockerfile
+from penstock.envs.microvm.oci.prepare import default_name, pull_image
 from penstock.envs.microvm.recipe.assets import build_assets
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.qemu import build_qemu_assets
@@ -37,8 +45,49 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     base.add_argument("--qemu", action="store_true", help="also build QEMU and its kernel")
     base.add_argument("--at-once", action="store_true",
                       help="take Debian's own kernel where none was compiled yet")  # fmt: skip
-    build = actions.add_parser("build", help="build a layer, if its inputs changed")
-    build.add_argument("name", help="the layer's name")
+    pull = actions.add_parser("pull", help="take a container image, without a daemon")
+    pull.add_argument(
+        "source",
+        metavar="REF|ARCHIVE|FOLDER",
+        help="a reference, a docker save or OCI archive, an OCI or skopeo folder",
+    )
+    pull.add_argument("-o", "--name", default="", help="its name (default: the reference)")
+    pull.add_argument("--credentials", type=Path, metavar="FILE",
+                      help="registry credentials (default: ~/.docker/config.json)")  # fmt: skip
+    build = actions.add_parser("build", help="build a Dockerfile's image, or a layer")
+    build.add_argument(
+        "name",
+        metavar="FOLDER|NAME",
+        help="a folder with a Dockerfile; or the name of a layer to build",
+    )
+    build.add_argument(
+        "-o", "--output", default="", metavar="NAME", help="the name of the image of a Dockerfile"
+    )
+    build.add_argument("-f", "--dockerfile", default="Dockerfile", help="its path in the folder")
+    build.add_argument(
+        "--build-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a value for ARG; may be repeated",
+    )
+    build.add_argument("--stage", default="", help="the stage to build (default: the last)")
+    build.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="what RUN may reach; may be repeated (default: nothing)",
+    )
+    build.add_argument("--step-s", type=float, default=STEP_S, help="seconds that a RUN may take")
+    build.add_argument(
+        "--memory-mib",
+        type=int,
+        default=MEMORY_MIB,
+        help="memory of the building machine, its files included",
+    )
+    build.add_argument("--offline", action="store_true", help="pull no image, allow no host")
+    build.add_argument("--credentials", type=Path, metavar="FILE", help="as for pull")  # fmt: skip
     build.add_argument("--package", action="append", default=[], metavar="DEB",
                        help="a Debian package; may be repeated")  # fmt: skip
     build.add_argument("--pip", action="append", default=[], metavar="REQUIREMENT",
@@ -53,7 +102,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one action."""
-    actions = {"base": _base, "build": _build, "ls": _ls, "gc": _gc}
+    actions = {"base": _base, "pull": _pull, "build": _build, "ls": _ls, "gc": _gc}
     found, lines = actions[arguments.action](arguments)
     for line in lines:
         sys.stdout.write(line + "\n")
@@ -117,7 +166,40 @@ def _progress() -> Callable[[str], None]:
     return say
 
 
+def _pull(arguments: argparse.Namespace) -> tuple[object, list[str]]:
+    options = BuildOptions(credentials=arguments.credentials)
+    image = asyncio.run(
+        pull_image(arguments.source, name=arguments.name, options=options, say=_progress())
+    )
+    return image, [_described(image)]
+
+
+def _described(layer: ImageLayer) -> str:
+    return f"{layer.name}  {layer.digest[:16]}  {layer.num_bytes / 1e6:.1f} MB"
+
+
+def _build_dockerfile(arguments: argparse.Namespace) -> tuple[object, list[str]]:
+    folder = Path(arguments.name)
+    options = BuildOptions(
+        dockerfile=arguments.dockerfile,
+        arguments=dict(one.partition("=")[::2] for one in arguments.build_arg),
+        stage=arguments.stage,
+        egress=arguments.allow_host,
+        step_s=arguments.step_s,
+        memory_mib=arguments.memory_mib,
+        offline=arguments.offline,
+        credentials=arguments.credentials,
+    )
+    name = arguments.output or default_name(folder)
+    image = asyncio.run(build_dockerfile(folder, name, options, _progress()))
+    return image, [_described(image)]
+
+
 def _build(arguments: argparse.Namespace) -> tuple[object, list[str]]:
+    if Path(arguments.name).is_dir() and not (
+        arguments.package or arguments.pip or arguments.folder
+    ):
+        return _build_dockerfile(arguments)
     sources = LayerSources(
         packages=arguments.package,
         requirements=arguments.pip,
@@ -125,7 +207,7 @@ def _build(arguments: argparse.Namespace) -> tuple[object, list[str]]:
         target=arguments.target,
     )
     layer = build_layer(arguments.name, sources, vm_cache_dir(), _progress())
-    return layer, [f"{layer.name}  {layer.digest[:16]}  {layer.num_bytes / 1e6:.1f} MB"]
+    return layer, [_described(layer)]
 
 
 def _ls(arguments: argparse.Namespace) -> tuple[object, list[str]]:

@@ -13,6 +13,7 @@ from penstock.envs.egress.outlet import EgressOutlet
 from penstock.envs.microvm.confinement.confinement import Confinement, Program
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess
+from penstock.envs.microvm.images.layers import ImageSettings
 from penstock.envs.microvm.protocol import FilePiece, GuestRequest
 from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout, VerifierRun
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
@@ -59,6 +60,8 @@ class GuestSandbox:
         self.info = info
         self.process = process
         self.hang_grace_s = HANG_GRACE_S
+        self.settings: ImageSettings | None = None
+        """Of the container image that is its root, if there is one."""
         self._connection = connection
         self._outlet = EgressOutlet(connection)
 
@@ -95,13 +98,14 @@ class GuestSandbox:
     async def _run(
         self, op: str, run: VerifierRun, op_key: str, path: str, env: Mapping[str, str] | None
     ) -> ExecResult:
-        environment = DEFAULT_ENV | self._outlet.environment | dict(env or {})
+        own = DEFAULT_ENV if self.settings is None else self.settings.env
+        environment = own | self._outlet.environment | dict(env or {})
         request = GuestRequest(
             op=op,
             op_key=op_key,
             argv=[_encodable(argument) for argument in run.argv],
             env=[f"{name}={value}" for name, value in environment.items()],
-            path=path,
+            path=self._folder(path),
             deadline_ms=max(1, round(run.timeout_s * 1000)),
             bytes_max=run.output_bytes_max,
             peer=run.peer,
@@ -124,6 +128,15 @@ class GuestSandbox:
             timed_out=reply.timed_out,
             duration_ms=float(reply.duration_ms),
         )
+
+    def _folder(self, path: str) -> str:
+        """Return a working directory by the name that a container image gives it."""
+        # Its `/work` is a link to that, and programs would see the link's name.
+        if self.settings is None or not f"{path}/".startswith(f"{WORK_DIR}/"):
+            return path
+        if self.settings.workdir == "/" and path == WORK_DIR:
+            return path
+        return self.settings.workdir + path.removeprefix(WORK_DIR)
 
     async def allow_egress(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
         """See `NetworkedMachine.allow_egress`."""

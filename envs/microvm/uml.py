@@ -7,7 +7,7 @@ calls that user-mode Linux makes. It is meant for code that a policy writes; tas
 sources should demand a hardware VM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.envs.microvm.confinement.confinement import MARGIN_MIB, Confinement
@@ -43,7 +43,17 @@ DEBIAN_LIBRARIES = {
 
 
 class UmlBackend(LayeredBackend):
-    """Boots one user-mode Linux per sandbox."""
+    """Boots one user-mode Linux per sandbox.
+
+    Args:
+        cache: See `LayeredBackend`, as for `layer` and `needs`.
+        layer: As there.
+        needs: As there.
+        disks: Further files that are disks of the machine, after its layers.
+        output: File that is its last disk and that it may write. With it the machine builds images
+            (`oci/build.py`): its commands run as its root.
+
+    """
 
     name = "uml"
     isolation_class = IsolationClass.USER_MODE_KERNEL
@@ -61,11 +71,17 @@ class UmlBackend(LayeredBackend):
         cache: Path | None = None,
         layer: str | Path = "",
         needs: MachineNeeds = DEFAULT_NEEDS,
+        *,
+        disks: Sequence[Path] = (),
+        output: Path | None = None,
     ) -> None:
         super().__init__(cache, layer, needs)
         self.assets = self._base
+        more = {f"disk{number}": path for number, path in enumerate(disks)}
+        more |= {"output": output} if output else {}
         kinds = ("kernel", *(("initramfs", "loader", "library") if self.assets.is_debian else ()))
-        files = {kind: self._folder / getattr(self.assets, kind) for kind in kinds} | self._files
+        files = {kind: self._folder / getattr(self.assets, kind) for kind in kinds}
+        files |= self._files | more
         self._confinement = Confinement(
             self._folder / self.assets.launcher,
             files,
@@ -74,6 +90,7 @@ class UmlBackend(LayeredBackend):
             copies=DEBIAN_LIBRARIES if self.assets.is_debian else {},
             memory_mib=self.needs.memory_mib + MARGIN_MIB + OVERHEAD_MIB,
             keeps_addresses=True,
+            writable=("output",),
         )
         self._info = self._record(self.assets.kernel_digest, self._confinement)
 
@@ -94,11 +111,14 @@ class UmlBackend(LayeredBackend):
 
     def _program(self, guest_fd: int, files: Mapping[str, str]) -> list[str]:
         needs = self.needs
-        layer = f"ubd1r={files['layer']}" if self._layer else ""
+        layers = [path for kind, path in files.items() if kind.startswith(("layer", "disk"))]
+        output = (f"ubd{len(layers) + 1}={files['output']}",) if "output" in files else ()
         debian = (f"initrd={files['initramfs']}", *DEBIAN_ROOT) if self.assets.is_debian else ()
         return [
             *(files["kernel"], f"ubd0r={files['image']}", *(debian or ROOT)),
-            *((layer, "penstock_layer=/dev/ubdb") if layer else ()),
+            *(f"ubd{number}r={path}" for number, path in enumerate(layers, start=1)),
+            *self._layer_options("/dev/ubd"),
+            *((*output, "penstock_builder=1") if output else ()),
             *((f"penstock_disk_mib={needs.disk_mib}",) if needs.disk_mib else ()),
             *(
                 f"ssl0=fd:{guest_fd}",
@@ -115,10 +135,12 @@ class UmlBackend(LayeredBackend):
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""
         try:
-            return await start_machine(
+            machine = await start_machine(
                 self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
             )
         except SandboxDied:
             # A layer removed since the backend was opened is the likely cause: report it instead.
             self._check_layer()
             raise
+        machine.settings = self.settings
+        return machine

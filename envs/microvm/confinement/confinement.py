@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -136,6 +136,7 @@ class Confinement:
             this process's user.
         keeps_addresses: Whether to disable address randomization. User-mode Linux would do that by
             executing itself again, which fails here because it has no path to its own program.
+        writable: Kinds of the files that it may also write.
 
     """
 
@@ -150,7 +151,9 @@ class Confinement:
         copies: Mapping[str, str] = MappingProxyType({}),
         own_user: bool = True,
         keeps_addresses: bool = False,
+        writable: Collection[str] = (),
     ) -> None:
+        self._writable = frozenset(writable)
         self.files, self._copies = dict(files), dict(copies)
         self._launcher, self._calls = str(launcher), calls
         self._host = find_host_measures(launcher)
@@ -200,7 +203,7 @@ class Confinement:
                 line, end = socket.socketpair()
                 ours.enter_context(line)
                 theirs.enter_context(end)
-                fds = {name: self._open(path, theirs) for name, path in self.files.items()}
+                fds = {name: self._open(name, path, theirs) for name, path in self.files.items()}
                 calls = self._filter(theirs)
                 group = self._group(ours)
                 inside = program(end.fileno(), {k: f"/proc/self/fd/{n}" for k, n in fds.items()})
@@ -225,9 +228,9 @@ class Confinement:
             for word in ("--perms", "0555", "--ro-bind-data", str(fds[name]), path)
         ]
 
-    @staticmethod
-    def _open(path: Path, until: contextlib.ExitStack) -> int:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def _open(self, kind: str, path: Path, until: contextlib.ExitStack) -> int:
+        access = os.O_RDWR if kind in self._writable else os.O_RDONLY
+        fd = os.open(path, access | os.O_CLOEXEC)
         until.callback(os.close, fd)
         return fd
 

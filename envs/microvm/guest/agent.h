@@ -47,8 +47,11 @@ struct launched {
     int read_ends[2];
 };
 bool launch(const struct request *rq, struct launched *out); /* false: an error was the reply */
-void exec_drop_root(void); /* from now on, runs commands and accesses files as AGENT_UID */
+/* From now on, runs commands and accesses files as this user: AGENT_UID, or the one of a container image,
+ * which may be root without the capabilities that reach beyond its files and programs. */
+void exec_drop_root(uid_t uid, gid_t gid, bool is_image);
 bool exec_has_users(void);
+uid_t exec_user(void);
 void agent_as_root(void);  /* only in a machine with its own kernel, for the machine's own files */
 void agent_as_user(void);
 void agent_as_verifier(void);

@@ -65,14 +65,13 @@ void file_read(const struct request *rq) {
     close(fd);
 }
 
-/* Owner and permissions of written files: everybody may read the agent's, only the verifier its own. */
+/* Owner and permissions of written files: everybody may read the user's, only the verifier its own. */
 struct owner {
     uid_t uid;
     mode_t dirs, files;
 };
 
-static const struct owner agent = {AGENT_UID, 0755, 07777},
-                          verifier = {VERIFIER_UID, 0700, 0700};
+static const struct owner verifier = {VERIFIER_UID, 0700, 0700};
 
 static bool make_parents(char *path, const struct owner *who) {
     for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
@@ -116,6 +115,7 @@ void file_write(const struct request *rq) {
     char path[PATH_BYTES_MAX] = "";
     struct mp_reader r = mp_reader_over(rq->files);
     uint32_t n = rq->files.data == NULL ? 0 : mp_read_array(&r);
+    const struct owner agent = {exec_user(), 0755, 07777};
     const struct owner *who = view_is(rq->op, "write_verifier") ? &verifier : &agent;
     if (who == &verifier && !exec_has_users())
         return reply_error(rq->id, rq->op_key, "bad_request", "there is one user");

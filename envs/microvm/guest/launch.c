@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <grp.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,6 +28,7 @@
 /* User and environment of a program. A vforked child only reads it. */
 struct role {
     uid_t uid;
+    gid_t gid;
     int line;      /* becomes PEER_FD; -1: none */
     char **covers; /* file, covered file, file, covered file ..., NULL */
 };
@@ -38,19 +41,31 @@ struct words {
     unsigned num_covers;
 };
 
-static bool drop_root;
+static bool drop_root, in_image;
+static uid_t user_uid = AGENT_UID;
+static gid_t user_gid = AGENT_UID;
 
-void exec_drop_root(void) {
+/* Those that Docker leaves to root, but for devices and raw sockets. */
+static const int kept_capabilities[] = {CAP_CHOWN,  CAP_DAC_OVERRIDE, CAP_FSETID,  CAP_FOWNER,
+                                        CAP_SETGID, CAP_SETUID,       CAP_SETFCAP, CAP_SETPCAP,
+                                        CAP_KILL,   CAP_SYS_CHROOT,   CAP_NET_BIND_SERVICE};
+
+void exec_drop_root(uid_t uid, gid_t gid, bool is_image) {
     drop_root = true;
+    in_image = is_image;
+    user_uid = uid;
+    user_gid = gid;
     agent_as_user();
 }
 
 bool exec_has_users(void) { return drop_root; }
 
+uid_t exec_user(void) { return user_uid; }
+
 /* Files are accessed as the user: otherwise a program could plant a link and have root write through it. */
 void agent_as_user(void) {
-    setfsgid(AGENT_UID);
-    setfsuid(AGENT_UID);
+    setfsgid(user_gid);
+    setfsuid(user_uid);
 }
 
 void agent_as_verifier(void) {
@@ -77,6 +92,16 @@ static void cover(char **pairs) {
         if (mount(pairs[0], pairs[1], NULL, MS_BIND, NULL) < 0) die("exec: cover", pairs[1], 126);
 }
 
+static void drop_capabilities(void) {
+    for (int one = 0; one <= CAP_LAST_CAP; one++) {
+        bool keep = false;
+        for (size_t i = 0; i < sizeof kept_capabilities / sizeof *kept_capabilities; i++)
+            keep = keep || kept_capabilities[i] == one;
+        if (!keep && prctl(PR_CAPBSET_DROP, one, 0, 0, 0) < 0 && errno != EINVAL)
+            die("exec", "capabilities", 126);
+    }
+}
+
 /* Runs in the vforked child: only system calls, and no change to the parent's memory. */
 static void become(char **argv, char **env, const char *cwd, const int *ends,
                    const struct role *role) {
@@ -96,8 +121,9 @@ static void become(char **argv, char **env, const char *cwd, const int *ends,
     setrlimit(RLIMIT_NPROC, &processes);
     setrlimit(RLIMIT_NOFILE, &files);
     if (drop_root) setpriority(PRIO_PROCESS, 0, 0);
+    if (in_image) drop_capabilities();
     if (drop_root &&
-        (setgroups(0, NULL) < 0 || setgid(role->uid) < 0 || setuid(role->uid) < 0))
+        (setgroups(0, NULL) < 0 || setgid(role->gid) < 0 || setuid(role->uid) < 0))
         die("exec", "setuid", 126);
     if (chdir(cwd) < 0) die("exec: working directory", cwd, 126);
     execvpe(argv[0], argv, env);
@@ -199,8 +225,11 @@ static bool start(const struct request *rq, struct words *w, struct launched *ou
     if (rq->path.len > 0 && !copy_folder(rq->path, cwd, sizeof cwd)) return false;
     if (w->peer[0] != NULL && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line) < 0)
         return false;
-    struct role code = {.uid = AGENT_UID, .line = line[1], .covers = w->covers};
-    struct role tests = {.uid = VERIFIER_UID, .line = line[0], .covers = w->covers + 2 * COVERS_MAX};
+    /* A peer is never root, who could read the tests. */
+    bool is_peer = w->peer[0] != NULL;
+    struct role code = {is_peer ? AGENT_UID : user_uid, is_peer ? AGENT_UID : user_gid, line[1],
+                        w->covers};
+    struct role tests = {VERIFIER_UID, VERIFIER_UID, line[0], w->covers + 2 * COVERS_MAX};
     extern char **environ;
     char **own = environ;
     environ = w->env; /* execvpe searches the PATH that the program will see */

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -25,6 +26,11 @@
 #define VSOCK "vsock:"
 #define LAYER_VARIABLE "penstock_layer"
 #define DISK_VARIABLE "penstock_disk_mib"
+#define ROOT_VARIABLE "penstock_root"
+#define USER_VARIABLE "penstock_user"
+#define BUILDER_VARIABLE "penstock_builder"
+#define ROOT_DISKS_MAX 12
+#define THREADS_MAX 512
 #define FILES_PERCENT_MAX 70
 #define SHARED_PERCENT 10
 #define SEGMENTS_PERCENT 2
@@ -47,15 +53,33 @@ static void must(bool ok, const char *what) {
     abort(); /* PID 1 dies, the kernel panics, the machine ends: the host sees a death */
 }
 
-/* Mounts the task's layer, whose disk the kernel command line names, and returns the overlay options. */
+/* Whether the root is a container image of its own instead of the base image. */
+static bool has_own_root(void) { return getenv(ROOT_VARIABLE) != NULL; }
+
+/* Mounts the layers, whose disks the kernel command line names, uppermost first, and returns the overlay
+ * options. A task's layer lies on the base image; those of a container image are all of the root. */
 static const char *lower_folders(void) {
-    const char *disk = getenv(LAYER_VARIABLE);
-    if (disk == NULL) return "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk";
-    must(mkdir("/mnt/layer", 0755) == 0, "mkdir /mnt/layer");
-    must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755") == 0, "mount /dev");
-    must(mount(disk, "/mnt/layer", "erofs", MS_RDONLY, NULL) == 0, "mount the layer");
-    must(umount("/dev") == 0, "umount /dev");
-    return "lowerdir=/mnt/layer:/,upperdir=/mnt/up,workdir=/mnt/wk";
+    static char options[1024] = "lowerdir=";
+    const char *disk = getenv(LAYER_VARIABLE), *own = getenv(ROOT_VARIABLE);
+    char disks[256] = "", *rest = disks, *one;
+    if (own != NULL || disk != NULL) {
+        must(strlen(own != NULL ? own : disk) < sizeof disks, "name the disks");
+        strcpy(disks, own != NULL ? own : disk);
+        must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755") == 0, "mount /dev");
+    }
+    for (int i = 0; (one = strsep(&rest, ",")) != NULL && one[0] != 0; i++) {
+        char folder[32];
+        must(i < ROOT_DISKS_MAX, "mount that many layers");
+        snprintf(folder, sizeof folder, "/mnt/layer%d", i);
+        must(mkdir(folder, 0755) == 0, folder);
+        must(mount(one, folder, "erofs", MS_RDONLY, NULL) == 0, "mount a layer");
+        if (i > 0) strcat(options, ":");
+        strcat(options, folder);
+    }
+    if (disks[0] != 0) must(umount("/dev") == 0, "umount /dev");
+    if (own == NULL) strcat(options, disk == NULL ? "/" : ":/");
+    strcat(options, ",upperdir=/mnt/up,workdir=/mnt/wk");
+    return options;
 }
 
 /* Everything that outlives processes is limited to 90% of the memory in total: files and their inodes
@@ -143,8 +167,10 @@ static void mount_root(void) {
     must(mount("proc", "proc", "proc", 0, NULL) == 0, "mount /proc");
     hide_host_kernel();
     must(chroot(".") == 0, "make it the root");
-    must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
-    must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
+    if (!has_own_root()) {
+        must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
+        must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
+    }
     mkdir("/dev/pts", 0755);
     mkdir("/dev/shm", 0755);
     mount_bounded("/dev/shm", memory_bytes() / 100 * SHARED_PERCENT, "1777");
@@ -157,6 +183,34 @@ static void open_standard_fds(void) {
     int fd = open("/dev/null", O_RDWR);
     must(fd >= 0 && dup2(fd, 0) == 0 && dup2(fd, 1) == 1 && dup2(fd, 2) == 2, "open /dev/null");
     if (fd > 2) close(fd);
+}
+
+/* In a container image programs may be root, without most capabilities (launch.c). What root may open and
+ * would be more than its own machine's files goes: the host's line, the disks, settings of the kernel. */
+static void close_to_root(void) {
+    static const char *kept[] = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm"};
+    static const char *sealed[] = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq"};
+    const int how = MS_BIND | MS_REMOUNT | MS_RDONLY;
+    DIR *dev = opendir("/dev");
+    must(dev != NULL, "list /dev");
+    for (struct dirent *entry; (entry = readdir(dev)) != NULL;) {
+        bool keep = entry->d_name[0] == '.';
+        for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+            keep = keep || strcmp(entry->d_name, kept[i]) == 0;
+        if (!keep) unlinkat(dirfd(dev), entry->d_name, 0);
+    }
+    closedir(dev);
+    must(symlink("/proc/self/fd", "/dev/fd") == 0 && symlink("/proc/self/fd/0", "/dev/stdin") == 0 &&
+             symlink("/proc/self/fd/1", "/dev/stdout") == 0 &&
+             symlink("/proc/self/fd/2", "/dev/stderr") == 0,
+         "link in /dev");
+    bound_number("threads-max", THREADS_MAX); /* the limit on a user's processes does not hold for root */
+    for (size_t i = 0; i < sizeof sealed / sizeof *sealed; i++) {
+        if (access(sealed[i], F_OK) < 0) continue;
+        must(mount(sealed[i], sealed[i], NULL, MS_BIND, NULL) == 0 &&
+                 mount(NULL, sealed[i], NULL, how, NULL) == 0,
+             sealed[i]);
+    }
 }
 
 static void raise_loopback(void) {
@@ -274,7 +328,11 @@ int main(int argc, char **argv) {
             wire_listen((unsigned)atoi(line + strlen(VSOCK)));
         else
             wire_open(line);
-        exec_drop_root();
+        const char *user = getenv(USER_VARIABLE);
+        unsigned uid = AGENT_UID, gid = AGENT_UID;
+        must(user == NULL || sscanf(user, "%u:%u", &uid, &gid) == 2, "read the user");
+        if (has_own_root()) close_to_root();
+        if (getenv(BUILDER_VARIABLE) == NULL) exec_drop_root(uid, gid, has_own_root());
     }
     int signals = block_signals();
     must(signals >= 0, "signalfd");

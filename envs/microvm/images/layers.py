@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 FOLDER = "images"
 SUFFIX = ".erofs"
+IMAGE_SUFFIX = ".image"
+"""Of a container image's description, whose layers are all of a machine's root (`oci/image.py`)."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMAGES_MAX = 8
 """Maximum images that a host keeps ready in addition to the default one."""
@@ -72,6 +74,27 @@ class ImageLayer(msgspec.Struct, frozen=True, kw_only=True):
     """Folder from which its files were copied."""
     target: str = ""
     """Path of those files in the machine."""
+    config: str = ""
+    """Of a container image: its settings, as JSON."""
+
+
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How programs run in machines of a container image."""
+
+    env: dict[str, str]
+    workdir: str
+    uid: int
+    gid: int
+    entrypoint: list[str] = []
+    cmd: list[str] = []
+
+
+class MachineImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A container image: the root of machines, instead of the base image."""
+
+    layers: list[str]
+    """Digests of its layers, the uppermost first."""
+    settings: ImageSettings
 
 
 def layer_folder(cache: Path | None = None) -> Path:
@@ -80,8 +103,32 @@ def layer_folder(cache: Path | None = None) -> Path:
 
 
 def layer_path(folder: Path, digest: str) -> Path:
-    """Return the path of a layer's file in a folder of layers."""
-    return folder / f"{digest}{SUFFIX}"
+    """Return the path of a layer's file, or of a container image's, in a folder of layers."""
+    image = folder / f"{digest}{IMAGE_SUFFIX}"
+    return image if image.is_file() else folder / f"{digest}{SUFFIX}"
+
+
+def load_image(path: Path) -> MachineImage:
+    """Return a container image.
+
+    Raises:
+        ImageAbsent: Its description is gone or damaged.
+
+    """
+    try:
+        return parse_json(path.read_bytes(), MachineImage, path.name)
+    except (OSError, CodecError) as error:
+        raise ImageAbsent(f"image absent: {path}: {error}") from error
+
+
+def _with_layers(folder: Path, digests: Collection[str]) -> set[str]:
+    """Return digests, and those of the layers of the container images among them."""
+    found = set(digests)
+    for digest in digests:
+        path = layer_path(folder, digest)
+        if path.suffix == IMAGE_SUFFIX:
+            found.update(load_image(path).layers)
+    return found
 
 
 def entry_path(folder: Path, name: str) -> Path:
@@ -147,9 +194,12 @@ def remove_unnamed(cache: Path | None = None) -> list[Path]:
     runs, folders can only be leftovers of builds that were killed.
     """
     folder = layer_folder(cache)
-    named = {layer.digest for layer in list_layers(cache)}
-    files = folder.glob(f"*{SUFFIX}")
-    unnamed = [path for path in files if path.name.removesuffix(SUFFIX) not in named]
+    named = _with_layers(folder, {layer.digest for layer in list_layers(cache)})
+    files = [path for path in folder.iterdir() if path.suffix in {SUFFIX, IMAGE_SUFFIX}]
+    unnamed = [path for path in files if path.stem not in named]
+    for chain in folder.glob("*.chain"):
+        if chain.read_text() not in named:
+            unnamed.append(chain)
     for path in unnamed:
         path.unlink()
     left = [path for path in folder.glob("*/") if not path.is_symlink()]
@@ -190,14 +240,36 @@ class LayeredBackend:
         self._folder, self._base = load_assets(cache)
         self.needs = resolve_machine_size(needs, self)
         self._layer: Path | None = None
+        self.settings: ImageSettings | None = None
         self._files = {"image": self._folder / self._base.image}
         if layer:
             self._layer = layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
-            self._files["layer"] = self._layer
+            files = [self._layer]
+            if self._layer.suffix == IMAGE_SUFFIX:
+                image = load_image(self._layer)
+                self.settings = image.settings
+                files = [layer_path(self._layer.parent, digest) for digest in image.layers]
+            self._files |= {f"layer{number}": path for number, path in enumerate(files)}
 
     def resized(self, needs: MachineNeeds) -> Self:
         """See `SizedBackend.resized`."""
         return type(self)(*self._opened_with, needs)
+
+    def _layer_options(self, disks: str) -> list[str]:
+        """Return what the guest's kernel hands to the agent about layers and their user.
+
+        Args:
+            disks: The names of disks, without the letter of each; `b` is the first layer's.
+
+        """
+        num = sum(kind.startswith("layer") for kind in self._files)
+        if not num:
+            return []
+        names = ",".join(f"{disks}{chr(ord('b') + number)}" for number in range(num))
+        if self.settings is None:
+            return [f"penstock_layer={names}"]
+        user = f"{self.settings.uid}:{self.settings.gid}"
+        return [f"penstock_root={names}", f"penstock_user={user}"]
 
     def _record(self, kernel_digest: str, confinement: Confinement) -> SandboxRecord:
         """Return the record of its machines, without their boot time."""
@@ -211,8 +283,9 @@ class LayeredBackend:
 
     def _check_layer(self) -> None:
         """Raise `ImageAbsent` if the layer's file is gone; `penstock images gc` may remove it."""
-        if self._layer and not self._layer.is_file():
-            raise ImageAbsent(f"image absent: no {self._layer}")
+        for kind, path in self._files.items():
+            if kind.startswith("layer") and not path.is_file():
+                raise ImageAbsent(f"image absent: no {path}")
 
 
 class Images:
@@ -263,17 +336,27 @@ class Images:
         """Return the path of a layer's file after comparing its content with its digest."""
         source = layer_path(self._shared, digest)
         try:
-            if self._own is None:
-                _check(source, source, digest)
-                return source
-            path = layer_path(self._own, digest)
-            if not path.is_file() or digest_file(path) != digest:
-                self._copy(source, path, digest)
-            self._trim(self._own, {*ready, digest})
+            _check(source, source, digest)
+            if source.suffix == IMAGE_SUFFIX:
+                for part in load_image(source).layers:
+                    self._fetch(layer_path(self._shared, part), part)
+            path = self._fetch(source, digest)
+            if self._own is not None:
+                self._trim(self._own, _with_layers(self._own, {*ready, digest}))
         except FileNotFoundError as error:
             raise ImageAbsent(f"image absent: no {source}") from error
         except OSError as error:
             raise SandboxError(f"image {digest}: {error}") from error
+        return path
+
+    def _fetch(self, source: Path, digest: str) -> Path:
+        """Return the path of a file that machines use, after comparing its content."""
+        if self._own is None:
+            _check(source, source, digest)
+            return source
+        path = self._own / source.name
+        if not path.is_file() or digest_file(path) != digest:
+            self._copy(source, path, digest)
         return path
 
     def _copy(self, source: Path, path: Path, digest: str) -> None:
@@ -295,11 +378,11 @@ class Images:
     def _trim(self, own: Path, kept: Collection[str]) -> None:
         """Remove unused layers beyond `num_max`, oldest first, and leftovers of killed copies."""
         files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        unused = [path for path in files if path.name.removesuffix(SUFFIX) not in kept]
-        whole = [path for path in unused if path.suffix == SUFFIX]
+        unused = [path for path in files if path.stem not in kept]
+        whole = [path for path in unused if path.suffix in {SUFFIX, IMAGE_SUFFIX}]
         num_room = max(0, self.num_max - len(kept))
         late = whole[: max(0, len(whole) - num_room)]
-        for path in (*late, *(path for path in unused if path.suffix != SUFFIX)):
+        for path in (*late, *(path for path in unused if path not in whole)):
             # Another process of this host may have removed it.
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -75,6 +75,7 @@ class QemuTcgBackend(LayeredBackend):
             needs=self.needs,
             accelerator=self.accelerator,
             devices=self.devices,
+            layer_options=self._layer_options("/dev/vd"),
         )
         info = self._record(self.assets.kernel_digest, command.confinement)
         # Everything that the layout of a saved state depends on; see `MachineCheckpoint`.
@@ -83,7 +84,7 @@ class QemuTcgBackend(LayeredBackend):
             *(text.encode() for text in (info.kernel_digest, info.image_digest)),
             self.assets.program_digest.encode(),
         )
-        self._kind = MachineKind(digest=digest, command=command, info=info)
+        self._kind = MachineKind(digest=digest, command=command, info=info, settings=self.settings)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `SandboxBackend.start`.

@@ -6,7 +6,7 @@ A process either boots a kernel, or waits for the device state of a saved machin
 import contextlib
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.envs.microvm.confinement.confinement import Confinement
@@ -74,11 +74,12 @@ class QemuCommand:
 
     Args:
         launcher: Path of the launcher; see `Confinement`.
-        files: Paths by kind: `kernel`, `initramfs` and `image`; `layer` if there is one; `program`
-            and `firmware` if the recipe built QEMU, which then sees no other files of the host.
+        files: Paths by kind: `kernel`, `initramfs` and `image`; `layer0` and on if there are layers;
+            `program` and `firmware` if the recipe built QEMU, which then sees no other files of the host.
         needs: Size of the machines, with defaults filled in.
         accelerator: QEMU's `-accel` option.
         devices: Device files of the host that the confined process may open.
+        layer_options: What the guest's kernel hands to the agent about layers.
 
     Raises:
         BackendUnavailable: QEMU or bubblewrap is missing.
@@ -93,7 +94,9 @@ class QemuCommand:
         needs: MachineNeeds,
         accelerator: str,
         devices: tuple[str, ...] = (),
+        layer_options: Sequence[str] = (),
     ) -> None:
+        self._layer_options = layer_options
         self.mem_bytes = needs.memory_mib << 20
         self._needs = needs
         self._accelerator = accelerator
@@ -132,7 +135,7 @@ class QemuCommand:
             boots: Whether QEMU boots the kernel; otherwise it waits for a device state.
 
         """
-        disks = {name: files[name] for name in ("image", "layer") if name in files}
+        disks = {k: path for k, path in files.items() if k == "image" or k.startswith("layer")}
         # A machine that boots writes into the file, which becomes the template; copies map it
         # privately, so that their pages are their own.
         share = "on" if boots else "off"
@@ -148,7 +151,7 @@ class QemuCommand:
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
             *("-kernel", files["kernel"], "-initrd", files["initramfs"]),
-            *("-append", self._kernel_options(has_layer="layer" in files)),
+            *("-append", self._kernel_options()),
             *(part for name, path in disks.items() for part in _disk(name, path)),
             *("-device", "virtio-serial-device"),
             *("-chardev", f"socket,id=line,fd={line}"),
@@ -159,11 +162,10 @@ class QemuCommand:
             *(() if boots else ("-incoming", f"fd:{devices}")),
         ]
 
-    def _kernel_options(self, *, has_layer: bool) -> str:
+    def _kernel_options(self) -> str:
         """Return the command line of the guest kernel."""
         options = f"quiet panic=-1 reboot=t {_clock()}"
-        if has_layer:
-            options += " penstock_layer=/dev/vdb"
+        options += "".join(f" {option}" for option in self._layer_options)
         if self._needs.disk_mib:
             options += f" penstock_disk_mib={self._needs.disk_mib}"
         return options

@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
+from penstock.envs.microvm.images.layers import ImageSettings
 from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.microvm.qemu.command import QemuCommand, QemuProcess
@@ -155,6 +156,8 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     command: QemuCommand
     info: SandboxRecord
     """Record of a machine, without its boot time."""
+    settings: ImageSettings | None = None
+    """Of the container image that is its root, if there is one."""
     kept: dict[str, SavedMachine] = {}
     """Memory cached for further copies, by the token of its checkpoint; oldest first."""
 
@@ -181,6 +184,7 @@ class QemuMachine(GuestSandbox):
         self, kind: MachineKind, connection: GuestConnection, launched: QemuProcess, memory: Memory
     ) -> None:
         super().__init__(connection, launched.process, kind.info)
+        self.settings = kind.settings
         self.monitor = Qmp(launched.monitor)
         self._kind = kind
         self._base = memory

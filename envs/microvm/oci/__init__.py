@@ -1,0 +1,8 @@
+"""Container images without a daemon: from a registry, an archive, a folder or a Dockerfile.
+
+```
+ registry.py, sources.py ─▶ blobs, verified ─▶ layer_tar.py ─▶ erofs.py ─▶ image.py: the store
+ dockerfile.py (text) ─▶ build.py: a machine per step ─────────┘
+```
+`prepare.py` is what readers of tasks call. To add a kind of source, implement `sources.Source`.
+"""
