@@ -1,5 +1,6 @@
 """The monitor actor: follows all streams and serves the run's state, metrics and episodes."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
@@ -14,6 +15,7 @@ from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.snapshots.following import FoldKeeper, followed
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus, Serve
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
@@ -157,6 +159,7 @@ class Monitor(Actor):
     """
 
     role = "monitor"
+    saved = ("_fold", "_index")
 
     def __init__(self, bus: Bus) -> None:
         """Create a monitor that follows a bus."""
@@ -165,6 +168,8 @@ class Monitor(Actor):
         self._index = EpisodeIndex()
         self._episodes: EpisodeService | None = None
         self._ctx: Context | None = None
+        self._state = asyncio.Lock()
+        """Lock held while the state is computed or saved."""
 
     def services(self) -> Mapping[str, Serve]:
         """Return the services for the run's state and its episodes."""
@@ -179,14 +184,26 @@ class Monitor(Actor):
         self._ctx = ctx
         self._episodes = EpisodeService(self._index, ctx)
         ctx.spawn("follow", self._follow())
-        log.info("following %d event types from the start of the log", len(self._fold.types))
         return ()
 
     async def _follow(self) -> None:
-        async for delivery in self._bus.follow([*{*self._fold.types, *self._index.handlers}]):
+        ctx, types = self._ctx, [*{*self._fold.types, *self._index.handlers}]
+        assert ctx is not None, "the monitor has not started"
+        keeper = FoldKeeper(self, ctx.actor, ctx.store, ctx.monotonic, ctx.offload)
+        async with self._state:
+            await keeper.restore()
+
+        def catch_up() -> None:
+            log.info("caught up with %d event types of the log", len(types))
+
+        async for delivery in followed(self._bus, types, keeper.positions, catch_up):
             self._fold.apply(delivery.event, delivery.stored_at)
             if handler := self._index.handlers.get(type(delivery.event)):
                 handler(delivery.event, delivery.stored_at)
+            keeper.note(delivery)
+            if keeper.is_due:
+                async with self._state:
+                    await keeper.save()
 
     def _list_episodes(self, message: Message) -> AsyncIterator[Message]:
         assert self._episodes is not None, "the monitor has not started"
@@ -199,5 +216,6 @@ class Monitor(Actor):
     async def _read(self, message: Message) -> AsyncIterator[Message]:
         assert isinstance(message, ReadMonitor)
         assert self._ctx is not None, "the monitor has not started"
-        state = self._fold.state(self._ctx.now())
+        async with self._state:
+            state = self._fold.state(self._ctx.now())
         yield MonitorSnapshot(state_json=encode_state(state), exposition=exposition(state))

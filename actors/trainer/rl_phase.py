@@ -45,6 +45,8 @@ class NondeterminismError(TrainingError):
 class RlPhase:
     """Drives the training engine through stored manifests, and keeps the digest of each step."""
 
+    saved = ("_manifests", "_digests", "turns", "ledger")
+
     def __init__(
         self,
         config: TrainerConfig,
@@ -68,6 +70,8 @@ class RlPhase:
         self.ledger = Ledger()
         self.step = 0
         """Step of the engine's weights, which is their policy version."""
+        self.step_saved = -1
+        """Step of the newest checkpoint."""
         self.is_idle = asyncio.Event()
         self.is_training = asyncio.Event()
 
@@ -79,12 +83,19 @@ class RlPhase:
         else:
             position = await self._engine.load(ctx, key)
         self.step, self._completed = position.step, position.completed
+        self.step_saved = position.step
         if isinstance(position.completed, StepCompleted):
             self._count_skipped(position.completed)
         # Version 0 has a checkpoint by now, so no start will need a save of mid-training.
         await drop_saves(ctx.store)
         self._set_idle(ctx)
         return [position.saved, self._completed, await self._publish(ctx), *self._finish()]
+
+    def restored(self) -> None:
+        """Settle the manifests of a snapshot that are trained by now."""
+        for step in sorted(self._manifests):
+            if step <= self.step:
+                self.turns.drop(self._manifests.pop(step))
 
     def add_manifest(self, manifest: BatchManifest) -> None:
         """Keep a manifest until its step is taken; drop the turns of a step already taken."""
@@ -239,7 +250,9 @@ class RlPhase:
     async def save(self, ctx: Context) -> Effects:
         """Save a checkpoint of the current state."""
         assert self._completed is not None
-        return (await self._engine.save(ctx, self._completed, self.ledger.rows()),)
+        saved = await self._engine.save(ctx, self._completed, self.ledger.rows())
+        self.step_saved = saved.step
+        return (saved,)
 
     def _finish(self) -> Effects:
         if not self.is_finished:
