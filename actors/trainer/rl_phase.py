@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -11,7 +12,7 @@ from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.manifests import trained_samples
-from penstock.actors.trainer.checkpoint import drop_old_checkpoints, newest_checkpoint
+from penstock.actors.trainer.checkpoint import drop_old_checkpoints, load_newest
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.protocol import Completed, StepData, TrainingEngine
 from penstock.actors.trainer.midtraining.saves import drop_saves
@@ -76,12 +77,10 @@ class RlPhase:
         self.is_training = asyncio.Event()
 
     async def start(self, ctx: Context, seed: int) -> Effects:
-        """Load the newest checkpoint or create version 0; return the events of that version."""
-        key = await newest_checkpoint(ctx.store)
-        if key is None:
+        """Load the newest sound checkpoint or create version 0; return that version's events."""
+        position = await load_newest(ctx.store, partial(self._engine.load, ctx))
+        if position is None:
             position = await self._engine.make_version_0(ctx, seed)
-        else:
-            position = await self._engine.load(ctx, key)
         self.step, self._completed = position.step, position.completed
         self.step_saved = position.step
         if isinstance(position.completed, StepCompleted):

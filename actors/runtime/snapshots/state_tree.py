@@ -72,7 +72,10 @@ class Packer:
             table = cast("dict[Any, Any]", value)
             if any(issubclass(each, _SKIPPED) for each in set(map(type, table))):
                 return ["kept"]  # Handlers by type of event.
-            keys, values = self._items(list(table)), self._items(list(table.values()))
+            # One call, which no other thread can come into: a gateway goes on meanwhile.
+            pairs = list(table.items())
+            keys = self._items([key for key, _ in pairs])
+            values = self._items([value for _, value in pairs])
             return ["dict", kind.__name__, keys, values]
         if kind.__name__ in _LISTS and kind.__module__ in {"builtins", "collections"}:
             return ["list", kind.__name__, self._items(list(value))]
