@@ -8,7 +8,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -238,7 +237,7 @@ class NatsBus:
             subject=stored["subject"],
             stream=stream,
             sequence=stored["seq"],
-            stored_at=datetime.fromisoformat(stored["time"]).timestamp(),
+            stored_at=log_reader.stored_time(stored["time"]),
         )
 
     def read_raw(self, streams: Sequence[Stream]) -> AsyncGenerator[log_reader.RawMessage, None]:

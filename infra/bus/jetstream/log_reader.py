@@ -164,8 +164,15 @@ class LogReader:
             answer = await self._connection.api(f"STREAM.MSG.GET.{stream}", {"seq": self._last})
         except JetStreamError:  # Removed meanwhile: it was read, so nothing was missed.
             return False
-        stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
+        stored_at = stored_time(answer["message"]["time"])
         return abs(stored_at - self._last_at) > SAME_S
+
+
+def stored_time(text: str) -> float:
+    """Return a time of the server in Unix seconds, as deliveries have it, of nanoseconds."""
+    whole, _, rest = text.partition(".")
+    start = datetime.fromisoformat(f"{whole.removesuffix('Z')}+00:00")
+    return (int(start.timestamp()) * 10**9 + int(rest.rstrip("Z").ljust(9, "0"))) / 1e9
 
 
 async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
@@ -252,7 +259,7 @@ async def read_raw(  # noqa: PLR0913
                 stream=stream,
                 sequence=last,
                 subject=headers["Nats-Subject"],
-                stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+                stored_at=stored_time(headers["Nats-Time-Stamp"]),
                 data=data,
                 claim_key=claim_key,
             )
