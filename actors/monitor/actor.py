@@ -1,7 +1,5 @@
 """The monitor actor: follows all streams and serves the run's state, metrics and episodes."""
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,12 +13,9 @@ from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.snapshots.following import FoldKeeper, followed
-from penstock.messages.base import Message
-from penstock.messages.bus import Bus, Serve
+from penstock.messages.base import Event, Message
+from penstock.messages.bus import Serve
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
-
-log = logging.getLogger(__name__)
 
 Samples = Iterable[tuple[list[str], float]]
 """Samples of a metric family: label values, and the value."""
@@ -153,23 +148,18 @@ def _with_samples(family: GaugeMetricFamily | CounterMetricFamily, samples: Samp
 
 
 class Monitor(Actor):
-    """Follows the log and serves the run's state.
-
-    It has no `on_` handlers, because it needs the time at which the log stored each event.
-    """
+    """Follows the log and serves the run's state."""
 
     role = "monitor"
     saved = ("_fold", "_index")
 
-    def __init__(self, bus: Bus) -> None:
-        """Create a monitor that follows a bus."""
-        self._bus = bus
+    def __init__(self) -> None:
+        """Start with an empty state."""
         self._fold = RunFold()
         self._index = EpisodeIndex()
+        self.follows = tuple({**dict.fromkeys(self._fold.types), **self._index.handlers})
         self._episodes: EpisodeService | None = None
         self._ctx: Context | None = None
-        self._state = asyncio.Lock()
-        """Lock held while the state is computed or saved."""
 
     def services(self) -> Mapping[str, Serve]:
         """Return the services for the run's state and its episodes."""
@@ -180,30 +170,17 @@ class Monitor(Actor):
         }
 
     async def start(self, ctx: Context) -> Effects:
-        """Start following the log."""
+        """Be ready to answer."""
         self._ctx = ctx
         self._episodes = EpisodeService(self._index, ctx)
-        ctx.spawn("follow", self._follow())
         return ()
 
-    async def _follow(self) -> None:
-        ctx, types = self._ctx, [*{*self._fold.types, *self._index.handlers}]
-        assert ctx is not None, "the monitor has not started"
-        keeper = FoldKeeper(self, ctx.actor, ctx.store, ctx.monotonic, ctx.offload)
-        async with self._state:
-            await keeper.restore()
-
-        def catch_up() -> None:
-            log.info("caught up with %d event types of the log", len(types))
-
-        async for delivery in followed(self._bus, types, keeper.positions, catch_up):
-            self._fold.apply(delivery.event, delivery.stored_at)
-            if handler := self._index.handlers.get(type(delivery.event)):
-                handler(delivery.event, delivery.stored_at)
-            keeper.note(delivery)
-            if keeper.is_due:
-                async with self._state:
-                    await keeper.save()
+    async def on_any(self, event: Event, ctx: Context) -> Effects:
+        """Fold an event of the log."""
+        self._fold.apply(event, ctx.stored_at)
+        if handler := self._index.handlers.get(type(event)):
+            handler(event, ctx.stored_at)
+        return ()
 
     def _list_episodes(self, message: Message) -> AsyncIterator[Message]:
         assert self._episodes is not None, "the monitor has not started"
@@ -216,6 +193,5 @@ class Monitor(Actor):
     async def _read(self, message: Message) -> AsyncIterator[Message]:
         assert isinstance(message, ReadMonitor)
         assert self._ctx is not None, "the monitor has not started"
-        async with self._state:
-            state = self._fold.state(self._ctx.now())
+        state = self._fold.state(self._ctx.now())
         yield MonitorSnapshot(state_json=encode_state(state), exposition=exposition(state))

@@ -24,13 +24,14 @@ Effects = Sequence[Event]
 class Actor:
     """Base class for one role; single-threaded, handling followed events one at a time, in order.
 
-    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`. It
+    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`;
+    `on_any` takes what has none. It
     takes time, randomness, ids and I/O only from `ctx`, so that a run can be simulated.
     """
 
     role: ClassVar[str]
     """Name of the role, e.g. `trainer`."""
-    follows: ClassVar[tuple[type[Event], ...]] = ()
+    follows: tuple[type[Event], ...] = ()
     """Event types read from the log. They need no acknowledgement: the state they build can be
     rebuilt from the log."""
     consumes: ClassVar[tuple[type[Event], ...]] = ()

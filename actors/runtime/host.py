@@ -116,6 +116,11 @@ class ActorHost:
         """Reason why the actor cannot serve; empty if it can."""
         return self._phase or self._actor.not_ready()
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether a fold has read what the log held when it started."""
+        return self._ctx.is_caught_up
+
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything is saved.
 
