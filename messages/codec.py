@@ -107,6 +107,7 @@ from penstock.messages.telemetry import (
     ReadMonitor,
 )
 from penstock.messages.training import (
+    ArithmeticChanged,
     BatchManifest,
     CheckpointSaved,
     MidtrainCompleted,
@@ -131,7 +132,7 @@ EVENTS = (
     PreferencePair, Label, PreferencesTrained, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, RanksTaken, ActorStarted, ActorFailed,
-    LogArchived,
+    LogArchived, ArithmeticChanged,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
     LimitsChanged, ReplyKept,

@@ -24,6 +24,8 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch version."""
     num_threads: PositiveInt = 1
     """PyTorch threads within one pass."""
+    processor: str = ""
+    """Vector units, as in `StepCompleted.arithmetic`; empty: not recorded."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):

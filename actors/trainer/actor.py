@@ -266,7 +266,7 @@ class Trainer(Actor):
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Record the digest that the step must reproduce, and whether it was skipped."""
-        self._phase.check_digest(event.step, event.weights_digest)
+        self._phase.check_digest(event.step, event.weights_digest, event.arithmetic)
         self._phase.ledger.add_step(event)
         return ()
 

@@ -104,6 +104,11 @@ class NatsBus:
         return self._run_id
 
     @property
+    def access(self) -> Access:
+        """How this bus reached its servers."""
+        return self._connection.access
+
+    @property
     def num_breaks(self) -> int:
         """Number of times that the connection broke."""
         return self._connection.num_breaks

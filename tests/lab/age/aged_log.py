@@ -78,6 +78,7 @@ class AgedLog:
         seed: Of everything that is drawn.
         per_minute: Requests a minute.
         join: Settings of the feedback join.
+        start_at: When the first request comes, unix seconds.
 
     """
 
@@ -88,9 +89,11 @@ class AgedLog:
         seed: int = 0,
         per_minute: float = 50.0,
         join: JoinConfig | None = None,
+        start_at: float = 1_700_000_000.0,
     ) -> None:
         self._random = random.Random(seed)
         self._num_requests, self._pause_s = num_requests, 60.0 / per_minute
+        self._start_at = start_at
         self._ctx = JoinContext()
         self.join = FeedbackJoiner(join or JoinConfig())
         self.batcher = Batcher(TRAINER)
@@ -103,7 +106,7 @@ class AgedLog:
 
     def __iter__(self) -> Iterator[tuple[Event, float]]:
         """Yield each event, and when it is stored, unix seconds."""
-        at = 1_700_000_000.0
+        at = self._start_at
         ticked_at = at
         for number in range(self._num_requests):
             at += self._random.expovariate(1.0 / self._pause_s)

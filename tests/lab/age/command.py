@@ -1,11 +1,11 @@
 """Measures a service of a given age: `python -m tests.lab age --requests N --json`.
 
 ```
- aged log ─▶ nats-server, the roles along with it, archived as streams fill
- then each role anew, in a process of its own: from nothing, and from its snapshot
+ aged log ─▶ nats-server, archived as streams fill
+ then each role, in a process of its own: from nothing, and once more from its snapshot
 ```
-The roles run while the log grows, so that they save snapshots as they would; afterwards each starts
-once more. Times are from a process's start of following to caught up.
+Times are from a role's start to caught up. The first start reads archive and streams, and saves
+snapshots on its way, as the role does while a service goes on.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from penstock.messages.feedback import FeedbackLeftOut, LiveSampleJoined
 from penstock.messages.training import StepCompleted
 
 BATCH = 2000
+PER_MINUTE = 4000.0
 READ_S_MAX = 3600.0
 MIB = 1 << 20
 
@@ -48,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--stop", action="store_true", help=argparse.SUPPRESS)
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any] | int:
@@ -72,16 +72,15 @@ async def _measure(
     store = DirectoryStore(folder / "objects")
     bus = await NatsBus.connect(server.url, run_id="age", store=store, name="writer")
     await bus.provision()
-    roles = {name: await _start(name, server, folder, "--stop") for name in ROLES}
     figures = await _write(bus, store, arguments, server)
-    figures["roles"] = {}
-    for name, role in roles.items():
-        figures["roles"][name] = {"live": await _finish(role)}
     before = await _fates(bus)
+    figures["roles"] = {}
     for name in ROLES:
-        print(f"{name}: starting from its snapshot", file=sys.stderr, flush=True)
-        role = await _start(name, server, folder)
-        figures["roles"][name]["from_snapshot"] = await _finish(role)
+        # The first start saves snapshots on its way, as it does while a service goes on.
+        for place in ("from_nothing", "from_snapshot"):
+            print(f"{name}: starting {place}", file=sys.stderr, flush=True)
+            found = await _finish(await _start(name, server, folder))
+            figures["roles"].setdefault(name, {})[place] = found
     after = await _fates(bus)
     figures["false_fates"] = len(after["left_out"] & after["joined"])
     figures["fates_since_restart"] = len(after["left_out"] - before["left_out"])
@@ -102,7 +101,9 @@ async def _write(
     archiver = Archiver(bus, store, settings)
     batch: list[Event] = []
     looked_at, most_mib = started, 0
-    for event, _ in AgedLog(arguments.requests):
+    # About as fast as it is written, so that times in events and in the log agree.
+    aged = AgedLog(arguments.requests, per_minute=PER_MINUTE, start_at=time.time())
+    for event, _ in aged:
         batch.append(event)
         num_requests += type(event).__name__.startswith("Inference")
         if len(batch) < BATCH:
@@ -131,24 +132,21 @@ async def _write(
     }
 
 
-async def _start(
-    name: str, server: EmbeddedServer, folder: Path, *more: str
-) -> asyncio.subprocess.Process:
+async def _start(name: str, server: EmbeddedServer, folder: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.lab", "age", "--role", name, "--url", server.url,
-        "--folder", str(folder), *more,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        "--folder", str(folder), stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
 async def _finish(role: asyncio.subprocess.Process) -> dict[str, Any]:
     async with asyncio.timeout(READ_S_MAX):
-        out, _ = await role.communicate(b"\n")
+        out, _ = await role.communicate()
     return json.loads(out.splitlines()[-1])
 
 
 async def _be(arguments: argparse.Namespace) -> int:
-    """Follow the log until caught up, and, with `--stop`, until a line comes in."""
+    """Follow the log until caught up."""
     reading.LOOK_S = 1.0
     store = DirectoryStore(Path(arguments.folder) / "objects")
     bus = await NatsBus.connect(arguments.url, run_id="age", store=store, name=arguments.role)
@@ -158,8 +156,6 @@ async def _be(arguments: argparse.Namespace) -> int:
     host = ActorHost(actor, bus, store, name=arguments.role, seed=0)
     stop, started = asyncio.Event(), time.monotonic()
     running = asyncio.create_task(host.run(stop))
-    if arguments.stop:
-        await asyncio.to_thread(sys.stdin.readline)
     async with asyncio.timeout(READ_S_MAX):
         while not host.is_caught_up:
             await asyncio.sleep(0.05)

@@ -47,7 +47,9 @@ class HeldEngine:
         """Take the step that the log has."""
         self._step = manifest.step
         digest = f"w{manifest.step}"
-        return StepResult(metrics={}, weights_digest=digest, optimizer_digest="o")
+        return StepResult(
+            metrics={}, staleness_tokens={}, weights_digest=digest, optimizer_digest="o"
+        )
 
     async def measure(self, *_arguments: Any) -> dict[str, Any]:
         """Measure nothing."""
