@@ -126,6 +126,9 @@ class _StateCollector(Collector):
         yield _gauge("actor_wait_seconds", "Oldest wait.", [*labels, "target"], samples)
         samples = [([*key, name], g) for key, view in views for name, g in view.gauges.items()]
         yield _gauge("actor_gauge", "Gauges that actors report.", [*labels, "name"], samples)
+        streams = self._state.streams
+        samples = [([name], view.fill_ratio) for name, view in streams.items()]
+        yield _gauge("log_fill_ratio", "Share of a stream's bytes in use.", ["stream"], samples)
         yield _value("stalled", "1 if nothing moves.", int(self._state.stall.is_stalled))
 
 

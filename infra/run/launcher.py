@@ -314,6 +314,13 @@ async def event_server(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(run.end_state)
         if access := run.access():
+            # No client can ask a server for it: its account does not see the configuration.
+            log.warning(
+                "%s: with NATS's defaults, a power cut loses what they acknowledged within the last "
+                "two minutes: expected `sync_interval: always` in their jetstream block%s",
+                access.place,
+                "" if access.section.num_replicas > 1 else ", or bus.num_replicas above 1",
+            )
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
             # Ask before answering: this launcher would otherwise hear its own answer.
             await check_alone(bus)
