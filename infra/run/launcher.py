@@ -316,8 +316,8 @@ async def event_server(
         if access := run.access():
             # No client can ask a server for it: its account does not see the configuration.
             log.warning(
-                "%s: with NATS's defaults, a power cut loses what they acknowledged within the last "
-                "two minutes: expected `sync_interval: always` in their jetstream block%s",
+                "%s: with NATS's defaults, a power cut loses what they acknowledged within the "
+                "last two minutes: expected `sync_interval: always` in their jetstream block%s",
                 access.place,
                 "" if access.section.num_replicas > 1 else ", or bus.num_replicas above 1",
             )
