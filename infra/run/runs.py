@@ -12,6 +12,7 @@ runs/<run_id>/
   handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
   machines/<h>/ each host's saved machines, until the run is complete
   gateway_spool/  records of replies that wait for the log
+  rollouts_key, rollouts_url  where outside programs take rollouts, and their key, 0600
   in_progress/<process>  items in progress, read by the launcher after a death
 ```
 
@@ -105,6 +106,8 @@ class RunDir:
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
         self.gateway_spool = path / "gateway_spool"
+        self.rollouts_key = path / "rollouts_key"
+        self.rollouts_url = path / "rollouts_url"
         self.where: str | Access = ""
         """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None
