@@ -57,6 +57,7 @@ class Gateway(Actor):
         ExperimentDecided,
     )
     tick_s = 1.0
+    saved = ("_services",)
 
     def __init__(  # noqa: PLR0913 - the policy, the users and the storage are independent inputs
         self,

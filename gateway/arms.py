@@ -29,6 +29,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 class Arms:
     """The arms of the current experiment, from the log."""
 
+    unsaved = ("_base",)
+
     def __init__(self, channel: str) -> None:
         """Start without an experiment.
 

@@ -192,6 +192,8 @@ class GatewayMetrics:
 class Services:
     """The parts of one gateway, passed to every endpoint."""
 
+    saved = ("index", "fates", "arms")
+
     def __init__(  # noqa: PLR0913 - the same independent inputs as the actor's
         self,
         ctx: Context,

@@ -93,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_init(commands)
     _add_privacy(commands)
     _add_judge(commands)
+    _add_backup(commands)
     text = "write manifests of a run for Kubernetes"
     add_deploy(add_command(commands, "deploy", "deploy.command:run", text))
     text = "build and list image layers of sandboxes"
@@ -241,6 +242,20 @@ def _add_export(commands: Commands) -> None:
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
     add_host_file(out)
+
+
+def _add_backup(commands: Commands) -> None:
+    text = "copy a run, also one that is up, into a folder"
+    backup = add_command(commands, "backup", "backup.command:backup_command", text, of_run=True)
+    backup.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="new")
+    add_host_file(backup)
+    text = "make the run of a backup again"
+    restore = add_command(commands, "restore", "backup.command:restore_command", text)
+    restore.add_argument("folder", type=Path, metavar="FOLDER", help="the backup")
+    text = "move the log of a run that is down to other servers"
+    move = add_command(commands, "move", "backup.command:move_command", text, of_run=True)
+    text = "TOML file with their table [bus]"
+    move.add_argument("--to-servers", type=Path, required=True, metavar="FILE", help=text)
 
 
 def _add_privacy(commands: Commands) -> None:

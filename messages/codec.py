@@ -10,6 +10,7 @@ from penstock.messages.control import (
     ActorStarted,
     ItemCharged,
     ItemQuarantined,
+    LogArchived,
     MessageRejected,
     RanksTaken,
     RunClosed,
@@ -106,6 +107,7 @@ from penstock.messages.telemetry import (
     ReadMonitor,
 )
 from penstock.messages.training import (
+    ArithmeticChanged,
     BatchManifest,
     CheckpointSaved,
     MidtrainCompleted,
@@ -130,6 +132,7 @@ EVENTS = (
     PreferencePair, Label, PreferencesTrained, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, RanksTaken, ActorStarted, ActorFailed,
+    LogArchived, ArithmeticChanged,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
     LimitsChanged, ReplyKept,

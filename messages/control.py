@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.messages.base import Claim, Event, Stream
-from penstock.messages.settings import PositiveInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch version."""
     num_threads: PositiveInt = 1
     """PyTorch threads within one pass."""
+    processor: str = ""
+    """Vector units, as in `StepCompleted.arithmetic`; empty: not recorded."""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -100,6 +102,26 @@ class RanksTaken(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """Return the key: one event per run."""
         return "ranks"
+
+
+class LogArchived(Event, frozen=True, kw_only=True):
+    """Launcher -> readers of the log, monitor: how full a stream is, and where its archive ends."""
+
+    stream: ClassVar[Stream] = Stream.CREDITS
+    of: Stream
+    last: NonNegativeInt
+    """Last sequence of this run that is in the archive; 0 for none."""
+    num_bytes: NonNegativeInt
+    """Bytes in the stream, of all runs of the server."""
+    bytes_max: NonNegativeInt
+    """Bytes above which the stream refuses events."""
+    num_events: NonNegativeInt
+    at: NonNegativeFloat
+    """Unix seconds."""
+
+    def key(self) -> str:
+        """Return the key: the newest of each stream counts."""
+        return f"archive.{self.of}"
 
 
 class ActorStarted(Event, frozen=True, kw_only=True):

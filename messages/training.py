@@ -197,6 +197,8 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """Number of consecutive skipped steps, including this one."""
     drift: dict[int, VersionDrift] = {}
     """Divergence from users' tokens, by the version that sampled them."""
+    arithmetic: str = ""
+    """Library version and vector units that computed the step; empty: not recorded."""
 
     def key(self) -> str:
         """Return the key: one event per step."""
@@ -223,6 +225,30 @@ class MidtrainCompleted(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """Return the key: one event per run."""
         return "midtrain"
+
+
+class ArithmeticChanged(Event, frozen=True, kw_only=True):
+    """Trainer -> replay: from a checkpoint on, steps are computed by another machine or library.
+
+    Steps after the checkpoint that were taken already are taken again; their versions stay as they
+    were published.
+    """
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    step: int
+    """Step of the checkpoint."""
+    object_key: str
+    """Key of the checkpoint's head."""
+    before: str
+    now: str
+
+    def key(self) -> str:
+        """Return the key: one event per step and arithmetic."""
+        return f"{self.step}.{self.now.encode().hex()[-64:]}"
+
+    def object_keys(self) -> list[str]:
+        """List nothing: the checkpoint goes when its time is over."""
+        return []
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True):

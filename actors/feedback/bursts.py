@@ -39,8 +39,8 @@ class Bursts:
         self._usage: OrderedDict[tuple[str, str], _Usage] = OrderedDict()
         self._held: OrderedDict[str, str] = OrderedDict()
         """Feedback's log key -> its quarantine."""
-        self._sizes: OrderedDict[str, tuple[_Usage, int]] = OrderedDict()
-        """Quarantine -> whose it is, and how much was given in its window."""
+        self._sizes: OrderedDict[str, tuple[str, str, int]] = OrderedDict()
+        """Quarantine -> tenant and user whose it is, and how much was given in its window."""
         self._released: OrderedDict[str, None] = OrderedDict()
         self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
         """Feedback's log key -> what it says for losses over preferences, held with it."""
@@ -86,7 +86,7 @@ class Bursts:
         if quarantined.key() in self._released:
             usage.usual = max(usage.usual, usage.num_signals)
         else:
-            self._sizes[quarantined.key()] = (usage, usage.num_signals)
+            self._sizes[quarantined.key()] = (*user, usage.num_signals)
             if len(self._sizes) > NUM_USERS_MAX:
                 self._sizes.popitem(last=False)
             root = feedback_key(event.tenant, event.amends or event.feedback_id)
@@ -113,8 +113,9 @@ class Bursts:
         Returns what was held of it by `admit`.
         """
         if (known := self._sizes.pop(event.quarantine, None)) is not None:
-            usage, num_signals = known
-            usage.usual = max(usage.usual, num_signals)
+            tenant, user, num_signals = known
+            if usage := self._usage.get((tenant, user)):
+                usage.usual = max(usage.usual, num_signals)
         self._released[event.quarantine] = None
         if len(self._released) > NUM_USERS_MAX:
             self._released.popitem(last=False)

@@ -16,7 +16,7 @@ amendment of a piece of feedback, and the latest of a user's signals of one name
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -135,7 +135,7 @@ class FeedbackJoin:
             self._leave_out(event, reason)
             return
         order = earlier.order if earlier else next(self._order)
-        known[root] = Signal(root=root, order=order, event=event)
+        known[root] = Signal(root=root, order=order, event=event, at=now)
         if key is not None and session is not None:
             self._touch(key, session, now + self._signal_wait_s)
         while len(self._early) > self._config.num_open_max:
@@ -168,6 +168,17 @@ class FeedbackJoin:
             for request_id in event.request_ids:
                 session.sample_of[request_id] = event.sample_id
         self._sleep(key, max(now, session.ready_at))
+
+    def knows(self, request_id: str) -> bool:
+        """Return whether a request is remembered, and its session with it."""
+        return request_id in self._place
+
+    def offer_again(self, samples: Iterable[LiveSampleJoined]) -> None:
+        """Look at the sessions of samples once more that were offered and not published."""
+        for sample in samples:
+            self._published.pop(sample.key(), None)
+            if (key := self._place.get(sample.sample_id)) is not None:
+                self._sleep(key, self._sessions[key].ready_at)
 
     def erase(self, event: ErasureRequested) -> None:
         """Forget a user's sessions: nothing more is made of them."""
@@ -249,6 +260,14 @@ class FeedbackJoin:
         heapq.heappush(self._wake, (until, key))
 
     def _expire(self, now: float) -> None:
+        while self._early:
+            request_id, signals = next(iter(self._early.items()))
+            newest_at = max((signal.at for signal in signals.values()), default=0.0)
+            if now - newest_at < self._config.late_s_max:
+                break
+            del self._early[request_id]
+            for signal in signals.values():
+                self._leave_out(signal.event, LeftOutReason.UNKNOWN_REQUEST)
         while self._sessions:
             key, session = next(iter(self._sessions.items()))
             newest = next(reversed(session.turns.values()))

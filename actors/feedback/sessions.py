@@ -76,6 +76,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     order: int
     """Which came later."""
     event: FeedbackReceived
+    at: float = 0.0
+    """When it was stored, unix seconds."""
 
 
 class Rated(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,7 @@
            all gates passed ─▶ ExperimentDecided(promoted) ─▶ ChannelMoved(stable)
            a gate rejects ─▶ ExperimentDecided(rolled_back): the gateways send everyone to stable
 ```
-The actor decides on ticks, and only after it has read the log up to the position at which it
-started.
+The actor decides on ticks, and only once it has caught up with the log, however long that takes.
 """
 
 import contextlib
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 10.0
 """Shortest time between two reports of a candidate's state, in seconds."""
-CATCH_UP_S_MAX = 600.0
-"""Longest wait, in seconds, for the events that the log held at the start."""
 
 
 class Gatekeeper(Actor):
@@ -55,6 +52,7 @@ class Gatekeeper(Actor):
     role = "gatekeeper"
     can_skip = False
     tick_s = 1.0
+    saved = ("_fold",)
     follows: ClassVar[tuple[type[Event], ...]] = (
         CandidateChosen,
         ExperimentStarted,
@@ -83,32 +81,20 @@ class Gatekeeper(Actor):
         self._fold = GateFold(config, judge)
         self._replicas = ReplicaTable()
         self._num_tasks = 0
-        self._unread: dict[type[Event], str] = {}
-        """Event type -> key of its newest event at the start, until that event is read."""
         self._first_stable = -1
         """Newest version at the start, which becomes `stable` if no channel was ever moved."""
-        self._give_up_at = 0.0
         self._shown: ExperimentView | None = None
         self._shown_at = -REPORT_EVERY_S
 
     async def start(self, ctx: Context) -> Effects:
-        """Count the held-out tasks and note the newest event of each type on the log."""
+        """Count the held-out tasks and note the newest version."""
         if num_tasks := self._config.offline.num_tasks:
             # A run may have no held-out tasks; the offline gate then reports that as its failure.
             with contextlib.suppress(NotFoundError):
                 self._num_tasks = min(num_tasks, len(await load_tasks(ctx.store, Split.HELDOUT)))
-        for kind in self._fold.types:
-            if (last := await ctx.last(kind)) is not None:
-                self._unread[kind] = last.key()
-                if isinstance(last, WeightsPublished):
-                    self._first_stable = last.policy_version
-        # Bounded, as one of these events may be unreadable: it would block decisions forever.
-        self._give_up_at = ctx.monotonic() + CATCH_UP_S_MAX
-        log.info(
-            "comparing versions on %d held-out tasks; waiting for %d event types to catch up",
-            self._num_tasks,
-            len(self._unread),
-        )
+        if (last := await ctx.last(WeightsPublished)) is not None:
+            self._first_stable = last.policy_version
+        log.info("comparing versions on %d held-out tasks", self._num_tasks)
         return ()
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
@@ -119,10 +105,6 @@ class Gatekeeper(Actor):
     async def _take(self, event: Event, ctx: Context) -> Effects:
         """Apply an event to the state."""
         self._fold.apply(event)
-        if self._unread.get(type(event)) == event.key():
-            del self._unread[type(event)]
-            if not self._unread:
-                log.info("caught up with the log")
         return ()
 
     on_candidate_chosen = on_experiment_started = on_experiment_decided = _take
@@ -134,13 +116,9 @@ class Gatekeeper(Actor):
     async def on_tick(self, ctx: Context) -> Effects:
         """Publish the next decision or move that follows from the log, and the current view."""
         self._replicas.expire(ctx.monotonic())
-        if self._unread:
-            # A decision from a partly read log could contradict one that is already on it.
-            if ctx.monotonic() < self._give_up_at:
-                return ()
-            names = ", ".join(sorted(kind.__name__ for kind in self._unread))
-            log.warning("deciding without the newest %s: not read in %g s", names, CATCH_UP_S_MAX)
-            self._unread.clear()
+        # A decision from a partly read log could contradict one that is already on it.
+        if not ctx.is_caught_up:
+            return ()
         return [*self._next_effects(ctx), *self._changed_view(ctx)]
 
     def _next_effects(self, ctx: Context) -> Effects:

@@ -201,7 +201,7 @@ class GateFold:
             ExperimentStarted: self._started,
             ExperimentDecided: self.candidates.decide,
             ChannelMoved: self.candidates.moved,
-            WeightsPublished: lambda event: self.candidates.published(event.policy_version),
+            WeightsPublished: self._published,
             EvalAnnounced: self.offline.announced,
             EvalCompleted: self.offline.completed,
             Verdict: self.offline.verdict,
@@ -274,6 +274,9 @@ class GateFold:
         if self.experiment.number < number:
             self.experiment = Experiment(number, self._config)
         return self.experiment
+
+    def _published(self, event: WeightsPublished) -> None:
+        self.candidates.published(event.policy_version)
 
     def _started(self, event: ExperimentStarted) -> None:
         self.candidates.start(event)

@@ -1,6 +1,5 @@
 """The monitor actor: follows all streams and serves the run's state, metrics and episodes."""
 
-import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,11 +13,9 @@ from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.messages.base import Message
-from penstock.messages.bus import Bus, Serve
+from penstock.messages.base import Event, Message
+from penstock.messages.bus import Serve
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
-
-log = logging.getLogger(__name__)
 
 Samples = Iterable[tuple[list[str], float]]
 """Samples of a metric family: label values, and the value."""
@@ -129,6 +126,9 @@ class _StateCollector(Collector):
         yield _gauge("actor_wait_seconds", "Oldest wait.", [*labels, "target"], samples)
         samples = [([*key, name], g) for key, view in views for name, g in view.gauges.items()]
         yield _gauge("actor_gauge", "Gauges that actors report.", [*labels, "name"], samples)
+        streams = self._state.streams
+        samples = [([name], view.fill_ratio) for name, view in streams.items()]
+        yield _gauge("log_fill_ratio", "Share of a stream's bytes in use.", ["stream"], samples)
         yield _value("stalled", "1 if nothing moves.", int(self._state.stall.is_stalled))
 
 
@@ -151,18 +151,16 @@ def _with_samples(family: GaugeMetricFamily | CounterMetricFamily, samples: Samp
 
 
 class Monitor(Actor):
-    """Follows the log and serves the run's state.
-
-    It has no `on_` handlers, because it needs the time at which the log stored each event.
-    """
+    """Follows the log and serves the run's state."""
 
     role = "monitor"
+    saved = ("_fold", "_index")
 
-    def __init__(self, bus: Bus) -> None:
-        """Create a monitor that follows a bus."""
-        self._bus = bus
+    def __init__(self) -> None:
+        """Start with an empty state."""
         self._fold = RunFold()
         self._index = EpisodeIndex()
+        self.follows = tuple({**dict.fromkeys(self._fold.types), **self._index.handlers})
         self._episodes: EpisodeService | None = None
         self._ctx: Context | None = None
 
@@ -175,18 +173,17 @@ class Monitor(Actor):
         }
 
     async def start(self, ctx: Context) -> Effects:
-        """Start following the log."""
+        """Be ready to answer."""
         self._ctx = ctx
         self._episodes = EpisodeService(self._index, ctx)
-        ctx.spawn("follow", self._follow())
-        log.info("following %d event types from the start of the log", len(self._fold.types))
         return ()
 
-    async def _follow(self) -> None:
-        async for delivery in self._bus.follow([*{*self._fold.types, *self._index.handlers}]):
-            self._fold.apply(delivery.event, delivery.stored_at)
-            if handler := self._index.handlers.get(type(delivery.event)):
-                handler(delivery.event, delivery.stored_at)
+    async def on_any(self, event: Event, ctx: Context) -> Effects:
+        """Fold an event of the log."""
+        self._fold.apply(event, ctx.stored_at)
+        if handler := self._index.handlers.get(type(event)):
+            handler(event, ctx.stored_at)
+        return ()
 
     def _list_episodes(self, message: Message) -> AsyncIterator[Message]:
         assert self._episodes is not None, "the monitor has not started"

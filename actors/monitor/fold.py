@@ -31,6 +31,7 @@ from penstock.actors.monitor.state import (
     MidtrainPoint,
     MonitorState,
     StepPoint,
+    StreamView,
 )
 from penstock.actors.monitor.task_views import TaskViews
 from penstock.actors.monitor.wait_graph import explain, is_reporting, weight_backpressure
@@ -40,6 +41,7 @@ from penstock.messages.control import (
     ActorStarted,
     ItemCharged,
     ItemQuarantined,
+    LogArchived,
     MessageRejected,
     RunFinished,
     RunOpened,
@@ -280,6 +282,7 @@ class RunFold:
             RunOpened: self._run_opened,
             MessageRejected: self._message_rejected,
             ItemCharged: self._item_charged,
+            LogArchived: self._log_archived,
             ItemQuarantined: self._item_quarantined,
             TurnSampled: self._turn_sampled,
             RolloutFinished: self._rollout_finished,
@@ -374,6 +377,13 @@ class RunFold:
 
     def _message_rejected(self, event: MessageRejected, at: float) -> None:
         self._state.run.num_rejected += 1
+
+    def _log_archived(self, event: LogArchived, at: float) -> None:
+        self._state.streams[str(event.of)] = StreamView(
+            fill_ratio=event.num_bytes / event.bytes_max if event.bytes_max else 0.0,
+            num_events=event.num_events,
+            archived_to=event.last,
+        )
 
     def _item_charged(self, event: ItemCharged, at: float) -> None:
         self._state.charges.num_proven += event.is_proven

@@ -57,6 +57,16 @@ class RegionView(msgspec.Struct, kw_only=True):
     num_digest_mismatches: int = 0
 
 
+class StreamView(msgspec.Struct, kw_only=True):
+    """How full a stream of the log is."""
+
+    fill_ratio: float
+    """Share of the bytes at which it refuses events."""
+    num_events: int
+    archived_to: int
+    """Last sequence in the archive; 0 for none."""
+
+
 class RunView(msgspec.Struct, kw_only=True):
     """The run and its progress."""
 
@@ -295,6 +305,8 @@ class MonitorState(msgspec.Struct, kw_only=True):
     judges: dict[str, JudgeView] = {}
     actors: dict[str, ActorView] = {}
     stall: StallView = msgspec.field(default_factory=StallView)
+    streams: dict[str, StreamView] = {}
+    """Streams of the log that the launcher measured; one that holds next to nothing is not here."""
     log: list[LogLine] = []
 
 

@@ -175,6 +175,14 @@ class Pacer(Actor):
     role = "pacer"
     tick_s = 1.0
     can_skip = False
+    saved = (
+        "_budget",
+        "_trainer_version",
+        "_has_baseline",
+        "_baselines",
+        "_curriculum",
+        "_quarantine",
+    )
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,
         StepCompleted,
@@ -229,9 +237,13 @@ class Pacer(Actor):
         self._curriculum = Curriculum(tasks, config, self._source_weights)
         self._heldout = await load_tasks(ctx.store, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)
+        self.restored()
+        return ()
+
+    def restored(self) -> None:
+        """Count the groups that were granted after the snapshot."""
         if self._published is not None:
             self._budget = self._budget.resumed_at(self._published.num_groups_granted)
-        return ()
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Version 0 exists."""

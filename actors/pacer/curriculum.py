@@ -79,7 +79,7 @@ class _Evidence:
 class _Attempted:
     """What is known of a task."""
 
-    task: Task
+    task_id: str
     num_groups: int = 0
     """Number of groups granted for the task."""
     num_open: int = 0
@@ -98,6 +98,8 @@ class Curriculum:
 
     """
 
+    saved = ("_attempted", "_step", "num_noted")
+
     def __init__(
         self, tasks: Sequence[Task], settings: PacerConfig, source_weights: Mapping[str, float]
     ) -> None:
@@ -110,7 +112,7 @@ class Curriculum:
         self._settings = settings
         self._weights = _bucket_weights(tasks, settings.category_weights, source_weights)
         self._fresh: dict[Bucket, list[Task]] = defaultdict(list)
-        """The next one last."""
+        """All, also those attempted since; the next one last."""
         for task in tasks:
             self._fresh[_bucket(task)].append(task)
         for (source, category), of in self._fresh.items():
@@ -143,14 +145,16 @@ class Curriculum:
             if not self._aged(one).is_certain(_CERTAIN_SHARE * self._settings.group_size)
         ]
         if useful:
-            buckets = {_bucket(one.task) for one in useful}
+            buckets = {self._bucket_of(one) for one in useful}
             bucket = _drawn(draw, self._weights, buckets)
-            of = [one for one in useful if _bucket(one.task) == bucket]
-            task = draw.choices(of, [self._aged(one).variance for one in of])[0].task
+            of = [one for one in useful if self._bucket_of(one) == bucket]
+            chosen = draw.choices(of, [self._aged(one).variance for one in of])[0]
+            task = self._by_id[chosen.task_id]
         elif fresh:
             task = fresh[_drawn(draw, self._weights, fresh)][-1]
         elif known:
-            task = max(known, key=lambda one: (self._aged(one).variance, -one.num_groups)).task
+            chosen = max(known, key=lambda one: (self._aged(one).variance, -one.num_groups))
+            task = self._by_id[chosen.task_id]
         else:
             raise TasksExhaustedError(
                 f"group {group_index}: no task of a source and category with a weight is left, "
@@ -176,10 +180,8 @@ class Curriculum:
             assert granted.group_index < self.num_noted, f"group {self.num_noted} is missing"
             return
         self.num_noted += 1
-        task = self._by_id[granted.task_id]
         if granted.task_id not in self._attempted:
-            self._fresh[_bucket(task)].remove(task)
-            self._attempted[granted.task_id] = _Attempted(task=task)
+            self._attempted[granted.task_id] = _Attempted(task_id=granted.task_id)
         attempted = self._attempted[granted.task_id]
         attempted.num_groups += 1
         attempted.num_open += 1
@@ -213,7 +215,11 @@ class Curriculum:
 
     def _fresh_by_bucket(self, without: Collection[str]) -> dict[Bucket, list[Task]]:
         found = {
-            bucket: [task for task in self._fresh[bucket] if task.task_id not in without]
+            bucket: [
+                task
+                for task in self._fresh[bucket]
+                if task.task_id not in without and task.task_id not in self._attempted
+            ]
             for bucket in self._weights
         }
         return {bucket: tasks for bucket, tasks in found.items() if tasks}
@@ -223,9 +229,12 @@ class Curriculum:
         known = [
             one
             for one in self._attempted.values()
-            if _bucket(one.task) in self._weights and one.task.task_id not in without
+            if self._bucket_of(one) in self._weights and one.task_id not in without
         ]
         return [one for one in known if one.num_open == 0] or known
+
+    def _bucket_of(self, one: _Attempted) -> Bucket:
+        return _bucket(self._by_id[one.task_id])
 
     def _aged(self, one: _Attempted) -> _Evidence:
         return one.evidence.aged(self._step, self._settings.solve_rate_half_life)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from penstock.actors.runtime.context import Context
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Event
 from penstock.messages.bus import Serve
 
 Effects = Sequence[Event]
@@ -24,13 +24,14 @@ Effects = Sequence[Event]
 class Actor:
     """Base class for one role; single-threaded, handling followed events one at a time, in order.
 
-    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`. It
+    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`;
+    `on_any` takes what has none. It
     takes time, randomness, ids and I/O only from `ctx`, so that a run can be simulated.
     """
 
     role: ClassVar[str]
     """Name of the role, e.g. `trainer`."""
-    follows: ClassVar[tuple[type[Event], ...]] = ()
+    follows: tuple[type[Event], ...] = ()
     """Event types read from the log. They need no acknowledgement: the state they build can be
     rebuilt from the log."""
     consumes: ClassVar[tuple[type[Event], ...]] = ()
@@ -44,9 +45,25 @@ class Actor:
     tick_s: float = 0.0
     """Seconds between calls of `on_tick`; 0 for none."""
 
-    def follow_after(self) -> Mapping[Stream, int]:
-        """Return, per stream, the last sequence number already reflected in the state."""
-        return {}
+    saved: tuple[str, ...] = ()
+    """Attributes that are the state of a fold, and all of it that events build: it is saved in
+    snapshots (`snapshots/`), and a start reads the log from there. Then history is followed in the
+    order of time, and `Context.is_caught_up` says when it is over. Empty: nothing is saved."""
+    snapshot_version: int = 1
+    """Version of the rules by which events change the state: one more with each change of them.
+    Snapshots of others are not read."""
+
+    def mark(self) -> int:
+        """Return what a snapshot must not be ahead of, e.g. the step of the weights."""
+        return 0
+
+    def can_save(self) -> bool:
+        """Return whether the state may be saved now."""
+        return True
+
+    def restored(self) -> None:
+        """Bring up to date what follows from a state that was just restored, after `start`."""
+        return
 
     def services(self) -> Mapping[str, Serve]:
         """Return the request services, by service name (see `streams.service_subject`)."""

@@ -45,6 +45,11 @@ class Context(Protocol):
         """Unix time at which the followed event being handled was stored, in seconds."""
         ...
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether a fold has read what the log held when it started (`Actor.saved`)."""
+        ...
+
     def monotonic(self) -> float:
         """Return a time in seconds that never goes backwards."""
         ...

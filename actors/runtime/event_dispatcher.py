@@ -41,7 +41,7 @@ def find_handlers(actor: Actor) -> dict[type[Event], Handler]:
     """
     handlers: dict[type[Event], Handler] = {}
     for event_type in (*actor.follows, *actor.consumes):
-        handler = getattr(actor, handler_name(event_type), None)
+        handler = getattr(actor, handler_name(event_type), getattr(actor, "on_any", None))
         if handler is None:
             raise ConfigError(
                 f"{type(actor).__name__}: expected a method {handler_name(event_type)} "

@@ -27,6 +27,7 @@ from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.runtime.in_progress import InProgress, request_item
 from penstock.actors.runtime.log_context import enter_actor
 from penstock.actors.runtime.processor_time import ProcessorTime
+from penstock.actors.runtime.snapshots.following import FoldKeeper, followed
 from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, ObjectStore, Serve
 from penstock.messages.control import ActorFailed, ActorStarted
@@ -84,6 +85,7 @@ class ActorHost:
         """
         self._actor = actor
         self._bus = bus
+        self._store = store
         self._name = name
         self._clock = clock or SystemClock()
         self._incarnation = incarnation or f"{int(self._clock.now() * 1000):x}-{os.getpid():x}"
@@ -113,6 +115,11 @@ class ActorHost:
     def not_ready(self) -> str:
         """Reason why the actor cannot serve; empty if it can."""
         return self._phase or self._actor.not_ready()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether a fold has read what the log held when it started."""
+        return self._ctx.is_caught_up
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything is saved.
@@ -246,14 +253,37 @@ class ActorHost:
         self._state.release()
 
     async def _follow(self) -> None:
-        after = dict(self._actor.follow_after())
-        async with contextlib.aclosing(
-            self._bus.follow(self._actor.follows, after=after)
-        ) as deliveries:
+        actor = self._actor
+        if actor.saved:
+            await self._follow_fold()
+            return
+        async with contextlib.aclosing(self._bus.follow(actor.follows)) as deliveries:
             async for delivery in deliveries:
                 # Per event, so that a stop interrupts only between two events.
                 async with self._state:
                     await self._dispatcher.handle(delivery)
+
+    async def _follow_fold(self) -> None:
+        """Follow from the newest snapshot on, and save one from time to time."""
+        ctx, actor = self._ctx, self._actor
+        keeper = FoldKeeper(actor, self._name, self._store, ctx.monotonic, ctx.offload)
+        # The lock: no tick may see a state that is restored in part.
+        async with self._state:
+            await keeper.restore()
+        started = self._clock.monotonic()
+
+        def catch_up() -> None:
+            ctx.is_caught_up = True
+            log.info("caught up with the log in %.1f s", self._clock.monotonic() - started)
+
+        deliveries = followed(self._bus, actor.follows, keeper.positions, catch_up)
+        async with contextlib.aclosing(deliveries):
+            async for delivery in deliveries:
+                async with self._state:
+                    await self._dispatcher.handle(delivery)
+                    keeper.note(delivery)
+                    if keeper.is_due:
+                        await keeper.save()
 
     async def _tick(self) -> None:
         while True:

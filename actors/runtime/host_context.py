@@ -128,6 +128,7 @@ class HostContext:
         self.tasks = Tasks()
         self.gauges: dict[str, float] = {}
         self.stored_at = 0.0
+        self.is_caught_up = False
         self._changed: dict[tuple[str, str], Delivery] = {}
 
     @property

@@ -116,6 +116,7 @@ class Trainer(Actor):
     role = "trainer"
     can_skip = False
     tick_s = 1.0
+    saved = ("_batcher", "_phase", "_ends", "_step_proposed", "_erasures", "_waiting_since")
     follows: ClassVar[tuple[type[Event], ...]] = (
         TurnSampled,
         RolloutFinished,
@@ -155,6 +156,18 @@ class Trainer(Actor):
         """Erasures for which a checkpoint has yet to be saved."""
         self._waiting_since: float | None = None
         """Unix seconds at which the oldest live sample arrived that no manifest has taken."""
+
+    def mark(self) -> int:
+        """Return the step of the weights: what a later step settled, it may have to train again."""
+        return self._phase.step
+
+    def can_save(self) -> bool:
+        """Return whether the weights have a checkpoint: a start would find no older ones."""
+        return self._phase.step == self._phase.step_saved
+
+    def restored(self) -> None:
+        """Settle what was trained after the snapshot."""
+        self._phase.restored()
 
     async def start(self, ctx: Context) -> Effects:
         """Load the newest checkpoint, or create version 0."""
@@ -253,7 +266,7 @@ class Trainer(Actor):
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Record the digest that the step must reproduce, and whether it was skipped."""
-        self._phase.check_digest(event.step, event.weights_digest)
+        self._phase.check_digest(event.step, event.weights_digest, event.arithmetic)
         self._phase.ledger.add_step(event)
         return ()
 

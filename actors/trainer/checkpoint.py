@@ -10,6 +10,9 @@ digests are checked on loading. RL draws no random numbers, and pending groups a
 the log, so that neither is kept: the step is the whole position.
 """
 
+import logging
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import torch
 import xxhash
@@ -27,13 +30,15 @@ from penstock.actors.trainer.engines.pieces import (
     stored_tensors,
     write_pieces,
 )
-from penstock.actors.trainer.engines.protocol import Completed, Place
+from penstock.actors.trainer.engines.protocol import Completed, HeldCheckpoint, Place
 from penstock.actors.trainer.learner import Learner
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CodecError, CorruptDataError
+from penstock.messages.errors import CodecError, CorruptDataError, NotFoundError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.training import CheckpointSaved, LedgerRow, StepCompleted
+
+log = logging.getLogger(__name__)
 
 _PREFIX = "checkpoints/"
 _WEIGHTS = "weights."
@@ -209,6 +214,44 @@ async def newest_checkpoint(store: ObjectStore) -> str | None:
     """Return the key of the newest checkpoint, or None."""
     keys = await store.keys(_PREFIX)
     return keys[-1] if keys else None
+
+
+async def load_newest(
+    store: ObjectStore, load: Callable[[str], Awaitable[HeldCheckpoint]]
+) -> HeldCheckpoint | None:
+    """Load the newest sound checkpoint; None if there is none at all.
+
+    What is damaged or incomplete is deleted once an older one is loaded: the steps that follow,
+    which the log has, save theirs anew.
+
+    Raises:
+        CorruptDataError: All are damaged, or incomplete.
+
+    """
+    damaged: list[str] = []
+    fault: CorruptDataError | NotFoundError | None = None
+    for key in reversed(await store.keys(_PREFIX)):
+        try:
+            held = await load(key)
+        except (CorruptDataError, NotFoundError) as error:
+            log.warning("checkpoint %s is unusable, trying the one before: %s", key, error)
+            damaged.append(key)
+            fault = error
+            continue
+        for each in damaged:
+            await _delete_checkpoint(store, each)
+        return held
+    if fault is not None:
+        raise CorruptDataError(f"none of {len(damaged)} checkpoints is sound: {fault}") from fault
+    return None
+
+
+async def _delete_checkpoint(store: ObjectStore, key: str) -> None:
+    step = _step_of(key, _PREFIX)
+    await store.delete(key)  # First: a head never lacks a piece.
+    for piece in await store.keys(PIECE_PREFIX):
+        if _step_of(piece, PIECE_PREFIX) == step:
+            await store.delete(piece)
 
 
 async def first_checkpoint(store: ObjectStore) -> str | None:

@@ -23,6 +23,7 @@ from penstock.actors.trainer.checkpoint import first_checkpoint, next_checkpoint
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.local import LocalEngine
 from penstock.actors.trainer.engines.protocol import StepData, TrainingEngine
+from penstock.actors.trainer.machine import arithmetic
 from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.ranks.world import World
 from penstock.actors.trainer.step import StepResult
@@ -35,7 +36,12 @@ from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.signals.preferences import Label, PreferencePair
-from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+from penstock.messages.training import (
+    ArithmeticChanged,
+    BatchManifest,
+    MidtrainCompleted,
+    StepCompleted,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,10 +53,22 @@ REPLAY_TYPES: tuple[type[Event], ...] = (
     LiveSampleJoined,
     PreferencePair,
     Label,
+    ArithmeticChanged,
     BatchManifest,
     StepCompleted,
 )
 """What replay reads of the log."""
+
+
+class ReplaySpan(msgspec.Struct, kw_only=True):
+    """Steps in a row that one arithmetic computed."""
+
+    first: int
+    last: int
+    arithmetic: str
+    """As in `StepCompleted`; empty: not recorded."""
+    is_repeated: bool
+    """Bit for bit; otherwise their losses are within the tolerance, if they do not differ."""
 
 
 class ReplayReport(msgspec.Struct, kw_only=True):
@@ -66,6 +84,8 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     identical: bool = False
     """Whether all that was compared is equal, and something was compared."""
     first_difference: str = ""
+    spans: list[ReplaySpan] = []
+    """Steps in a row that were computed alike, and how far they are repeated."""
     wall_s: float = 0.0
     """Wall clock of the steps taken again, log reading included."""
     live_midtrain_s: float = 0.0
@@ -92,6 +112,11 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     def speedup_rl(self) -> float:
         """How many times faster than RL alone, whose steps it takes again."""
         return self.live_rl_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+TOLERANCE = 1e-3
+"""Relative difference of a loss at which two machines still computed the same step: rounding moves
+it by less than a thousandth of this, another batch by far more."""
 
 
 class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +165,10 @@ class Replay:
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
         self._recorded: dict[int, StepCompleted] = {}
+        self._taken = 0
+        """Newest step that was taken."""
+        self._is_off = False
+        """Whether the weights differ from the run's, as another machine rounded them."""
         self._resumed_at = 0
         """Steps up to this one are not taken again: a checkpoint after them was loaded."""
         self.report = ReplayReport(weights_digest=start.weights_digest)
@@ -166,6 +195,8 @@ class Replay:
                 self._audit.add_verdict(event)
             case BatchManifest() as event:
                 self._manifests.append(event)
+            case ArithmeticChanged() as event:
+                await self._go_over(event)
             case StepCompleted() as event:
                 self._recorded[event.step] = event
                 self.report.live_rl_s += event.wait_s + event.train_s
@@ -189,7 +220,9 @@ class Replay:
         not_taken = set(self._recorded) - set(self._results)
         for step in sorted(step for step in not_taken if step > self._resumed_at):
             self._differ(f"step {step}: recorded, but the log lacks its manifest")
-        self.report.identical = self.report.steps_compared > 0 and not self.report.first_difference
+        is_whole = all(span.is_repeated for span in self.report.spans)
+        is_equal = self.report.steps_compared > 0 and not self.report.first_difference
+        self.report.identical = is_equal and is_whole
         return self.report
 
     async def _advance(self) -> None:
@@ -219,6 +252,7 @@ class Replay:
         if self.report.ended:
             return
         self._results[manifest.step] = result
+        self._taken = manifest.step
         self.report.steps += 1
         self.report.losses.append(result.metrics["loss"])
         self.report.weights_digest = result.weights_digest
@@ -254,11 +288,48 @@ class Replay:
             return
         name = f"step {recorded.step}"
         self.report.steps_compared += 1
+        is_alike = recorded.arithmetic in {"", arithmetic()}
+        self._is_off = self._is_off or not is_alike
+        if self._is_off and result.weights_digest != recorded.weights_digest:
+            self._note(recorded, is_repeated=False)
+            loss, found = recorded.metrics.get("loss", math.nan), result.metrics["loss"]
+            if not math.isclose(found, loss, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                self._compare(f"{name}: loss, by {recorded.arithmetic}", found, loss)
+            return
+        self._is_off = False
+        self._note(recorded, is_repeated=True)
         self._compare(f"{name}: weights", result.weights_digest, recorded.weights_digest)
         self._compare(f"{name}: optimizer", result.optimizer_digest, recorded.optimizer_digest)
         self._compare(f"{name}: skipped", result.skipped, recorded.skipped)
         loss = recorded.metrics.get("loss", math.nan)
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
+
+    def _note(self, recorded: StepCompleted, *, is_repeated: bool) -> None:
+        """Record how far a step is repeated: bit for bit, or within the tolerance."""
+        spans, last = self.report.spans, self.report.spans[-1] if self.report.spans else None
+        is_same = last is not None and last.arithmetic == recorded.arithmetic
+        if last is not None and is_same and last.is_repeated == is_repeated:
+            last.last = recorded.step
+            return
+        spans.append(
+            ReplaySpan(
+                first=recorded.step,
+                last=recorded.step,
+                arithmetic=recorded.arithmetic,
+                is_repeated=is_repeated,
+            )
+        )
+
+    async def _go_over(self, event: ArithmeticChanged) -> None:
+        """Go on from the checkpoint at which the run went over to this process's arithmetic."""
+        if event.now != arithmetic() or not self._is_off:
+            return
+        # A checkpoint before steps that were taken already would need them taken again.
+        is_there = await next_checkpoint(self._log.store, event.step) == event.object_key
+        if is_there and event.step == self._taken:
+            self._is_off = False
+            position = await self._engine.load(self._log, event.object_key)
+            self.report.weights_digest = position.saved.weights_digest
 
     def _compare(self, name: str, found: object, recorded: object) -> None:
         if found != recorded and self.compares:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -11,9 +12,10 @@ from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.batching.manifests import trained_samples
-from penstock.actors.trainer.checkpoint import drop_old_checkpoints, newest_checkpoint
+from penstock.actors.trainer.checkpoint import drop_old_checkpoints, load_newest
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.protocol import Completed, StepData, TrainingEngine
+from penstock.actors.trainer.machine import arithmetic
 from penstock.actors.trainer.midtraining.saves import drop_saves
 from penstock.actors.trainer.objective.losses import loss_spec
 from penstock.actors.trainer.off_policy import OffPolicy
@@ -25,7 +27,13 @@ from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.ledger import Ledger
 from penstock.messages.rollout import Turn
-from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
+from penstock.messages.training import (
+    ArithmeticChanged,
+    BatchManifest,
+    CheckpointSaved,
+    SampleEntry,
+    StepCompleted,
+)
 from penstock.messages.weights import WeightsPublished
 
 log = logging.getLogger(__name__)
@@ -45,6 +53,8 @@ class NondeterminismError(TrainingError):
 class RlPhase:
     """Drives the training engine through stored manifests, and keeps the digest of each step."""
 
+    saved = ("_manifests", "_digests", "_arithmetics", "turns", "ledger")
+
     def __init__(
         self,
         config: TrainerConfig,
@@ -59,6 +69,12 @@ class RlPhase:
         self._engine = engine
         self._manifests: dict[int, BatchManifest] = {}
         self._digests: dict[int, str] = {}
+        self._arithmetics: dict[int, str] = {}
+        """What computed the steps of these digests, where that is known."""
+        self._loaded: CheckpointSaved | None = None
+        """The checkpoint that this process began with."""
+        self._is_declared = False
+        """Whether the log knows that this process computes otherwise than the one before."""
         self._completed: Completed | None = None
         self._idle_since = 0.0
         self._step_last = config.steps_max
@@ -68,23 +84,52 @@ class RlPhase:
         self.ledger = Ledger()
         self.step = 0
         """Step of the engine's weights, which is their policy version."""
+        self.step_saved = -1
+        """Step of the newest checkpoint."""
         self.is_idle = asyncio.Event()
         self.is_training = asyncio.Event()
 
     async def start(self, ctx: Context, seed: int) -> Effects:
-        """Load the newest checkpoint or create version 0; return the events of that version."""
-        key = await newest_checkpoint(ctx.store)
-        if key is None:
+        """Load the newest sound checkpoint or create version 0; return that version's events."""
+        position = await load_newest(ctx.store, partial(self._engine.load, ctx))
+        if position is None:
             position = await self._engine.make_version_0(ctx, seed)
-        else:
-            position = await self._engine.load(ctx, key)
         self.step, self._completed = position.step, position.completed
+        self.step_saved, self._loaded = position.step, position.saved
         if isinstance(position.completed, StepCompleted):
             self._count_skipped(position.completed)
         # Version 0 has a checkpoint by now, so no start will need a save of mid-training.
         await drop_saves(ctx.store)
         self._set_idle(ctx)
-        return [position.saved, self._completed, await self._publish(ctx), *self._finish()]
+        completed = self._completed
+        before = completed.arithmetic if isinstance(completed, StepCompleted) else ""
+        declared = self._declare(before) if before not in {"", arithmetic()} else ()
+        return [position.saved, completed, await self._publish(ctx), *declared, *self._finish()]
+
+    def _declare(self, before: str) -> Effects:
+        """Say on the log, once, that steps are computed otherwise from the checkpoint on."""
+        if self._is_declared or self._loaded is None:
+            return ()
+        self._is_declared = True
+        log.warning(
+            "steps after %d are computed by %s, earlier ones by %s: a replay repeats the bits of "
+            "either only where it computes alike",
+            *(self._loaded.step, arithmetic(), before),
+        )
+        return (
+            ArithmeticChanged(
+                step=self._loaded.step,
+                object_key=self._loaded.object_key,
+                before=before,
+                now=arithmetic(),
+            ),
+        )
+
+    def restored(self) -> None:
+        """Settle the manifests of a snapshot that are trained by now."""
+        for step in sorted(self._manifests):
+            if step <= self.step:
+                self.turns.drop(self._manifests.pop(step))
 
     def add_manifest(self, manifest: BatchManifest) -> None:
         """Keep a manifest until its step is taken; drop the turns of a step already taken."""
@@ -165,7 +210,7 @@ class RlPhase:
         if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
             await ctx.sleep(left_s)
         # Before any event is published: a divergent step must not reach the log.
-        self.check_digest(manifest.step, result.weights_digest)
+        before = self.check_digest(manifest.step, result.weights_digest, arithmetic())
         self.step = manifest.step
         self._completed = StepCompleted(
             step=manifest.step,
@@ -179,11 +224,18 @@ class RlPhase:
             skipped=result.skipped,
             num_skipped=self._num_skipped + 1 if result.skipped else 0,
             drift=result.drift,
+            arithmetic=arithmetic(),
         )
         self._count_skipped(self._completed)
         # Only now: if the step had failed, its turns would be needed again.
         self.turns.drop(self._manifests.pop(manifest.step))
-        effects: list[Event] = [self._completed, await self._publish(ctx)]
+        effects: list[Event] = [self._completed]
+        if before:
+            # The version is out, with weights that another machine rounded: it stays as it is, and
+            # the next one is a change of it.
+            effects += self._declare(before)
+        else:
+            effects.append(await self._publish(ctx))
         # A checkpoint follows the publish of its version, so no checkpoint names weights that
         # relays lack.
         if self.step % self._config.checkpoint_steps == 0 or self.is_finished:
@@ -215,21 +267,36 @@ class RlPhase:
             self._step_last, self._has_failed = done.step, True
             self._reason = f"{done.num_skipped} steps in a row were skipped: {done.skipped}"
 
-    def check_digest(self, step: int, digest: str) -> None:
+    def check_digest(self, step: int, digest: str, computed_by: str) -> str:
         """Compare a step's digest with the one the log recorded, whichever is known first.
 
+        Args:
+            step: The step.
+            digest: Of its weights.
+            computed_by: Arithmetic of the step; empty if it was not recorded.
+
+        Returns:
+            The other arithmetic that gave other bits; empty if the bits are the same.
+
         Raises:
-            NondeterminismError: They differ.
+            NondeterminismError: They differ, although both were computed alike.
 
         """
         known = self._digests.setdefault(step, digest)
+        other = self._arithmetics.setdefault(step, computed_by)
         while len(self._digests) > NUM_DIGESTS_MAX:
-            del self._digests[next(iter(self._digests))]
-        if known != digest:
-            raise NondeterminismError(
-                f"step {step}: trained to weights {digest}, but the log or an earlier pass has "
-                f"{known}; the same log must give the same bits (torch version? thread count?)"
-            )
+            oldest = next(iter(self._digests))
+            del self._digests[oldest]
+            self._arithmetics.pop(oldest, None)
+        if known == digest:
+            return ""
+        if other and computed_by and other != computed_by:
+            return other
+        raise NondeterminismError(
+            f"step {step}: trained to weights {digest} by {computed_by or 'what is not recorded'}, "
+            f"but the log or an earlier pass has {known} by {other or 'what is not recorded'}: the "
+            "same log and the same arithmetic must give the same bits"
+        )
 
     async def _publish(self, ctx: Context) -> WeightsPublished:
         """Store the current version for the relays; return its manifest event."""
@@ -239,7 +306,9 @@ class RlPhase:
     async def save(self, ctx: Context) -> Effects:
         """Save a checkpoint of the current state."""
         assert self._completed is not None
-        return (await self._engine.save(ctx, self._completed, self.ledger.rows()),)
+        saved = await self._engine.save(ctx, self._completed, self.ledger.rows())
+        self.step_saved = saved.step
+        return (saved,)
 
     def _finish(self) -> Effects:
         if not self.is_finished:

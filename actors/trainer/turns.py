@@ -47,6 +47,8 @@ _LOADS_MAX = 16
 class TurnStore:
     """Samples by rollout or request id; trajectories and manifests may arrive in either order."""
 
+    saved = ("_samples", "_done")
+
     def __init__(self, num_bytes_max: int, opener: Vault) -> None:
         """Create an empty store.
 

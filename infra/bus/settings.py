@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 _SERVER = r"^(nats|tls)://([A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z"
 NUM_REPLICAS_MAX = 5
@@ -17,6 +17,23 @@ FILES = (*SECRETS, "tls_ca", "tls_cert", "tls_key")
 INLINE_BYTES_MAX = 512 << 10
 _EITHER = {"servers", "server_path", "inline_bytes"}
 """Fields that an embedded server knows, too."""
+
+
+class ArchiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the log's older part moves from the streams to the object store, and how long it stays.
+
+    A stream is archived in any case when it is half full.
+    """
+
+    events_max: PositiveInt = 200_000
+    """Events of a stream above which the older half is archived; a server needs about half a
+    kilobyte of memory for each."""
+    age_s_min: NonNegativeFloat = 3600.0
+    """Seconds for which an event stays in its stream: until then a second copy of it is refused."""
+    kept_s: NonNegativeFloat = 0.0
+    """Seconds for which an archived event is kept; 0: for good. What is left then are counts, and
+    the samples and erasures that lineage names. Steps that trained rollouts or requests of that
+    time can then no longer be replayed."""
 
 
 class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,9 @@ import msgspec
 import zstandard
 
 from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.snapshots.stored import SNAPSHOT_PREFIX
 from penstock.actors.runtime.vault import KEYS_PREFIX, ContentKey, Vault
+from penstock.infra.bus.archive.segments import ARCHIVE_PREFIX
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
@@ -95,6 +97,8 @@ async def export_log(
                     continue  # With its event, if it still has one.
                 if key.startswith(KEYS_PREFIX):
                     continue  # Wrapped for this run's vault alone.
+                if key.startswith((SNAPSHOT_PREFIX, ARCHIVE_PREFIX)):
+                    continue  # They name sequences, which an import gives anew.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
                 for claim in delivery.event.claims:

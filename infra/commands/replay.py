@@ -102,6 +102,11 @@ def _outcome_text(figures: dict[str, Any]) -> str:
             f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
             f"{left_out}"
         )
-    lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
-    lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]
+    difference = figures.get("first_difference", "")
+    lines = [f"{steps} steps replayed{f'; first difference: {difference}' if difference else ''}"]
+    lines += [
+        f"  not bit for bit, losses within the tolerance: {text}"
+        for text in figures.get("not_repeated", ())
+    ]
+    lines += [f"  {name}: {text}" for name, text in figures.get("other_versions", {}).items()]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.rollouts.config import RolloutsConfig
-from penstock.infra.bus.settings import BusSection
+from penstock.infra.bus.settings import ArchiveSection, BusSection
 from penstock.infra.config.prepare import PrepareConfig
 from penstock.infra.models.settings import ModelSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
@@ -115,6 +115,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     regions: list[RegionSection]
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
+    archive: ArchiveSection = ArchiveSection()
     store: StoreSection = StoreSection()
     relay: RelayConfig = RelayConfig()
     prepare: PrepareConfig = PrepareConfig()

@@ -27,7 +27,14 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
         device=trainer.device,
         torch=version("torch"),
         num_threads=trainer.num_threads,
+        processor=_processor(),
     )
+
+
+def _processor() -> str:
+    from penstock.actors.trainer.machine import arithmetic  # Torch takes seconds to import.
+
+    return arithmetic()
 
 
 def replay_refusal(recorded: Arithmetic) -> str:

@@ -15,7 +15,7 @@ import tomli_w
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.microvm.images.assets import were_assets_built_before
 from penstock.gateway.keys import create_key
-from penstock.infra.bus.collector import collect_if_possible
+from penstock.infra.bus.collector import Collector, collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
@@ -213,7 +213,8 @@ async def _run(
             complete = await _work(*work, arguments.after, arguments.since)
             if complete:
                 remove_needless(run_dir, config.sandbox_host.checkpoints)
-                await collect_if_possible(bus, run_dir.store(), grace_s=PUBLISH_S_MAX)
+                collector = Collector(bus, run_dir.store())
+                await collect_if_possible(collector, grace_s=PUBLISH_S_MAX)
                 is_sound = await close_run(
                     *(run_dir, config, bus, progress.say),
                     started_at=arguments.since,

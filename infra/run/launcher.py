@@ -22,7 +22,8 @@ from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
-from penstock.infra.bus.collector import collect_if_possible
+from penstock.infra.bus.archive.archiver import ARCHIVE_S, Archiver, archive_if_possible
+from penstock.infra.bus.collector import Collector, collect_if_possible
 from penstock.infra.bus.jetstream.access import inbox_prefix
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.permissions import permissions
@@ -90,6 +91,7 @@ class Processes:
         self._run = run
         self._specs = {name: config.processes[name] for name in names}
         self._trainer = config.trainer
+        self._settings = config.archive
         self._budget = RestartBudget(
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
@@ -129,6 +131,7 @@ class Processes:
                 group.create_task(self._watch_space(), name="watch space")
                 group.create_task(self._reap(), name="reap")
                 group.create_task(self._collect(bus), name="collect")
+                group.create_task(self._archive(bus), name="archive")
                 for unit in units(self._specs):
                     group.create_task(self._keep(unit, bus), name=f"keep {', '.join(unit)}")
         except ExceptionGroup as failures:
@@ -264,9 +267,17 @@ class Processes:
 
     async def _collect(self, bus: NatsBus) -> None:
         """Delete objects that no event references, once an hour."""
+        collector = Collector(bus, self._run.store())
         while True:
             await asyncio.sleep(COLLECT_S)
-            await collect_if_possible(bus, self._run.store())
+            await collect_if_possible(collector)
+
+    async def _archive(self, bus: NatsBus) -> None:
+        """Move the older part of the log to the store as streams fill."""
+        archiver = Archiver(bus, self._run.store(), self._settings)
+        while True:
+            await asyncio.sleep(ARCHIVE_S)
+            await archive_if_possible(archiver)
 
     def _log_path(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"
@@ -322,6 +333,13 @@ async def event_server(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(run.end_state)
         if access := run.access():
+            # No client can ask a server for it: its account does not see the configuration.
+            log.warning(
+                "%s: with NATS's defaults, a power cut loses what they acknowledged within the "
+                "last two minutes: expected `sync_interval: always` in their jetstream block%s",
+                access.place,
+                "" if access.section.num_replicas > 1 else ", or bus.num_replicas above 1",
+            )
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
             # Ask before answering: this launcher would otherwise hear its own answer.
             await check_alone(bus)

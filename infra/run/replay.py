@@ -96,7 +96,13 @@ async def replay_run(  # noqa: PLR0913
         "live_rl_s": report.live_rl_s,
         "weights_digest": report.weights_digest,
     }
-    if not figures["identical"]:
+    tolerated = [span for span in report.spans if not span.is_repeated]
+    if tolerated:
+        figures["not_repeated"] = [
+            f"steps {span.first} to {span.last}, computed by {span.arithmetic or 'another machine'}"
+            for span in tolerated
+        ]
+    if not figures["identical"] and (report.first_difference or not tolerated):
         words = report.first_difference or verdicts.first_difference
         figures["first_difference"] = words or _nothing(report.steps_erased)
         figures["other_versions"] = await _other_versions(bus)

@@ -297,7 +297,7 @@ async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]
 async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.monitor.actor import Monitor
 
-    return [("monitor", Monitor(assembly.bus))]
+    return [("monitor", Monitor())]
 
 
 def _plain(module: str, name: str, section: str) -> Build:

@@ -3,6 +3,7 @@
 `python -m tests.lab` lists them, `python -m tests.lab NAME --help` shows a program's options. Run
 it in the repository's root. Every number of SPECIFICATION.md that is not a test's comes from here.
 
+- `age/`: a service of any age: catching up, memory, fates, lineage
 - `bench/`: speed as ratios within one run, and what training gains (`bench/learning/`)
 - `simulate/`: real actors over modeled hosts and links, at sizes that no test machine has
 - `mismatch/`: trainer against sampler where there is no run: fresh weights, expert formats

@@ -26,6 +26,7 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
+    "age": Program("age.command", "how long a service of any age takes to catch up, and its size"),
     "bus": Program("bench.bus", "rates and latencies of events and objects over nats-server"),
     "engine": Program("bench.engine", "generation and training against transformers, and vLLM"),
     "kernels": Program("bench.kernels", "each CUDA kernel against its roofline and against torch"),

@@ -68,6 +68,8 @@ class Patience:
 
     """
 
+    unsaved = ("_since",)
+
     def __init__(self, config: TrainerConfig) -> None:
         """Read the maximum wait; with `pace` it is unbounded."""
         is_paced = config.staleness_policy == "pace"

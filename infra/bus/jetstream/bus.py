@@ -2,18 +2,27 @@
 
 import asyncio
 import base64
+import contextlib
+import functools
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims
+from penstock.infra.bus.archive.reading import Archive
+from penstock.infra.bus.archive.segments import ArchivedEvent
+from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims, claim_of
 from penstock.infra.bus.jetstream import log_reader, rpc
 from penstock.infra.bus.jetstream.access import Access
-from penstock.infra.bus.jetstream.connection import NO_MESSAGE, JetStreamError, NatsConnection
+from penstock.infra.bus.jetstream.connection import (
+    LOST,
+    NO_MESSAGE,
+    RETRY,
+    JetStreamError,
+    NatsConnection,
+)
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.provision import (
     check_jetstream,
@@ -21,12 +30,14 @@ from penstock.infra.bus.jetstream.provision import (
     restore,
     stream_name,
 )
-from penstock.infra.bus.jetstream.puller import Puller
+from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND, Puller
 from penstock.infra.bus.jetstream.work import Intake, NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
+from penstock.messages.control import LogArchived
 from penstock.messages.errors import BusError, CodecError, DeadlineError
 from penstock.messages.reading.claims import claim_key
+from penstock.messages.retries import with_retries
 from penstock.messages.streams import (
     check_followed,
     check_run_id,
@@ -57,6 +68,7 @@ class NatsBus:
         connection.restore = self._restore
         self._run_id = check_run_id(run_id)
         self._claims = Claims(store, _new_key, inline_bytes)
+        self.archive = Archive(store, self._archived_to)
         self._publisher = EventPublisher(connection, self._claims, run_id)
         self._intake = Intake(
             connection, self._claims, self._publisher, run_id=run_id, name=check_token(name, "name")
@@ -90,6 +102,11 @@ class NatsBus:
     def run_id(self) -> str:
         """Id of the run whose subjects this bus uses."""
         return self._run_id
+
+    @property
+    def access(self) -> Access:
+        """How this bus reached its servers."""
+        return self._connection.access
 
     @property
     def num_breaks(self) -> int:
@@ -169,6 +186,7 @@ class NatsBus:
                 list(kinds),
                 after=(after or {}).get(stream, 0),
                 stop_at_end=stop_at_end,
+                archive=self.archive,
             )
             for stream, kinds in groupby(ordered, key=lambda kind: kind.stream)
         ]
@@ -196,13 +214,27 @@ class NatsBus:
         except JetStreamError as error:
             if error.code != NO_MESSAGE:
                 raise
-            return None
+            return await self._last_archived(event_type, "" if key is None else subject)
         stored = answer["message"]
         try:
             return await self._stored(event_type.stream, stored)
         except CodecError as error:
             log.warning("%s %s is unusable: %s", event_type.stream, stored["seq"], error)
             return None
+
+    async def _last_archived(self, event_type: type[Event], subject: str) -> Delivery | None:
+        found = await self.archive.newest(event_type.stream, event_type.__name__, subject)
+        return None if found is None else await self._intake.accept_archived(found)
+
+    async def _archived_to(self, stream: Stream) -> int:
+        look = functools.partial(self.last, LogArchived, f"archive.{stream}")
+        try:
+            found = await with_retries(look, RETRY, retry_on=LOST)
+        except JetStreamError as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+            return 0
+        return found.event.last if found and isinstance(found.event, LogArchived) else 0
 
     async def _stored(self, stream: Stream, stored: dict[str, Any]) -> Delivery:
         head = base64.b64decode(stored.get("hdrs", "")).decode(errors="replace")
@@ -213,17 +245,71 @@ class NatsBus:
             subject=stored["subject"],
             stream=stream,
             sequence=stored["seq"],
-            stored_at=datetime.fromisoformat(stored["time"]).timestamp(),
+            stored_at=log_reader.stored_time(stored["time"]),
         )
 
     def read_raw(self, streams: Sequence[Stream]) -> AsyncGenerator[log_reader.RawMessage, None]:
         """Read what the streams hold by now, of any type and version, by time of storing."""
-        return log_reader.by_time(
-            [
-                log_reader.read_raw(self._connection, self._claims, self._run_id, stream)
-                for stream in streams
-            ]
+        return log_reader.by_time([self.read_stream(stream) for stream in streams])
+
+    async def read_stream(
+        self, stream: Stream, after: int = 0, *, fetches: bool = True
+    ) -> AsyncGenerator[log_reader.RawMessage, None]:
+        """Read what a stream and its archive hold after a sequence, of any type and version.
+
+        With `fetches` a message that lies in the store is read from there.
+        """
+        end = max(after, await self.archive.end(stream))
+        async for stored in self.archive.events(stream, after):
+            yield await self._raw(stored, fetches=fetches)
+        messages = log_reader.read_raw(
+            self._connection, self._claims, self._run_id, stream, after=end, fetches=fetches
         )
+        async for message in messages:
+            yield message
+
+    async def _raw(self, stored: ArchivedEvent, *, fetches: bool) -> log_reader.RawMessage:
+        data, claim_key = stored.data, ""
+        if stored.is_claim:
+            headers = {CLAIM_HEADER: "1"}
+            with contextlib.suppress(CodecError):
+                claim = claim_of(data, headers)
+                claim_key = claim.object_key if claim else ""
+                data = await self._claims.fetch(data, headers) if fetches else data
+        return log_reader.RawMessage(
+            stream=stored.stream,
+            sequence=stored.sequence,
+            subject=stored.subject,
+            stored_at=stored.stored_at,
+            data=data,
+            claim_key=claim_key,
+        )
+
+    async def stream_state(self, stream: Stream) -> tuple[dict[str, Any], int]:
+        """Return how full a stream is: its state as the server says it, and its bound in bytes."""
+        info = await self._connection.api(f"STREAM.INFO.{stream_name(stream)}", {})
+        return info["state"], info["config"]["max_bytes"]
+
+    async def acked_to(self, stream: Stream) -> int | None:
+        """Return the last sequence that all sharers of a stream's work have done; None: no work."""
+        call = f"CONSUMER.LIST.{stream_name(stream)}"
+        floors: list[int] = []
+        offset, total = 0, 1
+        while offset < total:
+            answer = await self._connection.api(call, {"offset": offset})
+            found, total = answer.get("consumers") or [], answer["total"]
+            offset += len(found) or total
+            floors += [
+                int(each["ack_floor"]["stream_seq"])
+                for each in found
+                if each["config"].get("ack_policy") != "none"
+            ]
+        return min(floors) if floors else None
+
+    async def purge(self, stream: Stream, last: int) -> None:
+        """Remove this run's messages of a stream up to a sequence, which the archive has."""
+        body = {"filter": f"ps.{self._run_id}.{stream}.>", "seq": last + 1}
+        await self._connection.api(f"STREAM.PURGE.{stream_name(stream)}", body)
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """See `Bus.request`."""

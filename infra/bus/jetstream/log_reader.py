@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.infra.bus.archive.reading import Archive
 from penstock.infra.bus.claims import Claims, claim_of
 from penstock.infra.bus.jetstream.connection import LOST, RETRY, JetStreamError, NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
@@ -49,9 +50,12 @@ class LogReader:
         *,
         after: int,
         stop_at_end: bool,
+        archive: Archive,
     ) -> None:
         self._connection = intake.connection
         self._intake = intake
+        self._archive = archive
+        self._types = {kind.__name__ for kind in types}
         self._stream: Stream = types[0].stream
         self._filters = [type_filter(intake.run_id, kind) for kind in types]
         self._last = after
@@ -65,14 +69,27 @@ class LogReader:
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
         """Iterate in stream order; ends only with `stop_at_end` or when the puller is closed."""
+        async for delivery in self._archived():
+            yield delivery
         async for message in self.puller.messages():
             self.puller.settle()
+            # What was archived since may be gone from the stream, unread by our consumer.
+            if await self._archive.end(self._stream) > self._last:
+                num_read = 0
+                async for delivery in self._archived():
+                    num_read += 1
+                    yield delivery
+                if num_read:
+                    self.puller.restart()
+                    continue
             place = position(message)
             # A gap means that a delivery was lost with a connection: read again from `_last`.
             if place.consumer_sequence != self._expected:
                 self.puller.restart()
                 continue
             self._expected += 1
+            if place.sequence <= self._last:
+                continue
             if self._end is not None and place.sequence > self._end:
                 return
             self._last, self._last_at = place.sequence, place.stored_at
@@ -81,6 +98,16 @@ class LogReader:
                 yield delivery
             if self._end is not None and (place.sequence == self._end or place.num_pending == 0):
                 return
+
+    async def _archived(self) -> AsyncGenerator[Delivery, None]:
+        """Yield what the archive has after the last event, and go on after it."""
+        end = await self._archive.end(self._stream)
+        async for stored in self._archive.events(self._stream, self._last, self._types):
+            self._last, self._last_at = stored.sequence, stored.stored_at
+            delivery = await self._intake.accept_archived(stored)
+            if delivery is not None:
+                yield delivery
+        self._last = max(self._last, end)
 
     async def _ensure(self) -> str:
         """Create a consumer that starts after the last event; return its name."""
@@ -137,8 +164,15 @@ class LogReader:
             answer = await self._connection.api(f"STREAM.MSG.GET.{stream}", {"seq": self._last})
         except JetStreamError:  # Removed meanwhile: it was read, so nothing was missed.
             return False
-        stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
+        stored_at = stored_time(answer["message"]["time"])
         return abs(stored_at - self._last_at) > SAME_S
+
+
+def stored_time(text: str) -> float:
+    """Return a time of the server in Unix seconds, as deliveries have it, of nanoseconds."""
+    whole, _, rest = text.partition(".")
+    start = datetime.fromisoformat(f"{whole.removesuffix('Z')}+00:00")
+    return (int(start.timestamp()) * 10**9 + int(rest.rstrip("Z").ljust(9, "0"))) / 1e9
 
 
 async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
@@ -183,10 +217,24 @@ class RawMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Object that holds the message, where it was too large for the stream."""
 
 
-async def read_raw(
-    connection: NatsConnection, claims: Claims, run_id: str, stream: Stream
+async def read_raw(  # noqa: PLR0913
+    connection: NatsConnection,
+    claims: Claims,
+    run_id: str,
+    stream: Stream,
+    *,
+    after: int = 0,
+    fetches: bool = True,
 ) -> AsyncGenerator[RawMessage, None]:
     """Read what one stream holds of a run by now; a payload that is gone is read as its claim.
+
+    Args:
+        connection: Connection to the server.
+        claims: Reads payloads from the store.
+        run_id: Whose messages.
+        stream: The stream.
+        after: Sequence to begin after.
+        fetches: Whether to read a message from the store that is a claim, or yield the claim.
 
     Raises:
         BusError: Nobody serves the stream, or the connection broke, for too long.
@@ -195,7 +243,7 @@ async def read_raw(
     """
     name, subjects = stream_name(stream), f"ps.{run_id}.{stream}.>"
     end = int((await connection.api(f"STREAM.INFO.{name}", {}))["state"]["last_seq"])
-    last = 0
+    last = after
     while last < end:
         read = partial(read_batch, connection, name, subjects, last + 1, BATCH)
         batch = await with_retries(read, _AGAIN, retry_on=LOST)
@@ -206,12 +254,12 @@ async def read_raw(
             with contextlib.suppress(CodecError):
                 claim = claim_of(data, headers)
                 claim_key = claim.object_key if claim else ""
-                data = await claims.fetch(data, headers)
+                data = await claims.fetch(data, headers) if fetches else data
             yield RawMessage(
                 stream=stream,
                 sequence=last,
                 subject=headers["Nats-Subject"],
-                stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+                stored_at=stored_time(headers["Nats-Time-Stamp"]),
                 data=data,
                 claim_key=claim_key,
             )

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.claims import Claims, claim_of
+from penstock.infra.bus.archive.segments import ArchivedEvent
+from penstock.infra.bus.claims import CLAIM_HEADER, Claims, claim_of
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.provision import stream_name
@@ -86,6 +87,22 @@ class Intake:
             sequence=place.sequence,
             stored_at=place.stored_at,
             num_delivered=place.num_delivered,
+        )
+
+    async def accept_archived(self, stored: ArchivedEvent) -> Delivery | None:
+        """Return the delivery, or None where readers of the stream had rejected it."""
+        try:
+            headers = {CLAIM_HEADER: "1"} if stored.is_claim else None
+            event = await self.decode(stored.subject, stored.data, headers)
+        except CodecError as error:
+            log.warning("archived %s %d: %s", stored.stream, stored.sequence, error)
+            return None
+        return Delivery(
+            event=event,
+            subject=stored.subject,
+            stream=stored.stream,
+            sequence=stored.sequence,
+            stored_at=stored.stored_at,
         )
 
     async def decode(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Event:

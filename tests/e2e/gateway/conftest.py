@@ -269,7 +269,7 @@ async def bus(request, tmp_path) -> AsyncIterator[Bus]:
 @pytest.fixture
 async def site(bus, tmp_path, tokenizer) -> AsyncIterator[Site]:
     site = Site(bus, tmp_path, tokenizer)
-    async with site.running(Monitor(bus), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
+    async with site.running(Monitor(), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
         yield site
 
 

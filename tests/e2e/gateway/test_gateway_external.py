@@ -143,7 +143,7 @@ async def test_what_is_no_session_is_refused_before_anything_is_stored(site, htt
 
 async def test_a_session_longer_than_the_window_is_refused_and_charged(bus, tmp_path, tokenizer):
     site = Site(bus, tmp_path, tokenizer, context_tokens_max=256)
-    async with site.running(Monitor(bus)), aiohttp.ClientSession(site.url) as http:
+    async with site.running(Monitor()), aiohttp.ClientSession(site.url) as http:
         long = [*MESSAGES[:3], {"role": "assistant", "content": "x y " * 300}]
         for text in ("x y " * 200, "x y " * 20_000):
             long[3] = {"role": "assistant", "content": text}

@@ -93,7 +93,7 @@ async def test_on_this_machine_anyone_may_look(http):
 
 async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer):
     site = Site(bus, tmp_path, tokenizer, host="0.0.0.0")
-    async with site.running(Monitor(bus)):
+    async with site.running(Monitor()):
         url = site.url.replace("0.0.0.0", "127.0.0.1")
         async with aiohttp.ClientSession(url) as http:
             for path in VIEWS:

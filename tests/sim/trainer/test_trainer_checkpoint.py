@@ -171,3 +171,34 @@ async def test_a_damaged_or_missing_piece_is_named(world):
     del world.store.objects[piece.object_key]
     with pytest.raises(NotFoundError):
         await load(world, key, learner_of(world))
+
+
+@pytest.mark.parametrize("what", ["head", "piece", "missing piece"])
+async def test_a_damaged_checkpoint_falls_back_to_the_one_before(make_world, caplog, what):
+    """The steps after it are taken again, to the digests that the log has."""
+    world = make_world(steps_max=5, checkpoint_steps=1, checkpoints_kept=5)
+    world.log.num_until_kill = 7
+    with pytest.raises(Killed):
+        await world.run_once()
+    key = await newest_checkpoint(world.store)
+    step = (await read_head(world.store, key)).step
+    assert step >= 2
+    piece = (await world.store.keys(f"checkpoint-pieces/{step:08d}-"))[0]
+    damaged = key if what == "head" else piece
+    if what == "missing piece":
+        await world.store.delete(piece)
+    else:
+        world.store.objects[damaged] = world.store.objects[damaged][:-1] + b"\x00"
+    await world.run_once()
+    assert f"checkpoint {key} is unusable, trying the one before" in caplog.text
+    assert [event.step for event in world.log.of(StepCompleted)] == [1, 2, 3, 4, 5]
+    learner = learner_of(world)
+    for each in await world.store.keys("checkpoints/"):
+        await load(world, each, learner)
+
+
+async def test_without_a_sound_checkpoint_the_trainer_says_so(world):
+    for key in await world.store.keys("checkpoints/"):
+        world.store.objects[key] = world.store.objects[key][:-1] + b"\x00"
+    with pytest.raises(CorruptDataError, match="none of 3 checkpoints is sound"):
+        await world.run_once()

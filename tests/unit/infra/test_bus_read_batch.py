@@ -6,7 +6,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.claims import Claims
-from penstock.infra.bus.collector import collect_if_possible
+from penstock.infra.bus.collector import Collector, collect_if_possible
 from penstock.infra.bus.jetstream import puller
 from penstock.infra.bus.jetstream.connection import LOST
 from penstock.infra.bus.jetstream.log_reader import read_raw
@@ -77,5 +77,5 @@ class Away(MemoryStore):
 
 async def test_a_collection_that_fails_ends_no_run(caplog):
     """It ended the launcher before, and at a run's end its closing table was not written."""
-    await collect_if_possible(None, Away())
+    await collect_if_possible(Collector(None, Away()))
     assert "were not collected" in caplog.text

@@ -11,6 +11,8 @@ from tests.unit.monitor.story import report, story
 
 from penstock.actors.monitor.actor import exposition
 from penstock.actors.monitor.fold import RunFold
+from penstock.messages.base import Stream
+from penstock.messages.control import LogArchived
 from penstock.messages.reward import Outcome
 from penstock.messages.telemetry import Wait
 
@@ -30,6 +32,10 @@ def exposed() -> dict[str, dict[str, set[str]]]:
     fold = RunFold()
     for event in story():
         fold.apply(event, 1000.0)
+    filling = LogArchived(
+        of=Stream.FEEDBACK, last=0, num_bytes=6, bytes_max=10, num_events=1, at=999.0
+    )
+    fold.apply(filling, 1000.0)
     wait = Wait(target="generator", reason="x", since=999.0, deadline_s=3.0)
     fold.apply(report("worker", "rollout_worker", 1000.0, 3.0, wait), 1000.0)
     found: dict[str, dict[str, set[str]]] = {}
