@@ -1,8 +1,14 @@
 """Requests to sandbox hosts and their replies; not kept on a stream."""
 
+import os
+
 from penstock.messages.base import Message
+from penstock.messages.errors import CodecError
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.task import MachineNeeds
+
+_RAW = "\0"
+"""Mark of a name whose bytes follow in hex: no name and no argument has a NUL."""
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):
@@ -186,3 +192,30 @@ class GroupsRenewed(Message, frozen=True, kw_only=True):
 
     gone: list[str] = []
     """Groups without machines here: released, expired, or lost when the host restarted."""
+
+
+def packed_name(text: str) -> str:
+    """Return a path or argument as it travels: names in a machine need not be UTF-8.
+
+    Python keeps such bytes as lone surrogates, which the codec refuses.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _RAW + os.fsencode(text).hex()
+    return text
+
+
+def unpacked_name(text: str) -> str:
+    """Return what `packed_name` was given.
+
+    Raises:
+        CodecError: It is marked as bytes, and has none.
+
+    """
+    if not text.startswith(_RAW):
+        return text
+    try:
+        return os.fsdecode(bytes.fromhex(text[1:]))
+    except ValueError as error:
+        raise CodecError(f"file name: expected bytes in hex: {error}") from error

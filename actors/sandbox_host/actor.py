@@ -74,6 +74,8 @@ from penstock.messages.sandbox import (
     SandboxSaved,
     SaveSandbox,
     WriteFiles,
+    packed_name,
+    unpacked_name,
 )
 
 Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
@@ -100,16 +102,19 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
             starved_ms = min((_starved_us() - before) / 1e3, result.duration_ms)
             return msgspec.structs.replace(result, starved_ms=starved_ms)
         case ReadFile():
-            return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
+            return FileRead(
+                data=await sandbox.read_file(unpacked_name(message.path), message.num_bytes_max)
+            )
         case WriteFiles():
+            files = {unpacked_name(path): data for path, data in message.files.items()}
             if message.is_verifier:
-                await verifying(sandbox).write_verifier_files(message.files)
+                await verifying(sandbox).write_verifier_files(files)
             else:
-                await sandbox.write_files(message.files, keeps_modes=message.keeps_modes)
+                await sandbox.write_files(files, keeps_modes=message.keeps_modes)
             return Ack()
         case ListFiles():
             paths = await sandbox.list_files(message.root)
-            return FilesListed(paths=[_as_text(path) for path in paths])
+            return FilesListed(paths=[packed_name(path) for path in paths])
         case AllowEgress():
             machine = cast("NetworkedMachine", networked(sandbox))
             await machine.allow_egress(message.rules, allows_addresses=egress_addresses)
@@ -119,9 +124,10 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
 
 
 async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
+    argv = [unpacked_name(argument) for argument in command.argv]
     if command.peer or command.covers:
         run = VerifierRun(
-            argv=command.argv,
+            argv=argv,
             timeout_s=command.timeout_s,
             output_bytes_max=command.output_bytes_max,
             peer=command.peer,
@@ -129,7 +135,7 @@ async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
         )
         return await verifying(sandbox).verify(run, op_key=command.op_key)
     return await sandbox.exec(
-        command.argv,
+        argv,
         cwd=command.cwd,
         env=command.env,
         timeout_s=command.timeout_s,
@@ -145,11 +151,6 @@ def _starved_us() -> int:
         return int(some.rpartition("total=")[2])
     except (OSError, ValueError):
         return 0
-
-
-def _as_text(path: str) -> str:
-    """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class LostRecords:

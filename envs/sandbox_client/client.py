@@ -49,6 +49,8 @@ from penstock.messages.sandbox import (
     SandboxSaved,
     SaveSandbox,
     WriteFiles,
+    packed_name,
+    unpacked_name,
 )
 from penstock.messages.task import MachineNeeds
 
@@ -232,7 +234,7 @@ class RemoteSandbox:
         command = ExecCommand(
             lease_id=self._leased.lease_id,
             op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
-            argv=run.argv,
+            argv=[packed_name(argument) for argument in run.argv],
             cwd=cwd,
             env=dict(env),
             timeout_s=run.timeout_s,
@@ -244,25 +246,28 @@ class RemoteSandbox:
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return the first `bytes_max` bytes of a regular file."""
-        message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
+        message = ReadFile(
+            lease_id=self._leased.lease_id, path=packed_name(path), num_bytes_max=bytes_max
+        )
         return (await self._call(message, FileRead)).data
 
     async def write_files(self, files: Mapping[str, bytes], *, keeps_modes: bool = True) -> None:
         """Write whole files and their parent folders."""
         lease_id = self._leased.lease_id
-        message = WriteFiles(lease_id=lease_id, files=dict(files), keeps_modes=keeps_modes)
+        message = WriteFiles(lease_id=lease_id, files=_named(files), keeps_modes=keeps_modes)
         await self._call(message, Ack)
 
     async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
         """Write whole files that only the verifier's user can read."""
         lease_id = self._leased.lease_id
-        message = WriteFiles(lease_id=lease_id, files=dict(files), is_verifier=True)
+        message = WriteFiles(lease_id=lease_id, files=_named(files), is_verifier=True)
         await self._call(message, Ack)
 
     async def list_files(self, root: str) -> list[str]:
         """Return the regular files below `root`, relative to it, sorted."""
         message = ListFiles(lease_id=self._leased.lease_id, root=root)
-        return (await self._call(message, FilesListed)).paths
+        listed = await self._call(message, FilesListed)
+        return [unpacked_name(path) for path in listed.paths]
 
     async def allow_egress(self, rules: Sequence[str]) -> None:
         """See `NetworkedSandbox.allow_egress`."""
@@ -480,3 +485,7 @@ async def keep_renewed(
         else:
             pause_s, held_until = period_s, client.monotonic() + spec.lease_s
     log.warning("lease of %s lost: no renewal in %g s", spec.holder, spec.lease_s)
+
+
+def _named(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {packed_name(path): data for path, data in files.items()}

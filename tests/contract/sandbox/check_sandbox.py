@@ -207,6 +207,10 @@ async def a_file_name_need_not_be_text(machine: Machine) -> None:
     await sh(machine, r"touch $(printf 'a\377b')")
     (name,) = await machine.list_files("/work")
     assert name == b"a\xffb".decode(errors="surrogateescape")
+    await machine.write_files({name: b"text"})
+    assert await machine.read_file(name, 100) == b"text"
+    result = await machine.exec(["rm", "--", name], timeout_s=DEADLINE_S)
+    assert (result.exit_code, await machine.list_files("/work")) == (0, [])
 
 
 async def large_arguments_pass_through_the_narrow_line(machine: Machine) -> None:

@@ -3,6 +3,8 @@
 import subprocess
 
 import pytest
+from tests.support.container_images import Image, tar_of
+
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import Images, layer_folder
@@ -12,8 +14,6 @@ from penstock.envs.microvm.oci.prepare import prepare_image, pull_image
 from penstock.envs.microvm.oci.tree import ImageError
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.messages.task import MachineNeeds
-
-from tests.support.container_images import Image, tar_of
 
 from .check_sandbox import sh
 

@@ -22,14 +22,12 @@ from penstock.infra.stores.memory import MemoryStore
 from .check_sandbox import (
     CHECKS,
     a_cancelled_call_kills_its_program,
-    a_file_name_need_not_be_text,
     after_close_every_call_fails,
 )
 
 pytestmark = pytest.mark.vm
 ONLY_LOCAL = {
     a_cancelled_call_kills_its_program,  # the host hears nothing of it: the command's bound holds
-    a_file_name_need_not_be_text,  # messages carry text: such bytes become U+FFFD
     after_close_every_call_fails,  # asks for `alive`, which only a local machine has
 }
 
@@ -71,9 +69,3 @@ async def remote_machine() -> AsyncIterator[RemoteSandbox]:
 async def test_remote_machine(check) -> None:
     async with remote_machine() as sandbox:
         await check(sandbox)
-
-
-async def test_a_file_name_that_is_no_text_is_listed_as_text() -> None:
-    async with remote_machine() as sandbox:
-        await sandbox.exec(["sh", "-c", r"touch $(printf 'a\377b')"], timeout_s=10.0)
-        assert await sandbox.list_files("/work") == ["a\ufffdb"]
