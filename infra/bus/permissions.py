@@ -178,7 +178,8 @@ def _events() -> Mapping[str, type[Event]]:
     """Return all event types by name."""
     for found in pkgutil.walk_packages(messages.__path__, "penstock.messages."):
         importlib.import_module(found.name)
-    waiting, events = [Event], {}
+    waiting: list[type[Event]] = [Event]
+    events: dict[str, type[Event]] = {}
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
