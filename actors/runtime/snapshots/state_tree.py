@@ -34,6 +34,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
 }  # fmt: skip
+_LISTS_FILLED: dict[str, type[Any]] = {"list": list, "deque": deque}
 _PACKAGE = "penstock."
 Tree = list[Any]
 """`[kind, ...]`: the kind of a value and what it is made of."""
@@ -65,7 +66,7 @@ class Packer:
             TypeError: A part of it is neither data nor an object with attributes.
 
         """
-        kind: type[Any] = type(value)
+        kind: Any = type(value)
         if kind in _PLAIN:
             return ["plain", value]
         if kind.__name__ in _DICTS and isinstance(value, dict):
@@ -135,7 +136,7 @@ def is_settings(value: object) -> bool:
 
 
 @cache
-def is_record(kind: type) -> bool:
+def is_record(kind: Any) -> bool:
     """Return whether a class is data of known types, which msgspec encodes and checks."""
     if not (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
         return False
@@ -172,7 +173,7 @@ class Unpacker:
     """
 
     def __init__(self, classes: list[str]) -> None:
-        self._classes = [_data_class(name) for name in classes]
+        self._classes: list[Any] = [_data_class(name) for name in classes]
 
     def fill(self, tree: Tree, fresh: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Return the value of a tree; `fresh` is filled and returned where it can be.
@@ -197,7 +198,8 @@ class Unpacker:
         if kind == "count":
             return itertools.count(tree[1])
         if kind == "array":
-            return array(tree[1], tree[2])
+            made: Any = array  # Of any type code.
+            return made(tree[1], tree[2])
         if kind == "numpy":
             return np.frombuffer(tree[3], np.dtype(tree[1])).reshape(tree[2]).copy()
         raise CodecError(f"snapshot: unknown kind of value {kind[:40]!r}")
@@ -212,7 +214,8 @@ class Unpacker:
         return fresh
 
     def _dict(self, kind: str, keys: Tree, values: Tree, fresh: Any) -> Any:
-        table: dict[Any, Any] = fresh if isinstance(fresh, dict) else _DICTS[kind]()
+        is_there = isinstance(fresh, dict)
+        table = cast("dict[Any, Any]", fresh) if is_there else _DICTS[kind]()
         names: list[Any] = self._all(keys)
         if values[0] == "each":
             # Objects, which must be there, or methods and settings, which stay.
@@ -230,10 +233,11 @@ class Unpacker:
 
     def _list(self, kind: str, items: Tree, fresh: Any) -> Any:
         found = self._all(items)
-        if isinstance(fresh, list | deque) and type(fresh).__name__ == kind:
-            cast("list[Any]", fresh).clear()
-            cast("list[Any]", fresh).extend(found)
-            return cast("list[Any]", fresh)
+        if kind in {"list", "deque"} and isinstance(fresh, _LISTS_FILLED[kind]):
+            there = cast("list[Any]", fresh)
+            there.clear()
+            there.extend(found)
+            return there
         return _LISTS[kind](found)
 
     def _all(self, tree: Tree) -> list[Any]:
