@@ -66,7 +66,7 @@ class Packer:
             TypeError: A part of it is neither data nor an object with attributes.
 
         """
-        kind: Any = type(value)
+        kind = cast("Any", type(value))
         if kind in _PLAIN:
             return ["plain", value]
         if kind.__name__ in _DICTS and isinstance(value, dict):
