@@ -1,6 +1,7 @@
 """The monitor actor: follows all streams and serves the run's state, metrics and episodes."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -154,13 +155,15 @@ class Monitor(Actor):
     """Follows the log and serves the run's state."""
 
     role = "monitor"
+    follows: ClassVar[tuple[type[Event], ...]] = tuple(
+        dict.fromkeys((*RunFold().types, *EpisodeIndex().handlers))
+    )
     saved = ("_fold", "_index")
 
     def __init__(self) -> None:
         """Start with an empty state."""
         self._fold = RunFold()
         self._index = EpisodeIndex()
-        self.follows = tuple({**dict.fromkeys(self._fold.types), **self._index.handlers})
         self._episodes: EpisodeService | None = None
         self._ctx: Context | None = None
 

@@ -31,7 +31,7 @@ class Actor:
 
     role: ClassVar[str]
     """Name of the role, e.g. `trainer`."""
-    follows: tuple[type[Event], ...] = ()
+    follows: ClassVar[tuple[type[Event], ...]] = ()
     """Event types read from the log. They need no acknowledgement: the state they build can be
     rebuilt from the log."""
     consumes: ClassVar[tuple[type[Event], ...]] = ()

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import penstock
 from penstock import messages
+from penstock.infra.bus.archive.reading import ARCHIVED
 from penstock.messages.base import Event, Stream
+from penstock.messages.control import LogArchived
 
 ROLES_MODULE = "penstock.infra.run.roles"
 _COMMON = ("penstock.actors.runtime", "penstock.infra.bus.jetstream", "penstock.infra.run.process")
@@ -135,6 +137,9 @@ def permissions(
     ]
     # A publisher reads back what an uncertain publication has left: `reads` has those, too.
     streams = {f"PS_{stream.upper()}" for one in found for stream in one.reads}
+    if streams & {f"PS_{stream.upper()}" for stream in ARCHIVED}:
+        # Every reader of these looks up where their archive ends (`LogArchived`).
+        publish.append(f"$JS.API.STREAM.MSG.GET.PS_{LogArchived.stream.upper()}")
     for bucket in buckets:
         streams.add(f"OBJ_{bucket}")
         publish += [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"]

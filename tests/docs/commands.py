@@ -68,10 +68,10 @@ NOT_RUN = {
     "python -m tests.lab simulate-sandboxes": "minutes: tests/sim/test_sandbox_fleet_burst.py",
     "penstock tasks make stdlib": "hundreds of tasks, minutes of machines",
     "penstock images build pg": "needs a mirror of Debian's packages",
-    "penstock backup": "of a live run: tests/contract/bus/test_bus_backup.py",
+    "penstock backup": "of a live run: tests/contract/bus/archive/test_bus_backup.py",
     "penstock --runs-dir restored restore": "as above",
     "penstock restore": "as above",
-    "penstock move": "needs three servers: tests/contract/bus/test_bus_backup.py",
+    "penstock move": "needs three servers: tests/contract/bus/archive/test_bus_backup.py",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
 }

@@ -34,6 +34,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
 }  # fmt: skip
+_LISTS_FILLED: dict[str, type[Any]] = {"list": list, "deque": deque}
 _PACKAGE = "penstock."
 Tree = list[Any]
 """`[kind, ...]`: the kind of a value and what it is made of."""
@@ -65,7 +66,7 @@ class Packer:
             TypeError: A part of it is neither data nor an object with attributes.
 
         """
-        kind = type(value)
+        kind = cast("Any", type(value))
         if kind in _PLAIN:
             return ["plain", value]
         if kind.__name__ in _DICTS and isinstance(value, dict):
@@ -94,7 +95,8 @@ class Packer:
         if isinstance(value, array):
             return ["array", value.typecode, value.tobytes()]
         if isinstance(value, np.ndarray):
-            return ["numpy", value.dtype.str, list(value.shape), value.tobytes()]
+            numbers = cast("np.ndarray[Any, Any]", value)
+            return ["numpy", numbers.dtype.str, list(numbers.shape), numbers.tobytes()]
         if isinstance(value, _SKIPPED):
             return ["kept"]
         if not kind.__module__.startswith(_PACKAGE):
@@ -104,7 +106,7 @@ class Packer:
 
     def _items(self, items: list[Any]) -> Tree:
         """Pack items together where they are of one kind: tables of a fold have millions."""
-        kinds = set(map(type, items))
+        kinds: set[type[Any]] = set(map(type, items))
         if kinds <= _PLAIN:
             return ["plain", items]
         if len(kinds) == 1:
@@ -134,7 +136,7 @@ def is_settings(value: object) -> bool:
 
 
 @cache
-def is_record(kind: type) -> bool:
+def is_record(kind: Any) -> bool:
     """Return whether a class is data of known types, which msgspec encodes and checks."""
     if not (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
         return False
@@ -171,7 +173,7 @@ class Unpacker:
     """
 
     def __init__(self, classes: list[str]) -> None:
-        self._classes = [_data_class(name) for name in classes]
+        self._classes: list[Any] = [_data_class(name) for name in classes]
 
     def fill(self, tree: Tree, fresh: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Return the value of a tree; `fresh` is filled and returned where it can be.
@@ -180,29 +182,27 @@ class Unpacker:
             CodecError: The tree belongs to another state than this one.
 
         """
-        match tree:
-            case ["kept"]:
-                return fresh
-            case ["plain", value]:
-                return value
-            case ["object", dict() as fields]:
-                return self._object(cast("dict[str, Tree]", fields), fresh)
-            case ["dict", str(kind), keys, values]:
-                return self._dict(kind, keys, values, fresh)
-            case ["list", str(kind), items]:
-                return self._list(kind, items, fresh)
-            case ["record", int(index), bytes(data)]:
-                return _merged(fresh, _decoder(self._classes[index]).decode(data))
-            case ["enum", int(index), value]:
-                return self._classes[index](value)
-            case ["count", int(start)]:
-                return itertools.count(start)
-            case ["array", str(code), bytes(data)]:
-                return array(code, data)
-            case ["numpy", str(dtype), list(shape), bytes(data)]:
-                return np.frombuffer(data, np.dtype(dtype)).reshape(shape).copy()
-            case _:
-                raise CodecError(f"snapshot: unknown kind of value {str(tree)[:40]}")
+        kind: str = tree[0]
+        if kind in {"kept", "plain"}:
+            return fresh if kind == "kept" else tree[1]
+        if kind == "object":
+            return self._object(tree[1], fresh)
+        if kind == "dict":
+            return self._dict(tree[1], tree[2], tree[3], fresh)
+        if kind == "list":
+            return self._list(tree[1], tree[2], fresh)
+        if kind == "record":
+            return _merged(fresh, _decoder(self._classes[tree[1]]).decode(tree[2]))
+        if kind == "enum":
+            return self._classes[tree[1]](tree[2])
+        if kind == "count":
+            return itertools.count(tree[1])
+        if kind == "array":
+            made: Any = array  # Of any type code.
+            return made(tree[1], tree[2])
+        if kind == "numpy":
+            return np.frombuffer(tree[3], np.dtype(tree[1])).reshape(tree[2]).copy()
+        raise CodecError(f"snapshot: unknown kind of value {kind[:40]!r}")
 
     def _object(self, fields: dict[str, Tree], fresh: Any) -> Any:
         names = attributes_of(fresh) if hasattr(fresh, "__dict__") else []
@@ -214,8 +214,9 @@ class Unpacker:
         return fresh
 
     def _dict(self, kind: str, keys: Tree, values: Tree, fresh: Any) -> Any:
-        table: dict[Any, Any] = fresh if isinstance(fresh, dict) else _DICTS[kind]()
-        names = self._all(keys)
+        is_there = isinstance(fresh, dict)
+        table = cast("dict[Any, Any]", fresh) if is_there else _DICTS[kind]()
+        names: list[Any] = self._all(keys)
         if values[0] == "each":
             # Objects, which must be there, or methods and settings, which stay.
             found = [
@@ -232,24 +233,24 @@ class Unpacker:
 
     def _list(self, kind: str, items: Tree, fresh: Any) -> Any:
         found = self._all(items)
-        if isinstance(fresh, list | deque) and type(fresh).__name__ == kind:
-            cast("list[Any]", fresh).clear()
-            cast("list[Any]", fresh).extend(found)
-            return cast("list[Any]", fresh)
+        if kind in {"list", "deque"} and isinstance(fresh, _LISTS_FILLED[kind]):
+            there = cast("list[Any]", fresh)
+            there.clear()
+            there.extend(found)
+            return there
         return _LISTS[kind](found)
 
     def _all(self, tree: Tree) -> list[Any]:
-        match tree:
-            case ["plain", list(items)]:
-                return items
-            case ["tuples", list(items)]:
-                return [tuple(item) for item in items]
-            case ["records", int(index), bytes(data)]:
-                return _list_decoder(self._classes[index]).decode(data)
-            case ["each", list(trees)]:
-                return [self.fill(each, None) for each in trees]
-            case _:
-                raise CodecError(f"snapshot: unknown kind of list {str(tree)[:40]}")
+        kind: str = tree[0]
+        if kind == "plain":
+            return tree[1]
+        if kind == "tuples":
+            return [tuple(item) for item in tree[1]]
+        if kind == "records":
+            return _list_decoder(self._classes[tree[1]]).decode(tree[2])
+        if kind == "each":
+            return [self.fill(each, None) for each in tree[1]]
+        raise CodecError(f"snapshot: unknown kind of list {kind[:40]!r}")
 
 
 def _data_class(name: str) -> type:

@@ -121,7 +121,7 @@ def unpack_state(
         # What was filled in part begins anew, for the snapshot before or for the whole log.
         undo = Unpacker(packer.classes)
         for name, value in roots.items():
-            undo.fill(msgspec.msgpack.decode(msgspec.msgpack.encode(fresh[name])), value)
+            undo.fill(fresh[name], value)
         raise CodecError(f"{what}: not a state of {fold}: {error}") from error
 
 

@@ -129,7 +129,7 @@ class Archiver:
             num_bytes += len(stored.data)
             if len(events) >= SEGMENT_EVENTS or num_bytes >= SEGMENT_BYTES:
                 last = await self._store_segment(stream, events, objects)
-                events, objects, num_bytes = [], set(), 0
+                events, objects, num_bytes = [], set[str](), 0
         if events:
             last = await self._store_segment(stream, events, objects)
         return last

@@ -297,7 +297,8 @@ class NatsBus:
         offset, total = 0, 1
         while offset < total:
             answer = await self._connection.api(call, {"offset": offset})
-            found, total = answer.get("consumers") or [], answer["total"]
+            found: list[dict[str, Any]] = answer.get("consumers") or []
+            total = int(answer["total"])
             offset += len(found) or total
             floors += [
                 int(each["ack_floor"]["stream_seq"])

@@ -15,7 +15,7 @@ from penstock.messages.training import ArithmeticChanged, StepCompleted
 def stay(file, unit: str, *action: str) -> dict:
     """Have the run on a machine with a vector unit; return what the process says."""
     environment = os.environ | ({"ATEN_CPU_CAPABILITY": unit} if unit else {})
-    command = [sys.executable, "-m", "tests.sim.trainer.moved_run", str(file), *action]
+    command = [sys.executable, "-m", "tests.sim.trainer.arithmetic.moved_run", str(file), *action]
     out = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
