@@ -308,7 +308,7 @@ class _Build:
         text = text_of.without_heredocs(one.text) if one.heredocs else one.text
         expanded = text_of.expand(one, text, self._stage.variables)
         given = one.listed if one.listed is not None else text_of.words(one, expanded)
-        if len(given) + len(one.heredocs) < 2:  # noqa: PLR2004
+        if len(given) + len(one.heredocs) < 2:
             raise one.refused("expected sources and a target")
         *sources, target = given
         for source in sources:
@@ -327,7 +327,7 @@ class _Build:
             except (ImageError, OSError) as error:
                 raise one.refused(str(error)) from error
         mode = flags.get("chmod", "")
-        if mode and (set(mode) - set("01234567") or len(mode) > 4):  # noqa: PLR2004
+        if mode and (set(mode) - set("01234567") or len(mode) > 4):
             raise one.refused(f"--chmod: expected octal digits, got {mode!r}")
         is_folder = target.endswith(("/", "/."))
         place = os.path.normpath(os.path.join("/", self._stage.workdir, target))

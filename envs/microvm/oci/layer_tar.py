@@ -249,7 +249,7 @@ class _Layer:
     def _check_program(self, node: Node, head: bytes, name: str) -> None:
         if node.mode & 0o111 and head[:4] == b"\x7fELF" and len(head) == _ELF_HEAD_BYTES:
             machine = int.from_bytes(head[18:20], "little")
-            is_ours = head[4] == 2 and machine == _X86_64  # noqa: PLR2004 - ELFCLASS64
+            is_ours = head[4] == 2 and machine == _X86_64
             if not is_ours and len(self.foreign) < _SHOWN_MAX:
                 self.foreign.append(name[:200])
 

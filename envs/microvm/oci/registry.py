@@ -94,7 +94,7 @@ def parse_reference(text: str) -> Reference:
 
     """
     match = _REFERENCE.fullmatch(text)
-    if match is None or len(text) > 1_000:  # noqa: PLR2004
+    if match is None or len(text) > 1_000:
         raise ImageError(f"image {text[:200]!r}: expected [HOST/]NAME[:TAG][@sha256:DIGEST]")
     host, name = match["host"] or "", match["name"]
     if host and "." not in host and ":" not in host and host != "localhost":
@@ -279,12 +279,12 @@ class RegistrySource:
         """Refuse an address that a registry could not reach itself: on this host or its network."""
         if to.scheme != "https" and to.origin() != self._at.origin:
             raise RegistryError(f"{self._at.host}: leads to {to.origin()}; expected https")
-        with contextlib.suppress(ValueError):
-            if (
-                not ipaddress.ip_address(to.host or "").is_global
-                and to.host != self._at.origin.host
-            ):
-                raise RegistryError(f"{self._at.host}: leads to the private address {to.host}")
+        try:
+            is_private = not ipaddress.ip_address(to.host or "").is_global
+        except ValueError:
+            return  # A name.
+        if is_private and to.host != self._at.origin.host:
+            raise RegistryError(f"{self._at.host}: leads to the private address {to.host}")
 
     async def _authorize(self, session: aiohttp.ClientSession, challenge: str) -> str:
         kind, _, rest = challenge[:4_000].partition(" ")

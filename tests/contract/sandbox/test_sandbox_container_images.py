@@ -15,8 +15,6 @@ from penstock.envs.microvm.oci.tree import ImageError
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.messages.task import MachineNeeds
 
-from .check_sandbox import sh
-
 START_S = 60.0
 NEEDS = MachineNeeds(memory_mib=256)
 
@@ -62,6 +60,10 @@ async def cache(debian):
     return folder
 
 
+async def sh(machine, text):
+    return await machine.exec(["sh", "-c", text], timeout_s=30.0)
+
+
 async def start(cache, name):
     return await open_backend("uml", cache=cache, layer=name, needs=NEEDS).start(timeout_s=START_S)
 
@@ -95,7 +97,7 @@ async def test_root_reaches_nothing_beyond_its_files(cache):
             "echo 1 > /proc/sys/kernel/threads-max",
             "head -c1 /proc/1/mem",
             "cat /proc/1/environ",
-            "ls /proc/1/fd/",
+            "readlink /proc/1/fd/3",
             "unshare -m true",
             'python3 -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"x", b"/tmp", b"tmpfs", 0, 0))\'',
             "chroot /proc/1/root true",
@@ -177,12 +179,11 @@ async def test_a_dockerfile_is_built_and_each_step_kept(cache, folder):
     first = await build(cache, folder, said=said)
     machine = await start(cache, "built")
     try:
-        done = await sh(
-            machine, "pwd; id -u; cat /tmp/uid /out/er/file /texts/*; ls /core /added/*"
-        )
+        done = await sh(machine, "pwd; id -u; cat /tmp/uid er/file /texts/*; ls /core /added")
         assert done.stdout.decode().split() == [
-            "/out", "1234", "1234", "heredoc", "world", "$raw", "new", "/added/in:", "file",
-        ] or done.stderr == b"", done  # fmt: skip
+            *("/out", "1234", "1234", "heredoc", "world", "$raw"),
+            *("/added:", "in", "/core:", "new"),
+        ], done  # fmt: skip
         stats = await sh(machine, "stat -c '%a %u %g %F' /out/er/file /out/er/link /added/in/file")
         assert stats.stdout.decode().splitlines() == [
             "755 1234 99 regular file", "777 1234 99 symbolic link", "600 5 0 regular file",

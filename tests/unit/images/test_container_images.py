@@ -8,6 +8,8 @@ import tarfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.container_images import Image, tar_of
+
 from penstock.envs.microvm.images.layers import load_image, load_layer, remove_unnamed
 from penstock.envs.microvm.oci import layer_tar, sources
 from penstock.envs.microvm.oci.build import BuildOptions
@@ -15,8 +17,6 @@ from penstock.envs.microvm.oci.erofs import read_erofs
 from penstock.envs.microvm.oci.layer_tar import ConvertRequest, convert_here
 from penstock.envs.microvm.oci.prepare import known_image, prepare_image, pull_image
 from penstock.envs.microvm.oci.tree import ImageError, find, merge, walk
-
-from tests.support.container_images import Image, tar_of
 
 LINK = {"type": tarfile.SYMTYPE}
 BASE = tar_of(

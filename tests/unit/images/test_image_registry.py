@@ -7,14 +7,14 @@ import json
 
 import pytest
 from aiohttp import web
+from tests.support.container_images import Image, tar_of
+
 from penstock.envs.microvm.images.layers import load_image, load_layer
 from penstock.envs.microvm.oci import registry
 from penstock.envs.microvm.oci.build import BuildOptions
 from penstock.envs.microvm.oci.prepare import pull_image
 from penstock.envs.microvm.oci.registry import RegistryError, parse_reference
 from penstock.envs.microvm.oci.tree import ImageError
-
-from tests.support.container_images import Image, tar_of
 
 BASIC = "Basic " + base64.b64encode(b"me:secret").decode()
 
