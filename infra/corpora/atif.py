@@ -12,7 +12,7 @@ Source: ATIF 1.7 (Harbor's RFC 0001).
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -141,7 +141,9 @@ def _said(step: _Step) -> Iterator[TraceMessage]:
 def _text(content: Any) -> str:
     """Return the text of a message, which may be parts."""
     if isinstance(content, list):
-        return "\n".join(one.get("text") or "" for one in content if isinstance(one, dict))
+        parts = cast("list[object]", content)
+        tables = [cast("dict[str, object]", one) for one in parts if isinstance(one, dict)]
+        return "\n".join(str(one.get("text") or "") for one in tables)
     return content if isinstance(content, str) else ""
 
 

@@ -20,6 +20,7 @@ from penstock.envs.factory.plans import TaskPlan, TaskSource
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.microvm.images.layers import make_images
 from penstock.envs.microvm.pool.pool import Pool
+from penstock.envs.needs import SizedBackend
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor.read import ReadOptions
 from penstock.envs.tasks.harbor.schema import INTERNET
@@ -140,7 +141,9 @@ async def _check(arguments: argparse.Namespace) -> int:
     check_no_leak(candidates, splits, SplitBy.FUNCTION)
     problems: dict[str, str] = {}
     backend = open_backend("uml")
-    live_max = max(3, arguments.memory_mib // backend.memory_mib)
+    memory_mib: int = arguments.memory_mib
+    own_mib = backend.needs.memory_mib if isinstance(backend, SizedBackend) else memory_mib
+    live_max = max(3, memory_mib // own_mib)
     size = 1 if all(one.task.machine.memory_mib == 0 for one in candidates) else 0
     async with Pool(backend, size=size, live_max=live_max, images=make_images(backend)) as pool:
         lab = MachineLab(pool)

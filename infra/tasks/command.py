@@ -65,6 +65,11 @@ def _add_tasks(commands: Any) -> None:
         metavar="SHARE",
         help="held-out share (default: %(default)s)",
     )
+    make.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    _add_collections(actions)
+
+
+def _add_collections(actions: Any) -> None:
     check = actions.add_parser("check", help="run the gates on a folder of Harbor tasks")
     check.add_argument("folder", type=Path, help="folder of Harbor tasks")
     stats = actions.add_parser(
@@ -109,7 +114,7 @@ def _add_tasks(commands: Any) -> None:
             action="store_true",
             help="accept addresses in egress rules, private ones included (name:port@address)",
         )
-    for action in (make, check, stats, survey, get):
+    for action in (check, stats, survey, get):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 

@@ -24,7 +24,7 @@ class FolderSource:
         self._root, self._options = root, options
 
     def entries(self) -> Iterator[TaskEntry]:
-        """See `TaskSource.entries`."""
+        """See `TaskCollection.entries`."""
         for number, (folder, names, files) in enumerate(os.walk(self._root)):
             if number >= FOLDERS_MAX:
                 raise MalformedTaskError(f"{self._root}: more than {FOLDERS_MAX} folders")

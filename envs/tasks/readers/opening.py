@@ -6,12 +6,12 @@ from pathlib import Path
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import DEFAULT_OPTIONS, ReadOptions
 from penstock.envs.tasks.readers.folders import FolderSource
-from penstock.envs.tasks.readers.source import TaskSource
+from penstock.envs.tasks.readers.source import TaskCollection
 from penstock.envs.tasks.readers.swe import SUFFIXES, SweSource
 from penstock.envs.tasks.source import TaskCandidate
 
 
-def open_sources(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> Iterator[TaskSource]:
+def open_sources(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> Iterator[TaskCollection]:
     """Yield the sources of a path: of a file one, of a folder its files' and its task folders'.
 
     Raises:

@@ -17,7 +17,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Raises MalformedTaskError."""
 
 
-class TaskSource(Protocol):
+class TaskCollection(Protocol):
     """Tasks of one format at one place."""
 
     format: str

@@ -70,7 +70,7 @@ class SweSource:
         self._path, self._options = path, options
 
     def entries(self) -> Iterator[TaskEntry]:
-        """See `TaskSource.entries`."""
+        """See `TaskCollection.entries`."""
         rows = _parquet(self._path) if self._path.suffix == ".parquet" else _lines(self._path)
         for number, row in enumerate(rows, 1):
             if number > INSTANCES_MAX:

@@ -66,7 +66,7 @@ def read_terminal_bench(folder: Path, options: ReadOptions) -> TaskCandidate:
     solution: Tree = {}
     if (folder / SOLUTION).is_file():
         solution = plain_tree({"solve.sh": read_text(folder, SOLUTION).encode()}, 0o755)
-    needs_image = False
+    needs_image, start = False, Tree()
     try:
         start = _start(folder)
     except DockerfileError as error:

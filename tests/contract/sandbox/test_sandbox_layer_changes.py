@@ -99,5 +99,5 @@ async def test_changes_of_a_layer_are_bounded(machine):
     with pytest.raises(ChangesError, match="11 are gone, 8 may be"):
         await changes_of(machine, brought)
     await sh(machine, "touch src/m1?.py")
-    with pytest.raises(ChangesError, match="10 files are there"):
+    with pytest.raises(ChangesError, match="10 files and 1 folders are there"):
         await changes_of(machine)
