@@ -1,5 +1,6 @@
-"""The feedback join as an actor: FEEDBACK in, live samples out."""
+"""The feedback actor: joins requests with feedback into live samples."""
 
+import logging
 from typing import ClassVar
 
 import msgspec
@@ -22,6 +23,8 @@ from penstock.messages.feedback import (
 )
 from penstock.messages.signals.quarantine import QuarantineReleased
 
+log = logging.getLogger(__name__)
+
 
 class FeedbackJoiner(Actor):
     """Joins requests with their feedback; its state follows from the log."""
@@ -39,51 +42,62 @@ class FeedbackJoiner(Actor):
     )
 
     def __init__(self, config: JoinConfig) -> None:
-        """Start with nothing open."""
+        self._config = config
         self._join = FeedbackJoin(config)
         self._preferences = Preferences(config)
         self._bursts = Bursts(config.burst)
         self._trust = Trust(config)
 
+    async def start(self, ctx: Context) -> Effects:
+        """Log the settings."""
+        config = self._config
+        log.info("%d signals, waits %g s for them", len(config.signals), config.reward_wait_s)
+        return ()
+
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
-        """Open the request."""
+        """Add a request."""
         self._join.add_record(event, ctx.now())
         return self._bursts.admit(self._preferences.add_record(event))
 
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
-        """Know that nothing may be made of the request."""
+        """Add a request that may not be used for training."""
         self._join.add_counted(event.request_id)
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
-        """Note the signal; hold it if it is one of a burst."""
+        """Add a signal; hold it if it belongs to a burst."""
         self._trust.add(event)
         quarantined = self._bursts.add(event, ctx.stored_at)
         self._join.add_feedback(event, ctx.now())
         found: list[Event] = [*self._bursts.admit(self._preferences.add_feedback(event))]
-        return [*found, quarantined] if quarantined else found
+        if quarantined is None:
+            return found
+        log.warning("burst %s: quarantined from signal %s on", quarantined.key(), event.key())
+        return [*found, quarantined]
 
     async def on_quarantine_released(self, event: QuarantineReleased, ctx: Context) -> Effects:
         """Let the feedback of a burst count."""
+        log.info("burst %s: released", event.quarantine)
         return self._bursts.release(event)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
-        """Forget the signal."""
+        """Drop a signal."""
         self._join.retract(event, ctx.now())
         return ()
 
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
-        """See what the log has, of this join or of the one before a restart."""
+        """Record a stored revision, of this process or the one before a restart."""
         self._join.note_joined(event, ctx.now())
         return ()
 
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
-        """Make no more samples of a user's requests."""
+        """Forget a user's sessions."""
+        log.info("user %s of tenant %s: erased from the join", event.user, event.tenant)
         self._join.erase(event)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Publish what is due; the log keeps one of each revision whatever happens."""
+        """Publish samples that are due; the log drops duplicates of a revision."""
         counts = self._join.counts
         effects: list[Event] = [
             msgspec.structs.replace(sample, weight=sample.weight * self._trust.weight(sample))

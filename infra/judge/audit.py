@@ -24,7 +24,7 @@ from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.actors.judge.rubric.contrast import (
     ATTEMPTS_MAX,
     JudgedAttempt,
-    ask_beside,
+    compare_attempts,
     read_flagged,
 )
 from penstock.actors.judge.rubric.endpoint import Endpoint
@@ -217,7 +217,7 @@ class GroupAuditor:
         is_structured = config.endpoint is not None and config.endpoint.structured
 
         async def ask() -> GroupAudit:
-            question = ask_beside(config, [attempts[number] for number in order], new_nonce())
+            question = compare_attempts(config, [attempts[number] for number in order], new_nonce())
             answer = await self._answerer.answer(question)
             flagged = read_flagged(answer.text, question, is_structured=is_structured)
             if flagged is None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.reward import composed_again
+from penstock.actors.judge.reward import recompose
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.infra.config.file import apply_overrides
 from penstock.infra.config.settings import RunConfig
@@ -92,14 +92,14 @@ def reward_function(
         return None
 
     def reward(verdict: Verdict) -> float:
-        recorded, composed = verdict.components, composed_again(verdict, own)
+        recorded, composed = verdict.components, recompose(verdict, own)
         if not _is_close(recorded, composed):
             raise ConfigError(
                 f"--what-if judge: {verdict.rollout_id}: its verdict has the components "
                 f"{recorded}, and the run's settings compose {composed} from what it records: "
                 "rewards of such a log cannot be composed with others"
             )
-        return sum(composed_again(verdict, judge).values())
+        return sum(recompose(verdict, judge).values())
 
     return reward
 

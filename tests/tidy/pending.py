@@ -2,7 +2,6 @@
 
 UNEXPLAINED: frozenset[str] = frozenset(
     {
-        "actors/rollout_worker/actor.py",
         "actors/trainer/ranks/actor.py",
         "actors/trainer/turns.py",
         "envs/harness/session.py",
@@ -28,10 +27,7 @@ VAGUE: frozenset[str] = frozenset(
 )
 NOUNLESS: frozenset[str] = frozenset(
     {
-        "actors/feedback/sessions.py",
-        "actors/feedback/trust.py",
         "actors/generator/decoders/graph.py",
-        "actors/pacer/curriculum.py",
         "actors/policy/chat/builtin.py",
         "actors/policy/exact.py",
         "actors/trainer/batching/credit.py",

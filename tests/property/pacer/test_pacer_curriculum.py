@@ -172,7 +172,7 @@ def test_a_revisit_share_mixes_uncertain_tasks_in() -> None:
 
 
 def test_unknown_names_list_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"\['expert'\]; there are: easy"):
+    with pytest.raises(ConfigError, match=r"\['expert'\], expected some of easy"):
         make([make_task("t")], category_weights={"expert": 1.0})
     with pytest.raises(ConfigError, match="a task and a weight above 0"):
         make([make_task("t")], category_weights={"easy": 0.0})

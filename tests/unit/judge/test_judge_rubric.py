@@ -190,5 +190,5 @@ def test_settings_of_an_endpoint_are_checked_as_they_are_read(field: str, value:
 
 
 def test_choices_need_two_scores() -> None:
-    with pytest.raises(ConfigError, match="2 to 16 answers of at least two scores"):
+    with pytest.raises(ConfigError, match="2 to 16 answers with at least two different scores"):
         CriterionConfig(name="a", text="b", choices={"yes": 1.0, "sure": 1.0})
