@@ -19,7 +19,7 @@ import msgspec
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.runtime.vault import Vault
-from penstock.actors.trainer.counterfactual.retraining import Retrained, retrain
+from penstock.actors.trainer.counterfactual.retraining import RetrainingReport, retrain
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.infra.config.file import load_config
 from penstock.infra.export.folder import check_target, write_model
@@ -34,7 +34,7 @@ from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import CheckpointSaved
 
 
-async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> Retrained | None:
+async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> RetrainingReport | None:
     """Train a run again without erased users, and write the model; None: they trained nothing.
 
     Args:

@@ -10,12 +10,7 @@ UNEXPLAINED: frozenset[str] = frozenset(
 )
 VAGUE: frozenset[str] = frozenset(
     {
-        "actors/trainer/counterfactual/what_if.py",
         "actors/trainer/engines/protocol.py",
-        "actors/trainer/midtraining/saves.py",
-        "actors/trainer/objective/mismatch.py",
-        "actors/trainer/preferences/config.py",
-        "actors/trainer/preferences/examples.py",
         "infra/corpora/preferences.py",
         "infra/deploy/layout.py",
         "infra/deploy/sizes.py",
@@ -32,8 +27,6 @@ NOUNLESS: frozenset[str] = frozenset(
         "actors/policy/exact.py",
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
-        "actors/trainer/checkpoint.py",
-        "actors/trainer/counterfactual/retraining.py",
         "actors/trainer/forward.py",
         "envs/factory/recording.py",
         "infra/judge/asking.py",
