@@ -228,7 +228,7 @@ class HostRegistry:
             raise ValueError(f"num_machines: expected at least 1, got {num_machines}")
         quota = self._quotas.get(holder, self._quota)
         if quota and self._by_holder[holder] + num_machines > quota:
-            raise HostsFullError(f"{holder}: {num_machines} more machines exceed the quota {quota}")
+            raise HostsFullError(f"{holder}: {num_machines} more exceed its quota of {quota}")
 
     def choose_host(
         self, image: str, num_machines: int, avoid: str, is_grading: bool

@@ -1,10 +1,10 @@
-"""Writes a task of a tried change: its instruction, its hidden tests, and its origin."""
+"""Turns a tried change into a task: instruction, hidden tests, and origin."""
 
 import random
 from collections.abc import Sequence
 
 from penstock.envs.factory.modules import Module
-from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, Recording, Tried, program
+from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, Recording, TriedChange, program
 from penstock.envs.factory.targets import Target
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.task import HiddenTests, Limits, Split, Task
@@ -15,7 +15,7 @@ LIMITS = Limits(num_turns_max=24, num_tokens_max=32_768, turn_tokens_max=2_048, 
                 tool_s_max=30.0, output_bytes_max=16_384)  # fmt: skip
 _HIDDEN_MAX = 16
 _HIDDEN_RIGHT_MIN = 4
-"""Hidden calls that the bug leaves right, where there are so many."""
+"""Minimum hidden calls that the bug does not affect, if there are as many."""
 _SHOWN = 2
 _GRADE_S_MAX = 20.0
 
@@ -27,19 +27,19 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     target: Target,
     files: dict[str, str],
     recording: Recording,
-    tried: Tried,
+    tried: TriedChange,
     rng: random.Random,
 ) -> TaskCandidate:
     """Return the task of one change.
 
     Args:
-        source_name: Of the source.
-        module: Where the function lies.
+        source_name: Name of the source.
+        module: Module of the function.
         target: The function.
-        files: The repository with the original.
+        files: Files of the original repository.
         recording: Calls and their right results.
-        tried: The change and the calls that it shows in.
-        rng: Decides what is shown and what the instruction names.
+        tried: The change and the calls that it affects.
+        rng: Generator that chooses shown calls and the hint.
 
     """
     shown, hidden = _divide(tried, len(recording.calls), rng)
@@ -64,7 +64,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         expected=[recording.lines[index] for index in hidden],
         gold_files={module.file: files[module.file]},
         timeout_s=_GRADE_S_MAX,
-        # The machine has a right copy of the standard library's modules.
+        # The machine has an unchanged copy of the standard library.
         sealed_modules=[module.name.removeprefix(f"{module.prefix}.")] if module.prefix else [],
     )
     origin = TaskOrigin(
@@ -84,10 +84,10 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     return TaskCandidate(task=task, hidden=tests, origin=origin)
 
 
-def _divide(tried: Tried, num: int, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Return the indexes of shown and of hidden calls, which share none.
+def _divide(tried: TriedChange, num: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Return the indexes of shown and of hidden calls, which are disjoint.
 
-    One failing call is shown, unless it is the only one; the rest of the shown ones are right.
+    One failing call is shown, unless it is the only one; other shown calls are unaffected.
     """
     failed = rng.sample(tried.failed, len(tried.failed))
     right = [index for index in range(num) if index not in tried.failed]
@@ -112,10 +112,10 @@ def bug_instruction(
     """Describe a bug.
 
     Args:
-        target: the wrong function.
-        path: its file.
-        hint: one of `HINTS`: what is named.
-        examples: calls and what they must give.
+        target: The changed function.
+        path: File of the function.
+        hint: One of `HINTS`, how precisely to name the place.
+        examples: Calls and their right results.
 
     """
     where = {
@@ -137,7 +137,7 @@ def feature_instruction(
 
 
 def commit_instruction(subject: str, tests: Sequence[str]) -> str:
-    """Ask for what a commit did."""
+    """Ask for the change of a commit."""
     names = ", ".join(f"`{name}`" for name in tests)
     return f"{subject}\n\nTests that will be run: {names}. They are not in the repository yet."
 

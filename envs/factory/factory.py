@@ -1,4 +1,4 @@
-"""Makes tasks: plans are drafted and pass their gates, several at once; rejections are counted."""
+"""Makes tasks: drafts plans and gates candidates concurrently, and counts rejections."""
 
 import asyncio
 import time
@@ -27,42 +27,42 @@ from penstock.messages.task import Split
 DRAFT_S_MAX = 900.0
 EXAMPLES_MAX = 5
 MACHINES_MAX = 3
-"""Tried for one piece of work."""
+"""Machines to try for one draft or one gate."""
 T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
-class Yield(msgspec.Struct, kw_only=True):
-    """How many plans became tasks, and why the others did not."""
+class MakingCounts(msgspec.Struct, kw_only=True):
+    """Number of plans that became tasks, and reasons why others did not."""
 
     num_plans: int = 0
     num_candidates: int = 0
     num_tasks: int = 0
     rejected: dict[str, int] = {}
-    """Reason -> number of plans or candidates."""
+    """Number of rejected plans or candidates by reason."""
     examples: dict[str, list[str]] = {}
-    """Reason -> some of their names."""
+    """Some of their names by reason."""
     wall_s: float = 0.0
     by_source: dict[str, int] = {}
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """When a making ends, and how much is done at once."""
+    """Limits of making a task set."""
 
     num_tasks_max: int = 300
     num_concurrent: int = 2
-    """Plans in work."""
+    """Plans drafted at once."""
     wall_s_max: float = 7200.0
-    """After it no further plan is begun; what is there by then is kept."""
+    """Seconds after which no further plan is begun."""
 
 
 class Factory:
-    """One making of a task set.
+    """Makes one task set.
 
     Args:
-        lab: Machines.
-        bounds: Of the work.
-        say: Called with the progress, now and then.
+        lab: Machines for drafts and gates.
+        bounds: Limits.
+        say: Function that is called with the progress now and then.
 
     """
 
@@ -70,12 +70,12 @@ class Factory:
         self._lab, self._bounds, self._say = lab, bounds, say
         self._started = 0.0
         self.tasks: list[TaskCandidate] = []
-        self.counts = Yield()
+        self.counts = MakingCounts()
         self._seen: set[tuple[str, str]] = set()
         self._rejected: Counter[str] = Counter()
 
     async def make(self, sources: list[TaskSource]) -> list[TaskCandidate]:
-        """Draft and gate until the plans, the number or the time run out; return tasks by name."""
+        """Draft and gate until plans, number or time run out; return tasks sorted by id."""
         self._started = time.monotonic()
         plans = _in_turns(sources)
         async with asyncio.TaskGroup() as group:
@@ -134,14 +134,14 @@ class Factory:
 
 
 def open_source(name: str, config: InjectConfig) -> TaskSource:
-    """Return the source that a word of the command line means.
+    """Return the source that a command-line argument names.
 
     Args:
         name: `stdlib`, the path of a folder, or the import name of an installed package.
-        config: of bug injection.
+        config: Settings of bug injection.
 
     Raises:
-        NotFoundError: It is none of these.
+        NotFoundError: The name is none of these.
 
     """
     if name == "stdlib":
@@ -153,7 +153,7 @@ def open_source(name: str, config: InjectConfig) -> TaskSource:
 
 
 async def _again(work: Callable[[], Awaitable[T]]) -> T:
-    """Do some work; where a machine fails, once more in another one."""
+    """Do some work, again in another machine if one fails."""
     for _ in range(MACHINES_MAX - 1):
         try:
             return await work()
@@ -164,7 +164,7 @@ async def _again(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
-    """Yield a plan of each source, then the next of each."""
+    """Yield the plans of all sources round-robin."""
     waiting = [source.plans() for source in sources]
     while waiting:
         for plans in list(waiting):
@@ -176,9 +176,9 @@ def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
 
 
 def statistics(
-    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: Yield
+    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: MakingCounts
 ) -> dict[str, Any]:
-    """Return counts by split, source, kind, change, difficulty, and the yield with its reasons."""
+    """Return counts by split, source, kind, change and difficulty, and of rejections by reason."""
     origins = [one.origin for one in candidates]
     estimates = sorted(difficulty(origin) for origin in origins)
     return {

@@ -1,7 +1,7 @@
 """Draws calls of a function from its signature, its doctests and the literals around it.
 
-A call is text, `name(arguments)` or `Class(arguments).method(arguments)`: nothing is imported or
-run here. Which calls are informative is found out in a machine.
+A call is text, `name(arguments)` or `Class(arguments).method(arguments)`. Nothing is imported or
+run here; a machine finds out which calls are informative.
 """
 
 import ast
@@ -76,20 +76,14 @@ class CallWriter:
     """Writes calls of one module's functions."""
 
     def __init__(self, tree: ast.Module, rng: random.Random) -> None:
-        """Mine the module's short literals: they are what its functions take."""
         self._rng = rng
+        # Literals of a module are often valid arguments of its functions.
         self._mined = _mined_literals(tree)
 
     def calls(self, target: Target, num: int) -> list[str]:
-        """Return distinct calls: those of doctests first, then drawn ones.
-
-        Args:
-            target: a function or method of the module.
-            num: at most so many.
-
-        """
+        """Return up to `num` distinct calls: those of doctests first, then random ones."""
         found = dict.fromkeys(doctest_calls(target)[:_DOCTEST_CALLS_MAX])
-        for _ in range(4 * num):
+        for _ in range(4 * num):  # Bounded: a function may have few distinct calls.
             if len(found) >= num:
                 break
             found[self._call(target)] = None
@@ -104,7 +98,7 @@ class CallWriter:
         return f"{target.owner.name}({made}).{target.node.name}({arguments})"
 
     def _maybe_one(self) -> str:
-        """Return arguments for a class whose `__init__` is elsewhere."""
+        """Return arguments for a class without an `__init__` of its own."""
         return self._rng.choice(["", self._value(_ANY), self._value(("str",))])
 
     def _arguments(self, function: Function) -> str:
@@ -126,14 +120,14 @@ class CallWriter:
 
 
 def familiarity(target: Target) -> int:
-    """Return points for parameters whose values can be guessed, less those that cannot."""
+    """Return a score: higher for required parameters whose values can be guessed."""
     given = parameters(target.node)
     required = given[: max(1, len(given) - len(target.node.args.defaults))]
     return sum(1 if _pools(argument) is not _ANY else -2 for argument in required)
 
 
 def doctest_calls(target: Target) -> list[str]:
-    """Return the expressions of a docstring's examples that name the function itself."""
+    """Return the expressions of a docstring's examples that call the function."""
     if ">>>" not in target.docstring:
         return []
     try:

@@ -21,19 +21,18 @@ OUTPUT_BYTES_MAX = 256 << 10
 
 
 class MachineBench:
-    """One machine that runs a plan's code."""
+    """One machine that runs a plan's code; its owner closes it."""
 
     def __init__(self, machine: Sandbox) -> None:
-        """Use a machine that its owner closes."""
         self._machine = machine
 
     async def run(
         self, files: Mapping[str, str], argv: list[str], variants: Sequence[Mapping[str, str]]
     ) -> list[list[str] | None]:
-        """Run a program once for each variant of the files; the n-th has hash seed n.
+        """Run a program once per variant of the files; the n-th run has hash seed n.
 
         Returns:
-            Its lines of output for each; None where it failed or did not end.
+            Lines of output of each run; None if it failed or did not end.
 
         """
         touched = {path: files[path] for one in variants for path in one if path in files}
@@ -54,35 +53,31 @@ class MachineBench:
     async def test(
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> list[str] | None:
-        """Run a task's hidden tests on its files with some changed.
-
-        Returns:
-            As `run`.
+        """Run a task's hidden tests on its files with changes; returns lines as `run` does.
 
         Raises:
-            TaskRejectedError: Its files do not fit into the machine.
+            TaskRejectedError: The files do not fit into the machine.
 
         """
         return _lines(await _test(self._machine, task, hidden, _encoded(changes)))
 
 
 class MachineLab:
-    """Machines of a pool for plans: each bench and each grading has a machine of its own."""
+    """Fresh machines for benches and gradings, from a pool that its owner closes."""
 
     def __init__(self, pool: Pool) -> None:
-        """Use a pool that its owner closes."""
         self._pool = pool
 
     @asynccontextmanager
     async def bench(self) -> AsyncIterator[MachineBench]:
-        """Lend a fresh machine; one that fails raises `TaskRejectedError` of `MACHINE`."""
+        """Lease a fresh machine; its failure raises `TaskRejectedError` with `MACHINE`."""
         async with self._machine() as machine:
             yield MachineBench(machine)
 
     async def grade(
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, bytes]
     ) -> SuiteReport:
-        """Run the hidden tests on the task's files with some changed, in a fresh machine."""
+        """Run the hidden tests on the task's files with changes, in a fresh machine."""
         lease_s = LEASE_S + hidden.timeout_s
         async with self._machine(task.image, task.machine, lease_s) as machine:
             done = await _test(machine, task, hidden, changes)

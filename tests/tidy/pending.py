@@ -4,7 +4,6 @@ UNEXPLAINED: frozenset[str] = frozenset(
     {
         "actors/trainer/ranks/actor.py",
         "actors/trainer/turns.py",
-        "envs/harness/session.py",
         "envs/microvm/firecracker/backend.py",
     }
 )
@@ -28,7 +27,6 @@ NOUNLESS: frozenset[str] = frozenset(
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
         "actors/trainer/forward.py",
-        "envs/factory/recording.py",
         "infra/judge/asking.py",
         "infra/privacy/lineage.py",
         "infra/weights/diff.py",

@@ -14,8 +14,9 @@ from penstock.messages.training import VersionDrift
 class RatioSums:
     """Float64 sums over sampled tokens; sums of micro-batches can be added.
 
-    With r = a / b of a token that b sampled, mean(-log r) (k1) and mean(r - 1 - log r) (k3) estimate
-    KL(b || a), mean(r^2) - 1 the chi-square, (sum r)^2 / (N sum r^2) the effective sample size.
+    With r = a / b of a token that b sampled, mean(-log r) (k1) and mean(r - 1 - log r) (k3)
+    estimate KL(b || a), mean(r^2) - 1 the chi-square, and (sum r)^2 / (N sum r^2) the effective
+    sample size.
     """
 
     num_tokens: float = 0.0

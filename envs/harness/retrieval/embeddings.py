@@ -14,16 +14,16 @@ TIMEOUT_S = 60.0
 
 
 class EmbeddingError(PenstockError, ConnectionError):
-    """The endpoint did not answer, or not with embeddings; the text has its words."""
+    """The endpoint did not answer with embeddings; the text has its error."""
 
 
 class HttpEmbedder:
-    """Asks an endpoint.
+    """Requests embeddings from an endpoint.
 
     Args:
-        url: Up to and with `/v1`.
-        model: Its name there.
-        key: Sent as a bearer token where it is not empty.
+        url: Base URL, including `/v1`.
+        model: Name of the model.
+        key: Bearer token; empty for none.
 
     """
 
@@ -35,7 +35,7 @@ class HttpEmbedder:
         """Return float32 [N, D].
 
         Raises:
-            EmbeddingError: No answer, or none that fits.
+            EmbeddingError: The endpoint did not answer with one embedding per text.
 
         """
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -139,7 +139,7 @@ def test_a_task_whose_group_runs_is_left_alone() -> None:
 def test_quarantined_tasks_are_not_attempted() -> None:
     curriculum = make([make_task("a"), make_task("b")])
     assert {grant(curriculum, index, {"a"}).task_id for index in range(4)} == {"b"}
-    with pytest.raises(TasksExhaustedError, match="2 of the 2 tasks are quarantined"):
+    with pytest.raises(TasksExhaustedError, match="2 of 2 tasks are quarantined"):
         curriculum.pick(4, {"a", "b"})
 
 
