@@ -1,4 +1,4 @@
-"""`penstock quarantine RUN [--release NAME]`: show held bursts of feedback, or let one count."""
+"""`penstock quarantine RUN [--release NAME]`: shows held bursts of feedback, or releases one."""
 
 import argparse
 import time
@@ -12,7 +12,7 @@ from penstock.messages.signals.quarantine import FeedbackQuarantined, Quarantine
 
 
 async def quarantine_command(arguments: argparse.Namespace) -> int:
-    """Show what is held, after releasing one if it is named.
+    """Show held bursts, after releasing the named one.
 
     Raises:
         NotFoundError: No quarantine has that name.
@@ -39,7 +39,7 @@ async def quarantine_command(arguments: argparse.Namespace) -> int:
 
 
 async def release(bus: Bus, name: str) -> None:
-    """Have the feedback of a burst count; releasing it again changes nothing.
+    """Release a burst; releasing it again has no effect.
 
     Raises:
         NotFoundError: No quarantine has that name.
@@ -53,7 +53,7 @@ async def release(bus: Bus, name: str) -> None:
 
 
 async def held_bursts(bus: Bus, *, also_released: bool = False) -> list[FeedbackQuarantined]:
-    """Return the bursts of a log that nobody has released, the oldest first."""
+    """Return the held bursts of a log, the oldest first."""
     held: dict[str, FeedbackQuarantined] = {}
     released: set[str] = set()
     types = (FeedbackQuarantined, QuarantineReleased)

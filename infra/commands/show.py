@@ -1,4 +1,4 @@
-"""`penstock show RUN [EPISODE]`: a run's episodes as a list, or one of them whole."""
+"""`penstock show RUN [EPISODE]`: a list of a run's episodes, or one episode turn by turn."""
 
 import argparse
 from collections.abc import Iterable
@@ -27,13 +27,13 @@ from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
 from penstock.messages.reward import CheatFinding, Outcome
 
 NUM_FOLDED_MAX = 1_000_000
-"""Episodes of the log that are known to the command."""
+"""Maximum episodes that the command reads from the log."""
 _UNLIKELY = ((-0.1, ""), (-0.7, "yellow"), (-2.3, "magenta"))
-"""Least logprob of each color; what is less likely is red."""
+"""Minimum logprob of each color; less likely tokens are red."""
 
 
 async def show_command(arguments: argparse.Namespace) -> int:
-    """List the episodes that the filter keeps, or print the one that is named."""
+    """List the episodes that match the filter, or print the named one."""
     wanted = read_filter(arguments.where, arguments.limit)
     run = await reached_run(arguments)
     async with open_log(run, "show") as bus:
@@ -54,7 +54,7 @@ async def show_command(arguments: argparse.Namespace) -> int:
 
 
 def with_flag(episode: EpisodeView, flag: CheatFinding | None) -> EpisodeView:
-    """Return an episode with what an audit of its run says of it among its findings."""
+    """Return an episode with the flag of its run's audit among its findings."""
     if flag is None or episode.verdict is None:
         return episode
     findings = [*episode.verdict.findings, flag]
@@ -66,7 +66,7 @@ def read_filter(conditions: Iterable[str], limit: int) -> EpisodeFilter:
     """Read `KEY=VALUE` conditions.
 
     Raises:
-        ConfigError: An unknown key, or a value that it cannot have.
+        ConfigError: A key is unknown or a value invalid.
 
     """
     given: dict[str, object] = {"limit": limit}
@@ -91,10 +91,10 @@ async def fold_episodes(bus: Bus) -> EpisodeIndex:
 
 
 def whole_id(given: str, index: EpisodeIndex) -> str:
-    """Return the id of the one episode that has this id, or whose id begins like this.
+    """Return the only episode id that equals or begins with a text.
 
     Raises:
-        NotFoundError: None has, or several begin so.
+        NotFoundError: No id begins with the text, or several do.
 
     """
     if index.find(given):
@@ -103,12 +103,12 @@ def whole_id(given: str, index: EpisodeIndex) -> str:
     found = [row.rollout_id for row in rows if row.rollout_id.startswith(given)]
     if len(found) != 1:
         some = ", ".join(found[:5]) or "none"
-        raise NotFoundError(f"episode {given!r}: expected the id of one; begin so: {some}")
+        raise NotFoundError(f"episode {given!r}: expected the id of one; these begin so: {some}")
     return found[0]
 
 
 def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
-    """Lay rows out as a table."""
+    """Format rows as a table."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     names = ["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate"]
     has_labels = any(row.num_labels for row in rows)
@@ -126,14 +126,14 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
 
 
 def _fate(row: EpisodeRow) -> str:
-    """Return what its step did with an episode; how a trained one was judged is its outcome."""
+    # The fate of a trained episode is its outcome, which has a column of its own.
     if row.fate is None:
         return "-"
     return "trained" if Outcome(row.fate).is_trained else row.fate
 
 
 def render_episode(episode: EpisodeView) -> RenderableType:
-    """Lay an episode out for a terminal."""
+    """Format an episode for a terminal."""
     episode = printable_struct(episode)
     row = episode.row
     facts = [

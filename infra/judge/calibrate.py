@@ -1,12 +1,12 @@
-"""`penstock judge calibrate`: a judge beside people, on the same work.
+"""`penstock judge calibrate`: compares a judge with people on the same work.
 
-People's labels to compare a judge with: lines of JSON, or the labels of a run's log.
+Labels come from a file of JSON lines or from a run's log.
 
     {"criterion": "clear", "choice": "yes", "task": "...", "diff": "...", "final": "..."}
 
-A line's `choice` is one of the criterion's, word for word. Labels of a log (`messages.signals`) are
-of episodes (`penstock label`): the choice is the one whose score is nearest; or of served replies:
-their context is the task, the reply the final message, and good is the criterion's best choice.
+The `choice` of a line is one of the criterion's choices, word for word. Labels of episodes in a log
+(`penstock label`) become the choice with the nearest score. Labels of served replies become the
+best or worst choice, with the context as the task and the reply as the final message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ LABELS_MAX = 100_000
 
 
 class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what a person chose for a piece of work."""
+    """A person's choice for a piece of work; one line of a file."""
 
     criterion: str
     choice: str
@@ -52,7 +52,7 @@ class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     turns: str = ""
 
     def submission(self, number: int) -> Submission:
-        """Return the work."""
+        """Return the labeled work."""
         return Submission(
             sample_id=f"label-{number}",
             task=self.task,
@@ -63,10 +63,11 @@ class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
-    """Return the labels of a file that are of a judge's criteria.
+    """Return the labels of a file for a judge's criteria.
 
     Raises:
-        ConfigError: A line is none, or its choice is none of the criterion's; or there are none.
+        ConfigError: A line is malformed, its choice is not one of the criterion's, or there are no
+            labels.
 
     """
     criteria = {one.name: one for one in judge.criteria}
@@ -91,10 +92,10 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
 
 
 async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLabel]:
-    """Return what people said of a run's episodes and replies, as labels of one criterion.
+    """Return the labels of a run's episodes and replies, as labels of one criterion.
 
     Raises:
-        ConfigError: The log has none that can be read.
+        ConfigError: The log has no readable label.
 
     """
     async with open_log(run, "judge") as bus:
@@ -113,7 +114,7 @@ async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLa
 async def standing_labels(
     bus: Bus, reader: PreferenceReader, criterion: CriterionConfig
 ) -> list[HumanLabel]:
-    """Return the labels of a log that count and whose content can still be read."""
+    """Return the valid, readable labels of a log's served replies."""
     best, worst = _ends(criterion.choices)
     found: list[HumanLabel] = []
     labels = [one for one in await standing(bus) if isinstance(one, Label)]
@@ -134,7 +135,7 @@ async def standing_labels(
 async def episode_labels(
     bus: Bus, store: ObjectStore, chat: ChatFormat, criterion: CriterionConfig
 ) -> list[HumanLabel]:
-    """Return the labels of a log's episodes that count and whose content can still be read."""
+    """Return the valid, readable labels of a log's episodes."""
     labels = EpisodeLabels()
     async for delivery in bus.follow([EpisodeLabeled], stop_at_end=True):
         assert isinstance(delivery.event, EpisodeLabeled)
@@ -151,7 +152,8 @@ async def episode_labels(
             made = await recorded_set_ups(store, last, task)
         except CodecError:  # A payload was collected.
             continue
-        none = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
+        # Rubric judges do not see hidden tests, which are not read here.
+        none = HiddenTests(task_id=task.task_id, files={}, argv=[])
         hidden = msgspec.structs.replace(none, steps=[none] * len(task.steps))
         graded = GradedTask(task=task, hidden=hidden, made=made)
         done = read_submission(trajectory, graded, chat)
@@ -163,7 +165,7 @@ async def episode_labels(
 
 
 def nearest_choice(score: float, choices: Mapping[str, float]) -> str:
-    """Return the choice whose score is nearest, the first of several."""
+    """Return the first choice with the nearest score."""
     return min(choices, key=lambda one: abs(choices[one] - score))
 
 
@@ -181,10 +183,10 @@ def by_criterion(
 
 
 async def calibrate(judge: RubricJudge, labels: Sequence[HumanLabel]) -> Calibration:
-    """Ask a judge about labelled work, and compare.
+    """Ask a judge about labeled work and compare.
 
     Raises:
-        JudgeSilentError: It scored nothing of a criterion.
+        JudgeSilentError: The judge gave no score on a criterion.
 
     """
     submissions = [label.submission(number) for number, label in enumerate(labels)]

@@ -13,10 +13,6 @@ VAGUE: frozenset[str] = frozenset(
         "infra/corpora/preferences.py",
         "infra/deploy/layout.py",
         "infra/deploy/sizes.py",
-        "infra/judge/attack.py",
-        "infra/judge/audit.py",
-        "infra/judge/calibration.py",
-        "infra/privacy/lineage.py",
     }
 )
 NOUNLESS: frozenset[str] = frozenset(
@@ -27,8 +23,6 @@ NOUNLESS: frozenset[str] = frozenset(
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
         "actors/trainer/forward.py",
-        "infra/judge/asking.py",
-        "infra/privacy/lineage.py",
         "infra/weights/diff.py",
         "infra/weights/patched.py",
         "messages/reading/sealed.py",
