@@ -1,7 +1,7 @@
-"""The tokenizer and the corpora of mid-training in the user's cache.
+"""Caches the tokenizer and the corpora of mid-training in the user's cache.
 
 The key digests everything that their bytes depend on: settings and seed, code, the standard library
-and the packages that draw and tokenize. A user's texts (`[[model.corpora]]`) are read each time.
+and the packages that draw and tokenize. Texts of `[[model.corpora]]` are not cached.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 def kept_corpora(settings: object, make: str, build: Callable[[], Objects]) -> tuple[Objects, bool]:
-    """Return the objects that `build` makes of some settings, and whether they were kept.
+    """Return the objects of `build`, and whether they come from the cache.
 
     Args:
-        settings: All that `build` depends on but code and the standard library.
-        make: The own code that it calls, `module:name`.
-        build: Makes them, where the cache has none.
+        settings: Everything that `build` depends on, except for code and the standard library.
+        make: Custom code that `build` calls, `module:name`.
+        build: Function that makes the objects.
 
     """
     cache = ProductCache(FOLDER, bytes_max=INPUT_BYTES_MAX)
@@ -54,7 +54,7 @@ def _key(settings: object, make: str) -> str:
 
 
 def _library() -> list[Path]:
-    """Return the standard library's files, without what is installed below its folder."""
+    # The quickstart's documents are drawn from the standard library's sources.
     root = Path(sysconfig.get_path("stdlib"))
     return [
         one for one in root.rglob("*.py") if not _NOT_LIBRARY & set(one.relative_to(root).parts)
@@ -62,7 +62,7 @@ def _library() -> list[Path]:
 
 
 def _own_code(make: str) -> Iterable[Path]:
-    """Return the files of own code: of its package, or those beside its module."""
+    """Return the files of custom code: its package, or all files next to its module."""
     found = importlib.util.find_spec(make.partition(":")[0])
     if found is None or found.origin is None:
         return ()

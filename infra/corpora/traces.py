@@ -1,4 +1,4 @@
-r"""Conversations for supervised fine-tuning: lines of JSON in the shape of chat completions.
+r"""Conversations for supervised fine-tuning: JSON lines in the format of chat completions.
 
     {"messages": [{"role": "user", "content": "..."},
                   {"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
@@ -7,9 +7,9 @@ r"""Conversations for supervised fine-tuning: lines of JSON in the shape of chat
                   {"role": "assistant", "content": "done"}],
      "tools": [{"type": "function", "function": {"name": "read_file", "parameters": {}}}]}
 
-A conversation is rendered as episodes are: the prompt, a turn as the policy would sample it, what
-follows it, the next turn. Only turns of the assistant are targets. Without `tools`, the tools are
-those of the harness that the run uses.
+A conversation is rendered like an episode: the prompt, a turn as the policy would sample it, its
+results, the next turn. Only the assistant's turns are targets. Without `tools`, the tools are those
+of the run's harness.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _NUM_MESSAGES_MAX = 4096
 
 
 class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is called; arguments are JSON text, or an object."""
+    """A called function; arguments are JSON text or an object."""
 
     name: str
     arguments: str | dict[str, Any]
@@ -50,7 +50,7 @@ class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TraceMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message; what would be left out of the rendered tokens is refused by name."""
+    """One message; fields that would not be rendered are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -72,7 +72,7 @@ class ChatTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     messages: list[TraceMessage]
     tools: list[TraceTool] | None = None
     metadata: dict[str, Any] = {}
-    """Not read: where the conversation comes from."""
+    """Ignored, e.g. for the origin."""
 
 
 def read_traces(
@@ -81,15 +81,15 @@ def read_traces(
     """Yield the documents of every conversation.
 
     Args:
-        given: a file of rows, or a folder of such files.
-        field: the setting that names it.
-        chat: the policy's format.
-        tools: of a conversation that names none.
-        tokens_max: longest document.
+        given: File of rows, or folder of such files.
+        field: Setting that names it.
+        chat: Chat format of the policy.
+        tools: Tools of conversations that name none.
+        tokens_max: Maximum tokens per document.
 
     Raises:
-        ConfigError: A file that is not there, a line that is no such conversation or is too long;
-            the text names file and line.
+        ConfigError: A file is missing, or a line is malformed or too long; the text names file and
+            line.
 
     """
     for place, trace in _rows(given, field):
@@ -100,7 +100,7 @@ def read_traces(
 
 
 def trace_texts(given: str, field: str) -> Iterator[str]:
-    """Yield what is said in every conversation, as plain text; errors as above."""
+    """Yield the text of every conversation; errors as `read_traces`."""
     for _, trace in _rows(given, field):
         yield "\n".join(message.content for message in trace.messages if message.content)
 
@@ -118,12 +118,10 @@ def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
 def _documents(
     trace: ChatTrace, chat: ChatFormat, offered: OfferedTools, tokens_max: int
 ) -> list[Document]:
-    """Return one document, or several where the format does not keep earlier turns as they were.
-
-    Each turn renders all that is before it: what is too long is refused at the first turn that is.
+    """Return one document, or several if the chat format changes earlier turns.
 
     Raises:
-        ValueError: No such conversation, or one of too many tokens.
+        ValueError: The conversation is malformed or too long.
 
     """
     messages = trace_messages(trace)
@@ -145,6 +143,7 @@ def _documents(
         weights += [0.0] * (len(context) - len(ids)) + [1.0] * len(turn)
         ids = context + turn
         sampled[index] = turn
+        # At the first turn that exceeds it: every turn renders all earlier ones, in quadratic time.
         if len(ids) > tokens_max:
             text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
             raise ValueError(f"{text} {tokens_max}")
@@ -152,10 +151,10 @@ def _documents(
 
 
 def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
-    """Return the messages of the format.
+    """Return the messages in the chat format's types.
 
     Raises:
-        ValueError: An order that no conversation has, or arguments that are no JSON object.
+        ValueError: The order of roles is invalid, or arguments are not a JSON object.
 
     """
     if not 2 <= len(trace.messages) <= _NUM_MESSAGES_MAX:

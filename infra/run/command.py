@@ -261,7 +261,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         return is_complete
     finally:
         if progress.is_midtraining:
-            progress.say("resumed, mid-training goes on from its last save")
+            progress.say("after a resume, mid-training continues from its last save")
         progress.say("stopping the actors (Ctrl-C again: at once)")
         # RunClosed goes first so that actors on other hosts stop, too; the servers themselves
         # may be the reason for stopping.

@@ -70,5 +70,5 @@ class VerdictCheck:
         )
         if not is_equal:
             self.num_different += 1
-            words = f"verdict of {verdict.rollout_id}: {found}, composed again {expected}"
-            self.first_difference = self.first_difference or words
+            text = f"verdict of {verdict.rollout_id}: {found}, composed again {expected}"
+            self.first_difference = self.first_difference or text

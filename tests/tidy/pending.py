@@ -10,7 +10,6 @@ UNEXPLAINED: frozenset[str] = frozenset(
 VAGUE: frozenset[str] = frozenset(
     {
         "actors/trainer/engines/protocol.py",
-        "infra/corpora/preferences.py",
         "infra/deploy/layout.py",
         "infra/deploy/sizes.py",
     }
@@ -23,8 +22,6 @@ NOUNLESS: frozenset[str] = frozenset(
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
         "actors/trainer/forward.py",
-        "infra/weights/diff.py",
-        "infra/weights/patched.py",
         "messages/reading/sealed.py",
     }
 )
