@@ -5,8 +5,8 @@
    │                    └─ malformed, or a tool that was not offered ─▶ literal
    └─ content deltas ──stop text──▶ done                                 └─ content deltas
 ```
-`ReplyAssembler` holds tokens back until they parse as a call, or as reasoning, which the chat
-format leaves out of the content. A malformed turn is still shown to the user, as plain text.
+`ReplyAssembler` holds tokens back until they parse as a call. Reasoning at the beginning, whether
+the reply or its prompt opens it, is not content. A malformed turn is still shown, as plain text.
 `StopScanner` finds the client's stop texts, wherever tokens and chunks split them. `Choice` is one
 reply of a request, from its first token to its record.
 """
@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParsedTurn
+from penstock.actors.policy.chat.token_kinds import reasoning_end, reasoning_marks
 from penstock.actors.policy.sampling import make_turn
 from penstock.gateway.conversation import Call, CallDelta, Delta, Finish, LiveRequest, TextDelta
 from penstock.gateway.exchange.generation import Generation
@@ -95,6 +96,13 @@ class ReplyAssembler:
         # Incremental: a character may be split over tokens.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_ids: list[int] = []
+        self._marks = reasoning_marks(chat_format.tokenizer)
+        self._closing = reasoning_end(chat_format.tokenizer, context_ids)
+        """Token that closes the reasoning in progress; None outside of it."""
+        self._reasoning_ids: list[int] = []
+        """All tokens of the reasoning at the beginning, with its marks."""
+        self._is_after_reasoning = False
+        """Whether only white space has followed the reasoning so far."""
         self._is_literal = False
         self._is_ended = False
         self.text = ""
@@ -110,11 +118,11 @@ class ReplyAssembler:
         return _joined(delta for token_id in token_ids for delta in self._push_token(token_id))
 
     def finish(self) -> list[Delta]:
-        """Return what was held back: reasoning, an unfinished call, half a character."""
+        """Return what was held back: half a character, or a malformed call as text."""
         held, self._held_ids = self._held_ids, []
         if self.stop_text:
             return []
-        deltas = [*self._parsed(held), *self._content([], final=True)]
+        deltas = [*self._parsed(held, is_cut=not self._is_ended), *self._content([], final=True)]
         return _joined([*deltas, *self._shown(self._stops.finish())])
 
     def _push_token(self, token_id: int) -> Iterator[Delta]:
@@ -123,6 +131,13 @@ class ReplyAssembler:
         special = self._format.tokenizer.special_of(token_id)
         if token_id in self._format.stop_ids:
             self._is_ended = True
+        elif self._closing is not None:
+            self._reasoning_ids.append(token_id)
+            if token_id == self._closing:
+                self._closing, self._is_after_reasoning = None, True
+        elif token_id in self._marks and self._is_untouched:
+            self._reasoning_ids.append(token_id)
+            self._closing = self._marks[token_id]
         # After the first special token or call, text is shown only once it parses.
         elif self._is_literal or (special is None and not self._held_ids and not self.calls):
             yield from self._content([token_id])
@@ -132,13 +147,23 @@ class ReplyAssembler:
                 ids, self._held_ids = self._held_ids, []
                 yield from self._parsed(ids)
 
-    def _parsed(self, ids: list[int]) -> Iterator[Delta]:
-        """Yield the text and calls of held ids, or the ids as plain text if they are malformed."""
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether the reply has nothing but white space so far."""
+        return not (self.text.strip() or self._held_ids or self.calls or self._reasoning_ids)
+
+    def _parsed(self, ids: list[int], *, is_cut: bool = False) -> Iterator[Delta]:
+        """Yield the text and calls of held ids, or the ids as plain text if they are malformed.
+
+        The markup of a call that was cut off says nothing to a client; the finish reason does.
+        """
         if not ids:
             return
         # Parsed as a complete turn, which it may become: hence the stop token.
         turn = self._format.parse_turn(
-            [*ids, self._format.stop_ids[0]], self._context_ids, self._offered
+            [*self._reasoning_ids, *ids, self._format.stop_ids[0]],
+            self._context_ids,
+            self._offered,
         )
         if isinstance(turn, ParsedTurn) and all(call.name in self._tools for call in turn.calls):
             yield from self._text(turn.text)
@@ -147,7 +172,7 @@ class ReplyAssembler:
                 yield from self._shown(self._stops.finish())
                 self.calls.append(call)
                 yield CallDelta(len(self.calls) - 1, call)
-        else:
+        elif not is_cut:
             self._is_literal = True
             yield from self._content(ids)
 
@@ -156,6 +181,9 @@ class ReplyAssembler:
         yield from self._text(self._utf8.decode(data, final))
 
     def _text(self, text: str) -> Iterator[Delta]:
+        if self._is_after_reasoning:
+            text = text.lstrip()
+            self._is_after_reasoning = not text
         yield from self._shown(self._stops.push(text))
 
     def _shown(self, text: str) -> Iterator[Delta]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.actors.policy.chat.argument_types import parsed_arguments
 from penstock.actors.policy.chat.format import (
     ChatFormat,
     ChatMessage,
@@ -27,18 +28,17 @@ from penstock.actors.policy.chat.format import (
 from penstock.infra.corpora.builder import Document
 from penstock.infra.corpora.lines import existing
 from penstock.infra.corpora.rows import ROW_SUFFIXES, files_of, read_rows
-from penstock.messages.errors import CodecError, ConfigError
-from penstock.messages.reading.parsing import parse_json
+from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 
 _NUM_MESSAGES_MAX = 4096
 
 
 class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A called function; arguments are JSON text or an object."""
+    """A called function; arguments are JSON text or an object, or truncated text."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: Any = None
 
 
 class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ def _documents(
         ValueError: The conversation is malformed or too long.
 
     """
-    messages = trace_messages(trace)
+    messages, unreadable = trace_messages(trace), unreadable_calls(trace)
     tools = offered
     if trace.tools is not None:
         tools = OfferedTools(schemas=[tool.function for tool in trace.tools])
@@ -140,7 +140,8 @@ def _documents(
             found.append((ids, weights))
             ids, weights = [], []
         turn = chat.render_turn(message.content, message.calls, tools)
-        weights += [0.0] * (len(context) - len(ids)) + [1.0] * len(turn)
+        weight = 0.0 if index in unreadable else 1.0
+        weights += [0.0] * (len(context) - len(ids)) + [weight] * len(turn)
         ids = context + turn
         sampled[index] = turn
         # At the first turn that exceeds it: every turn renders all earlier ones, in quadratic time.
@@ -154,7 +155,7 @@ def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
     """Return the messages in the chat format's types.
 
     Raises:
-        ValueError: The order of roles is invalid, or arguments are not a JSON object.
+        ValueError: The order of roles is invalid.
 
     """
     if not 2 <= len(trace.messages) <= _NUM_MESSAGES_MAX:
@@ -176,22 +177,23 @@ def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
             if index == 0 or messages[-1].role is Role.ASSISTANT:
                 raise ValueError(f"{where}: expected another role before an assistant's message")
             num_open = len(one.tool_calls or ())
-        calls = [
-            _call(call.function, f"{where}.tool_calls[{number}].function")
-            for number, call in enumerate(one.tool_calls or ())
-        ]
+        calls = [_call(call.function) for call in one.tool_calls or ()]
         messages.append(ChatMessage(role=role, content=one.content or "", calls=tuple(calls)))
     if all(message.role is not Role.ASSISTANT for message in messages):
         raise ValueError("messages: expected one of an assistant")
     return messages
 
 
-def _call(function: TraceFunction, where: str) -> ToolCall:
-    arguments = function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments or "{}", dict[str, Any], "arguments")
-        except CodecError as error:
-            raise ValueError(f"{where}.arguments: expected a JSON object: {error}") from error
-    texts = {name: argument_text(value) for name, value in arguments.items()}
+def unreadable_calls(trace: ChatTrace) -> set[int]:
+    """Return the indices of messages with a call whose arguments are no JSON object."""
+    return {
+        index
+        for index, message in enumerate(trace.messages)
+        if not all(parsed_arguments(c.function.arguments)[1] for c in message.tool_calls or ())
+    }
+
+
+def _call(function: TraceFunction) -> ToolCall:
+    table, _ = parsed_arguments(function.arguments)
+    texts = {name: argument_text(value) for name, value in table.items()}
     return ToolCall(name=function.name, arguments=texts)

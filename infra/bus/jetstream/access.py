@@ -158,7 +158,7 @@ def _decode_claims(text: str) -> dict[str, Any]:
 
 def _require_nkeys(name: str) -> None:
     if find_spec("nkeys") is None:
-        raise ConfigError(f"bus.{name}: install the extra: pip install 'penstock[nkeys]'")
+        raise ConfigError(f"bus.{name}: install the extra: pip install -e '.[nkeys]'")
 
 
 def _tls(section: BusSection) -> ssl.SSLContext:
