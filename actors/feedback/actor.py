@@ -66,6 +66,7 @@ class FeedbackJoiner(Actor):
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
         """Add a signal; hold it if it belongs to a burst."""
+        # Before the quarantine: trust compares users even if their feedback is held.
         self._trust.add(event)
         quarantined = self._bursts.add(event, ctx.stored_at)
         self._join.add_feedback(event, ctx.now())

@@ -66,6 +66,7 @@ class Bursts:
         self._usage.move_to_end(user)
         if len(self._usage) > NUM_USERS_MAX:
             self._usage.popitem(last=False)
+        # Events of an earlier window may still arrive; they count in the present one.
         if window > usage.window:
             _close(usage, window)
         usage.num_signals += 1
@@ -104,6 +105,7 @@ class Bursts:
                 self._judgments.setdefault(judgment.root, []).append(judgment)
             else:
                 found.append(judgment)
+        # The oldest go first: held feedback is worth less the longer it is held.
         while len(self._judgments) > NUM_USERS_MAX:
             self._judgments.popitem(last=False)
         return found

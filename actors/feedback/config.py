@@ -44,6 +44,7 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             text = f"expected at least reward_wait_s {self.reward_wait_s}, got {self.late_s_max}"
             raise ConfigError(f"feedback.late_s_max: {text}")
         for name, spec in by_name(self.signals).items():
+            # Such a signal would mature only after its session is forgotten.
             if spec.maturity_s >= self.late_s_max:
                 text = f"expected less than late_s_max {self.late_s_max}, got {spec.maturity_s}"
                 raise ConfigError(f"feedback.signals.{name}.maturity_s: {text}")

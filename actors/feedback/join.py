@@ -127,6 +127,7 @@ class FeedbackJoin:
         session = self._sessions[key] if key is not None else None
         known = session.signals if session else self._early.setdefault(event.request_id, {})
         earlier = known.get(root)
+        # A repeated delivery of the same signal.
         if earlier is not None and not event.amends:
             return
         reason = refusal(event, self._declared, session.tenant) if session else None
@@ -135,6 +136,7 @@ class FeedbackJoin:
         if reason:
             self._leave_out(event, reason)
             return
+        # An amendment keeps its place, so that it does not overrule a later signal.
         order = earlier.order if earlier else next(self._order)
         known[root] = Signal(root=root, order=order, event=event)
         if key is not None and session is not None:
@@ -192,6 +194,7 @@ class FeedbackJoin:
             session = self._sessions.get(key)
             if session is None:
                 continue
+            # More signals came since this entry was pushed; a later entry wakes the session.
             if now < session.ready_at:
                 self._sleep(key, session.ready_at)
                 continue
@@ -218,6 +221,7 @@ class FeedbackJoin:
             revised = session.sample(turns, rated, stored.revision + 1)
             if _content(revised) == _content(stored):
                 continue
+            # Bounded, because each revision of a trained sample costs a change in a later batch.
             if revised.revision >= self._config.revisions_max:
                 self._cap(session, revised, stored)
                 continue
@@ -260,6 +264,7 @@ class FeedbackJoin:
         session = self._sessions.pop(key)
         joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
         for root, signal in session.signals.items():
+            # Texts have no score; corrections go another way (`preferences.py`).
             if root not in joined and not self._declared[signal.event.name].kind.is_text:
                 self._leave_out(signal.event, reason)
         for request_id in session.turns:

@@ -64,6 +64,7 @@ class Preferences:
             yield from self._read(event, request)
             return
         waiting = self._early.setdefault(event.request_id, [])
+        # Bounded per request: anybody may send feedback on an id that does not exist.
         if len(waiting) < SIGNALS_MAX:
             waiting.append(event)
         if len(self._early) > self._num_max:

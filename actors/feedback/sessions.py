@@ -42,6 +42,7 @@ def reward_of(
     share = 1.0
     if totals[True] > 0 and totals[False] > 0:
         share = min(1.0, UNTRUSTED_SHARE_MAX * totals[True] / totals[False])
+    # Weak signals are diluted with neutral ones instead of being amplified to a full reward.
     total = max(totals[True] + share * totals[False], FULL_WEIGHT)
     return (1.0 + (scores[True] + share * scores[False]) / total) / 2.0
 
@@ -114,6 +115,7 @@ class UserSession:
         for name, turn in self.turns.items():
             if name not in self.sample_of:
                 found.setdefault(turn.chain, []).append(turn)
+        # By chain: requests of one session may belong to several conversations.
         return [turns[:TURNS_MAX] for turns in found.values()]
 
     def add(self, record: InferenceRecorded, now: float) -> None:

@@ -59,6 +59,7 @@ class Trust:
                 judged.verified = score
                 for other, given in judged.by_user.items():
                     self._compare(other, given, score)
+        # Only the first judgment: a user could otherwise correct it after the verified one.
         elif user not in judged.by_user and len(judged.by_user) < NUM_JUDGES_MAX:
             judged.by_user[user] = score
             if judged.verified != 0.0:

@@ -116,6 +116,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Refuse rewards by which a failed rollout could earn more than a solved one."""
+        # The worst case of each outcome, whatever an episode's length and the other judges say.
         floor = self.reward_failed - self.length_penalty.penalty_max
         solved_min = self.reward_solved - self.length_penalty.penalty_max
         if not self.reward_min <= floor < solved_min:

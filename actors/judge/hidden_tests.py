@@ -91,6 +91,7 @@ class OneStepJudge:
             return await with_retries(
                 attempt,
                 self._config.retry,
+                # Refusals repeat on every host, and so does a kill that happened twice.
                 retry_on=(SandboxError, DeadlineError),
                 is_final=lambda error: isinstance(error, REFUSALS) or len(killed) >= KILLS_MAX,
             )
@@ -189,6 +190,7 @@ def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     file, or a package of the same module name. Paths outside of the working directory count, too.
     """
     begun_with = task.begun_with
+    # Its folders and module name count, too: whatever an import would find before the test.
     hidden = {PurePosixPath(path) for path in task.hidden.contents}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
     modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
@@ -230,6 +232,7 @@ class SameFilesJudge:
                 shared = msgspec.structs.replace(findings, detail=detail, sandbox=None)
                 return weigh(shared, audit(rollout, task))
             findings = await self._judge.judge(rollout, task, ctx)
+            # Failures of machines do not depend on the files, so another rollout may succeed.
             if findings.outcome in _SHARED:
                 self._remember(key, rollout.finished.rollout_id, findings)
             return findings

@@ -79,6 +79,7 @@ def communication(submission: Submission) -> JudgeScore:
     words = submission.message.casefold()
     if not words:
         return JudgeScore(judge="communication", version=VERSION, score=0.0, repeats=1)
+    # Without changed files there is nothing to name, which counts as named.
     unnamed = [file.path for file in submission.files if not _mentions(words, file.path)]
     share = 1.0 - len(unnamed) / len(submission.files) if submission.files else 1.0
     detail = f"not named: {', '.join(unnamed[:_SHOWN_MAX])}" if unnamed else ""
@@ -151,6 +152,7 @@ class Panel:
             return findings
         submission = read_submission(rollout, task, self._chat)
         scores = auxiliary_scores(submission, self._config.auxiliary)
+        # Each judge bounds itself (`deadline_s`) and reports failures as scores of None.
         asked = await asyncio.gather(*(judge.score(submission) for judge in self._judges))
         scores += [score for each in asked for score in each]
         findings = msgspec.structs.replace(findings, scores=scores)
@@ -218,6 +220,7 @@ class LengthMeter:
         num_returned = 0
         for index, turn in enumerate(rollout.turns[1:], 1):
             step = steps.get(index)
+            # Such a context is a prompt or an instruction: no tool returned it.
             if turn.starts_segment or (step and not turns[index - 1].calls):
                 continue
             num_asked = self._num_request if turn.is_summary else 0

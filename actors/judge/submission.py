@@ -45,6 +45,7 @@ class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
         left = Counter((self.before or "").splitlines())
         added: list[tuple[int, str]] = []
         for number, line in enumerate((self.after or "").splitlines(), 1):
+            # As a multiset: a line that only moved is not an added one.
             if left[line] > 0:
                 left[line] -= 1
             else:

@@ -52,6 +52,7 @@ class HiddenTestsJudge:
         if fault := _fault(len(ends), task):
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=fault)
         found: list[Findings] = []
+        # A step without a turn was never begun: it scores 0 without a machine.
         is_begun = not ends or ends[-1] + 1 < len(rollout.finished.turns)
         for step in range(len(ends) + is_begun):
             graded = task.at_step(step)
@@ -69,6 +70,7 @@ class HiddenTestsJudge:
         """Grade one step, or return the stored findings."""
         rollout_id = rollout.finished.rollout_id
         known = await ctx.last(StepGraded, f"{rollout_id}.{task.step}")
+        # Another version may grade the same files differently, so its findings do not count.
         if known is not None and known.judge_version == self.version:
             return _read(known)
         try:

@@ -147,6 +147,7 @@ class TaskQuarantine:
         if len(rollouts) < ROLLOUTS_MAX or task_id in self.task_ids:
             return None
         self.task_ids.add(task_id)
+        # Item names are subject tokens on the bus; task ids may be any text.
         name = task_id.encode().hex() if not _is_token(task_id) else task_id
         cause = f"{len(rollouts)} of its rollouts are quarantined: {', '.join(sorted(rollouts))}"
         log.error("task %s: quarantined: %s", task_id, cause)
@@ -315,6 +316,7 @@ class Pacer(Actor):
         return min(self._trainer_version, *served) if served else self._budget.policy_version
 
     async def _grant(self, ctx: Context) -> Effects:
+        # The version first: it decides how many groups the staleness bound allows.
         self._budget = self._budget.with_version(self._version())
         first, version = self._budget.num_granted, self._budget.policy_version
         # After a restart, all earlier grants have to be read before new ones are made.

@@ -65,6 +65,7 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"pacer.eval_temperature: expected 0, or at least {TEMPERATURE_MIN:g}, "
                 f"got {self.eval_temperature:g}"
             )
+        # A last tree with fewer branches would weigh its trunk differently.
         if self.tree is not None and self.group_size % self.tree.branches:
             raise ConfigError(
                 f"pacer.tree.branches: expected a divisor of group_size {self.group_size}, "

@@ -193,6 +193,7 @@ class Curriculum:
         if attempted is None:
             return
         attempted.num_open = max(0, attempted.num_open - 1)
+        # Masked rollouts say nothing about the task.
         if group.num_judged == 0:
             return
         num_solved = float(group.num_solved)
@@ -262,5 +263,6 @@ def _bucket_weights(
 def _draw_bucket(
     draw: random.Random, weights: Mapping[Bucket, float], among: Collection[Bucket]
 ) -> Bucket:
+    # Sorted, because sets have no order and a restarted pacer has to draw the same.
     buckets = sorted(among)
     return draw.choices(buckets, [weights[bucket] for bucket in buckets])[0]

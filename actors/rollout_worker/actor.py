@@ -128,6 +128,7 @@ class RolloutRunner:
         ends: list[RolloutFinished] = []
         for command in (self._trunk, *self._branches):
             if await self._is_open(command):
+                # With the trunk's turns, so that the record of an abandoned branch is complete.
                 is_branch = command is not self._trunk and await self._left_trunk(command)
                 episode = self._episode(command, is_branch=is_branch)
                 ends.append(await episode.abandon(cause, is_charged=is_charged))

@@ -316,6 +316,7 @@ class Conversation:
         """Maximum tokens of the next turn."""
         limits = self._limits
         longest = self._summary.num_tokens_max if self.is_summary else limits.turn_tokens_max
+        # The prompt of a later segment is not charged again.
         new = 0 if self.starts_segment else len(self._context)
         left = limits.num_tokens_max - self._num_charged - new
         return min(longest, left, self._window - len(self._past) - len(self._context))
@@ -458,5 +459,6 @@ class Conversation:
         return False
 
     def _end_without_room(self) -> None:
+        # Before a turn is requested: engines refuse requests for no tokens.
         if self.end is None and self.num_tokens_next_max < 1:
             self.end = EpisodeEnd.TOKEN_LIMIT

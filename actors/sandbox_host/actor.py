@@ -350,6 +350,7 @@ class SandboxHost(Actor):
         except SandboxError as error:
             yield to_remote_error(error)
         except NotFoundError as error:
+            # A worker asks for the attempts of the machine that has just died under it.
             lost = self._lost.find(message.lease_id) if isinstance(message, ReadEgress) else None
             if lost is None:
                 yield to_remote_error(SandboxDied(str(error)))

@@ -138,6 +138,7 @@ class HostRegistry:
         if host is None:
             host = self.hosts[name] = Host(name)
             self.names.append(name)
+        # By difference, so that the totals never need a pass over all hosts.
         self._num_slots += num_slots - host.num_slots
         host.num_slots, host.reserved_slots, host.seen_at = num_slots, reserved_slots, now
         host.is_silent = False
@@ -159,6 +160,7 @@ class HostRegistry:
     def _adopt(self, host: Host, groups: Sequence[HeldGroup], now: float) -> None:
         for group in groups:
             placement = self._placements.get(group.group_id)
+            # The host reports a group of the past, which is not placed here any more.
             if placement is None and group.num_machines == 0:
                 continue
             if placement is None:
@@ -168,6 +170,7 @@ class HostRegistry:
             if placement.host == host.name:
                 placement.is_held = True
                 placement.expires_at = max(placement.expires_at, now + HOST_SILENCE_S)
+        # Only groups that had machines end; the others may still be on their way.
         ended = host.groups.difference(group.group_id for group in groups)
         for group_id in ended:
             if self._placements[group_id].is_held:

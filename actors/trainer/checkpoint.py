@@ -139,6 +139,7 @@ async def load_checkpoint(place: Place, key: str, learner: Learner) -> Checkpoin
     target = _allocated(learner, head.stored.tensors)
     await read_pieces(place.store, head.stored, target)
     await place.offload(learner.load_state, target)
+    # Pieces have digests of their own; these also cover how they were put together.
     found = (
         await place.offload(learner.weights_digest),
         await place.offload(learner.optimizer_digest),
@@ -194,6 +195,7 @@ def _allocated(learner: Learner, tensors: dict[str, StoredTensor]) -> State:
         kind, _, rest = name.partition(".")
         parameter = parameters.get(rest if kind == "weights" else rest.partition(".")[2])
         is_whole = parameter is not None and tuple(parameter.shape) == each.shape
+        # Optimizer state has the shape of its parameter, or is a scalar such as the step.
         if parameter is None or not (is_whole or not each.shape):
             raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
         dtype = getattr(torch, each.dtype)

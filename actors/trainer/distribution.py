@@ -69,6 +69,7 @@ class TurnDraw:
         """
         if not policy_version:
             return self
+        # One span per version: a swap in the middle of a turn begins another one.
         versions = np.repeat(
             [span.policy_version for span in spans], [span.num_tokens for span in spans]
         )
@@ -100,6 +101,7 @@ def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:
             raise NotReproducibleError("support: the settings leave tokens out, and it is missing")
         support = open_support(turn.support, token_ids.size, vocab_size)[at]
         chosen = token_ids[at]
+        # A sampled token outside of its support would have probability 0, and an infinite loss.
         if not (support[np.arange(at.size), chosen // 8] >> (chosen % 8) & 1).all():
             raise ValueError("support: expected every sampled token in it")
     return TurnDraw(sampling=sampling, start=start, at=at, support=support)

@@ -206,6 +206,7 @@ class Replay:
         config = self._config.of_step(manifest.settings)
         for difference in self._audit.differences(manifest):
             self._differ(difference)
+        # The checkpoint after the erased step already contains these steps.
         if manifest.step <= self._resumed_at:
             return self._leave_out(manifest)
         try:
@@ -258,6 +259,7 @@ class Replay:
         self._compare(f"{name}: weights", result.weights_digest, recorded.weights_digest)
         self._compare(f"{name}: optimizer", result.optimizer_digest, recorded.optimizer_digest)
         self._compare(f"{name}: skipped", result.skipped, recorded.skipped)
+        # NaN equals nothing: a log without the loss counts as different.
         loss = recorded.metrics.get("loss", math.nan)
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
 

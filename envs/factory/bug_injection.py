@@ -113,6 +113,7 @@ class FunctionPlan:
         target = next(one for one in find_targets(tree) if one.qualname == self._qualname)
         files = needed_files(module)
         calls = CallWriter(tree, self._rng).calls(target, _CALLS_DRAWN)
+        # One machine for all variants: booting takes longer than a run.
         async with lab.bench() as bench:
             recording = await record(bench, module, files, calls, self.name)
             changes = self._changes(files[module.file], target)
@@ -142,6 +143,7 @@ class FunctionPlan:
 
     def _choose(self, tried: Sequence[TriedChange]) -> list[TriedChange]:
         """Return the subtlest bug of each of the subtlest kinds, and the missing body."""
+        # The last entry per kind wins, which is the one with the fewest failing calls.
         ordered = sorted(tried, key=lambda one: -len(one.failed))
         by_kind = {one.kind: one for one in ordered}
         feature = by_kind.pop(FEATURE, None)

@@ -48,6 +48,7 @@ def read_commit(repository: GitRepository, digest: str) -> Commit | None:
     existing = [path for path in paths if _exists(repository, digest, path)]
     tests = tuple(path for path in existing if is_test(path))
     sources = tuple(path for path in existing if not is_test(path))
+    # Deleted files make the numbers differ: a task cannot ask for a deletion by its tests.
     if not tests or not sources or num_lines > CHANGED_LINES_MAX or len(existing) != len(paths):
         return None
     return Commit(digest, subject, sources, tests, num_lines)
@@ -131,6 +132,7 @@ class CommitPlan:
             passing_before = _passed(await bench.test(draft.task, draft.hidden, {}))
             passing = _passed(await bench.test(draft.task, draft.hidden, gold))
         turned = [name for name in passing if name not in passing_before]
+        # Without a test that fails before, unchanged files would pass.
         if not turned:
             raise TaskRejectedError(Rejection.TESTS_UNCHANGED, self.name)
         return [self._candidate(files, tests, gold, passing, len(turned))]

@@ -94,10 +94,12 @@ def _divide(tried: TriedChange, num: int, rng: random.Random) -> tuple[list[int]
     rng.shuffle(right)
     num_failing = 1 if len(failed) > 1 else 0
     shown = failed[:num_failing] + right[: _SHOWN - num_failing]
+    # Without unaffected calls, failing ones are the only examples.
     if not right and len(failed) > _SHOWN:
         shown = failed[:_SHOWN]
     rest_failed = [index for index in failed if index not in shown]
     rest_right = [index for index in right if index not in shown]
+    # Some unaffected calls stay hidden tests, so that a fix must not break them.
     num_right = min(len(rest_right), max(_HIDDEN_RIGHT_MIN, _HIDDEN_MAX - len(rest_failed)))
     hidden = rest_failed[: _HIDDEN_MAX - num_right] + rest_right[:num_right]
     return sorted(shown), sorted(hidden)

@@ -88,11 +88,13 @@ class Factory:
         return sorted(self.tasks, key=lambda one: one.task.task_id)
 
     async def _work(self, plans: Iterator[TaskPlan]) -> None:
+        # All workers draw from one iterator.
         for plan in plans:
             if self._is_full() or time.monotonic() - self._started > self._bounds.wall_s_max:
                 return
             self.counts.num_plans += 1
             try:
+                # One plan whose code hangs must not stop its worker.
                 async with asyncio.timeout(DRAFT_S_MAX):
                     for candidate in await _again(partial(plan.draft, self._lab)):
                         if not self._is_full():
@@ -109,6 +111,7 @@ class Factory:
 
     async def _gate(self, candidate: TaskCandidate) -> None:
         self.counts.num_candidates += 1
+        # By digest, because repositories contain copies of each other's functions.
         key = (candidate.origin.digest, candidate.origin.change)
         if key in self._seen:
             self._reject(TaskRejectedError(Rejection.DUPLICATE, candidate.task.task_id))

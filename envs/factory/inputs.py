@@ -114,6 +114,7 @@ class CallWriter:
     def _value(self, pools: Sequence[str]) -> str:
         pool = self._rng.choice(pools)
         mined = self._mined.get(pool)
+        # Not always: a module's literals cover only the cases that its author thought of.
         if mined and self._rng.random() < 0.4:
             return self._rng.choice(mined)
         return self._rng.choice(_POOLS[pool])
@@ -144,6 +145,7 @@ def doctest_calls(target: Target) -> list[str]:
 
 def _pools(argument: ast.arg) -> Sequence[str]:
     if argument.annotation is not None:
+        # Annotations first: they are more reliable than names.
         words = {node.id for node in ast.walk(argument.annotation) if isinstance(node, ast.Name)}
         annotated = [pool for word in sorted(words) for pool in _ANNOTATED.get(word, ())]
         if annotated:

@@ -35,6 +35,7 @@ class MachineBench:
             Lines of output of each run; None if it failed or did not end.
 
         """
+        # Files that any variant changes are restored before each run.
         touched = {path: files[path] for one in variants for path in one if path in files}
         await self._machine.write_files(_encoded(files))
         runs: list[list[str] | None] = []
@@ -44,6 +45,7 @@ class MachineBench:
             done = await self._machine.exec(
                 argv,
                 timeout_s=RUN_S_MAX,
+                # Another seed per run reveals results that depend on the order of sets.
                 env={"PYTHONHASHSEED": str(number + 1)},
                 output_bytes_max=OUTPUT_BYTES_MAX,
             )

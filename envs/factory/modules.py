@@ -143,6 +143,7 @@ def needed_files(module: Module) -> dict[str, str]:
 @lru_cache(maxsize=128)
 def _needed(module: Module) -> dict[str, str] | TaskRejectedError:
     # Cached, with the error if any, because all functions of a module need the same files.
+    # From the most complete repository to the smallest.
     for is_lazy_left_out, cuts_parents in ((False, False), (True, False), (True, True)):
         try:
             return _closure(module, is_lazy_left_out=is_lazy_left_out, cuts_parents=cuts_parents)
@@ -172,6 +173,7 @@ def _closure(module: Module, *, is_lazy_left_out: bool, cuts_parents: bool) -> d
             ]
     files = {str(PurePosixPath(module.prefix) / path): text for path, text in found.items()}
     folders = {PurePosixPath(path).parent for path in files}
+    # Without a file of their own, packages would be namespace packages, which may be shadowed.
     marks = {str(folder / "__init__.py"): "" for folder in folders if folder.name}
     return marks | files
 

@@ -229,6 +229,7 @@ def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> 
     for writers in by_kind.values():
         rng.shuffle(writers)
     chosen: dict[str, Bug] = {}
+    # Kinds take turns, or the most frequent kind of edit would dominate.
     for turn in range(num_max):
         for kind in sorted(by_kind):
             if turn < len(by_kind[kind]) and len(chosen) < num_max:
@@ -271,10 +272,12 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
     placed = [node for node, _, _ in edit.changes if hasattr(node, "lineno")]
     if not placed:
         return None
+    # The outermost changed node contains all the others.
     outer = max(placed, key=lambda node: module.span(node)[1] - module.span(node)[0])
     span = module.span(outer)
     with applied(edit):
         text, meant = ast.unparse(outer), ast.dump(outer)
+    # With parentheses where precedence would otherwise change the tree.
     for written in (text, f"({text})"):
         tree = module.parsed(*span, written)
         if tree is not None and _holds(tree, meant, outer):

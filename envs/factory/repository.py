@@ -69,6 +69,7 @@ class GitRepository:
             GitError: Git failed, exceeded `GIT_S_MAX`, or wrote more than `OUTPUT_BYTES_MAX`.
 
         """
+        # A new repository per command, so that no state of one reaches the next.
         with tempfile.TemporaryDirectory(prefix="penstock-git-") as name:
             bare = Path(name)
             self._lay_out(bare)

@@ -48,6 +48,7 @@ def split_tasks(
     for one in candidates:
         name = names[classes.root(_ties(one, by)[0])]
         splits[one.task.task_id] = Split.HELDOUT if _draw(name) < heldout_share else Split.TRAIN
+    # Checked on the result: a leak would make held-out numbers worthless without any other sign.
     check_no_leak(candidates, splits, by)
     return splits
 
@@ -88,6 +89,7 @@ class _Classes:
     def root(self, name: str) -> str:
         """Return the name that represents a set."""
         while (parent := self._parents.setdefault(name, name)) != name:
+            # Path compression keeps later look-ups short.
             self._parents[name] = self._parents[parent] = self._parents.setdefault(parent, parent)
             name = parent
         return name

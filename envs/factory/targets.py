@@ -95,6 +95,7 @@ def function_digest(function: Function) -> str:
     for node in ast.walk(plain):
         if isinstance(node, ast.arg):
             node.annotation = None
+            # Renamed by order of occurrence, so that copies with other names get the same digest.
             node.arg = names.setdefault(node.arg, f"v{len(names)}")
         elif isinstance(node, ast.Name):
             node.id = names.setdefault(node.id, f"v{len(names)}")

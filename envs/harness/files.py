@@ -56,6 +56,7 @@ async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Delete one file."""
     path = checked_path(arguments["path"])
+    # `rm` alone would not tell a missing file from one that cannot be deleted.
     if path not in await toolbox.sandbox.list_files(WORK_DIR):
         raise InvalidCallError(f"no file {path}")
     command = ["rm", "--", path]
@@ -85,6 +86,7 @@ async def read_text(sandbox: Sandbox, path: str) -> str:
 
     """
     try:
+        # One byte more than allowed shows that a file is too large.
         data = await sandbox.read_file(path, FILE_BYTES_MAX + 1)
     except SandboxFileError as error:
         raise InvalidCallError(f"no file {path}") from error

@@ -142,6 +142,7 @@ class Jobs:
         while True:
             # The code before the output: a job that ends in between has all its output read.
             code = (await self._read(f"{folder}/code", 16)).decode("utf-8", "replace").strip()
+            # New output shortens the wait: most programs print all they have within `_SETTLE_S`.
             if more := await self._new_output(folder):
                 deadline = deadline if new else min(deadline, clock() + _SETTLE_S)
                 new += more

@@ -34,6 +34,7 @@ def truncate(text: str, num_bytes_max: int) -> str:
     data = text.encode("utf-8", "replace")
     if len(data) <= num_bytes_max:
         return text
+    # The cut may be in the middle of a character, which is dropped.
     kept = data[:num_bytes_max].decode("utf-8", "ignore")
     return f"{kept}\n[cut, {len(data)} bytes in all]"
 

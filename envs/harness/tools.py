@@ -325,6 +325,7 @@ def tools_prompt(version: str) -> str:
 def prompt_for(tools: Collection[str]) -> str | None:
     """Return the system message of the version that has exactly these tools, or None."""
     for version, offered in _TOOLS.items():
+        # Exactly: a client with other tools of its own must not get this version's prompt.
         if set(tools) == offered.keys():
             return tools_prompt(version)
     return None

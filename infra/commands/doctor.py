@@ -43,6 +43,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             sys.stdout.write(_line(finding) + "\n")
+    # Optional findings, such as a GPU, do not fail the command.
     return int(any(f.is_required and not f.is_available for f in findings))
 
 

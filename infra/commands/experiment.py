@@ -47,6 +47,7 @@ async def experiment_command(arguments: argparse.Namespace) -> int:
     """Print the report."""
     run = await reached_run(arguments)
     async with open_log(run, "experiment") as bus:
+        # A service may have other gates than the run that trained its first version.
         config = load_config(run.service if run.service.exists() else run.config)
         report = printable_struct(await read_experiment(bus, run.store(), config, arguments.effect))
     if arguments.json:

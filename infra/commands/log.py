@@ -172,6 +172,7 @@ async def _fill(run: RunDir, file: Path) -> int:
     async with open_log(run, "import") as bus:
         count = await import_log(bus, run.store(), file, open_vault(run))
         started = await bus.last(RunStarted)
+    # The configuration comes from this event; without it the folder would not be a run.
     if started is None or not isinstance(started.event, RunStarted):
         raise CorruptDataError(f"{file}: holds no RunStarted event")
     write_atomic(run.config, imported_config(started.event.config_toml, str(file)).encode())
@@ -196,6 +197,7 @@ def imported_config(config_toml: str, source: str) -> str:
     given = parse_toml(config_toml, f"{source}: RunStarted.config_toml")
     tables = {name: given[name] for name in ("policy", "trainer") if name in given}
     region = {"name": "imported", "serves": [str(purpose) for purpose in Purpose]}
+    # The least that `RunConfig` requires.
     kept = {"processes": {"trainer": ["trainer"]}, "regions": [region], **tables}
     config = parse_config(copy.deepcopy(kept), source)
     if is_reference(config.trainer.loss.name):

@@ -98,6 +98,7 @@ async def export_log(
                     continue  # Only this run's vault can unwrap it.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
+                # Before their event, so that an import can check them in one pass.
                 for claim in delivery.event.claims:
                     data = await _fetch(store, claim, delivery.subject)
                     _write(out, {"kind": "object", "key": claim.object_key, "data": data})
@@ -140,9 +141,11 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> 
         message = decode(entry.data)
         if not isinstance(message, Event):
             raise CorruptDataError(f"{path}: {type(message).__name__} is not an event")
+        # Checked before the event is published: a log must not name objects that do not exist.
         for claim in message.claims:
             await _fetch(store, claim, f"{path}: {type(message).__name__} {message.key()}")
         batch.append(message)
+        # In batches, because every publish waits for the server.
         if len(batch) == 256:
             await bus.publish(batch)
             count, batch = count + len(batch), []

@@ -39,6 +39,7 @@ async def replay_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ranks: expected 1 to {NUM_RANKS_MAX}, got {arguments.ranks}")
     run = await reached_run(arguments)
     config = load_config(run.config)
+    # This process is one of the ranks that `_replay_by_ranks` started.
     if arguments.rank_log is not None:
         await _replay_as_rank(run, config, arguments.rank_log, as_json=arguments.json)
     async with open_log(run, "replay") as bus:

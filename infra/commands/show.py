@@ -102,6 +102,7 @@ def whole_id(given: str, index: EpisodeIndex) -> str:
         return given
     # Other programs cut ids at the width of a terminal, and mark the cut so.
     prefix = given.removesuffix("…")
+    # The filter's text matches anywhere in an id, hence the second check.
     rows = index.select(EpisodeFilter(text=prefix[:256]))
     found = [row.rollout_id for row in rows if row.rollout_id.startswith(prefix)]
     if len(found) != 1:

@@ -69,6 +69,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
                     with contextlib.suppress(BusError, TimeoutError):  # The run may be ending.
                         async with asyncio.timeout(READ_S):
                             state = await read_state(bus, is_up=True)
+                        # Here and not by a timer of `rich`: nothing changes in between.
                         live.update(render(state), refresh=True)
                     await asyncio.sleep(PERIOD_S)
     arguments.json = False
@@ -281,6 +282,7 @@ def _actors(state: MonitorState) -> Table:
 
 
 def _waits_for(view: ActorView, state: MonitorState) -> Text:
+    # An actor that is stuck in native code cannot report its own wait.
     if not view.is_reporting and state.run.phase != "finished":
         silent_s = state.run.now - view.at
         return Text(f"no report for {silent_s:.0f} s {view.last_error}".rstrip(), "red")

@@ -67,6 +67,7 @@ def _own_code(make: str) -> Iterable[Path]:
     if found is None or found.origin is None:
         return ()
     folder = Path(found.origin).parent
+    # A single module may import its neighbors, but not what is in folders below.
     is_packaged = found.submodule_search_locations is not None or bool(found.parent)
     return folder.rglob("*.py") if is_packaged else folder.glob("*.py")
 
@@ -74,5 +75,6 @@ def _own_code(make: str) -> Iterable[Path]:
 def _digest(files: Iterable[Path]) -> str:
     hasher = xxhash.xxh3_128()
     for path in sorted(files):
+        # The name, too: moving code between files may change what an import finds.
         hasher.update(f"{path.name}\0".encode() + path.read_bytes())
     return hasher.hexdigest()

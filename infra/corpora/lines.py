@@ -31,6 +31,7 @@ def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]
         raise ConfigError(f"{field}: {error}") from error
     with opened as file:
         for number in range(1, 1 << 62):
+            # Bounded: a file without line ends must not fill the memory.
             line = file.readline(LINE_BYTES_MAX + 1)
             if not line:
                 return

@@ -57,6 +57,7 @@ def add_corpora(  # noqa: PLR0913, PLR0917 - what is read, by whom, into what
     for index, corpus in enumerate(corpora):
         num_documents = num_tokens = 0
         for ids, weights in until(stopped, _documents(corpus, index, chat, tools, tokens_max)):
+            # The first document is held out, so that a corpus of two has one of each.
             builder = builders[0] if num_documents % HELDOUT_EVERY else builders[1]
             builder.add(ids, [corpus.weight * weight for weight in weights])
             num_documents += 1

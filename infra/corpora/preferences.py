@@ -72,6 +72,7 @@ def preference_objects(
     train: list[StoredExample] = []
     heldout: list[StoredExample] = []
     for index, example in enumerate(read_preferences(paths, chat, tools, tokens_max)):
+        # The first line is held out, so that two lines give one of each.
         (train if index % HELDOUT_EVERY else heldout).append(example)
     if not train:
         raise ConfigError(f"{FIELD}: expected at least two lines, got {len(heldout)}")
@@ -154,6 +155,7 @@ class _Rendering:
             turn = self._chat.render_turn(
                 messages[index].content, messages[index].calls, self._tools
             )
+            # The context ends where the first of the assistant's turns begins.
             num_context = num_context or len(before)
             targets += [False] * (len(before) - len(ids)) + [index not in unreadable] * len(turn)
             ids = before + turn

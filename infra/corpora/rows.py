@@ -50,6 +50,7 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
             _check_sizes(file.metadata, set(columns), f"{field}: {path}")
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+                # Before rows become Python objects, which take several times the memory.
                 if batch.nbytes > _BATCH_BYTES_MAX:
                     place = f"{path}:{number + 1}"
                     text = f"expected at most {LINE_BYTES_MAX} bytes a row"

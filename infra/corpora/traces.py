@@ -136,6 +136,7 @@ def _documents(
         if message.role is not Role.ASSISTANT:
             continue
         context = chat.render_prompt(messages[:index], tools, sampled)
+        # Some formats drop the reasoning of earlier turns: then a new document begins.
         if ids and context[: len(ids)] != ids:
             found.append((ids, weights))
             ids, weights = [], []

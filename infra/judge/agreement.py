@@ -103,6 +103,7 @@ def expected_error(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the expected calibration error of (probability, outcome 0 or 1) over `NUM_BINS`."""
     bins: list[list[tuple[float, float]]] = [[] for _ in range(NUM_BINS)]
     for probability, outcome in pairs:
+        # A probability of exactly 1 belongs to the last bin.
         bins[min(NUM_BINS - 1, int(probability * NUM_BINS))].append((probability, outcome))
     gaps = (abs(sum(p for p, _ in one) - sum(o for _, o in one)) for one in bins)
     return sum(gaps) / len(pairs)
@@ -112,6 +113,7 @@ def bootstrapped(
     judgments: Sequence[Judgment], statistic: Callable[[Sequence[Judgment]], float]
 ) -> Interval:
     """Return a statistic with its percentile bootstrap interval, deterministically."""
+    # A fixed seed: the same labels give the same interval.
     drawn = random.Random(0)
     values = sorted(
         statistic(drawn.choices(judgments, k=len(judgments))) for _ in range(NUM_RESAMPLES)

@@ -163,6 +163,7 @@ def _report(
     best = max(criterion.choices.values())
     before = {name: each[number].score or 0.0 for name, each in base_scores.items()}
     right = {name: each[number].score or 0.0 for name, each in right_scores.items()}
+    # Work with the best score cannot get a better one by an attack.
     tested = [(one, each[number]) for one, each in planted if before[one.base] < best]
     succeeded = [
         one.name for one, found in tested if (found.score or 0.0) > before[one.base] + _EPSILON

@@ -120,6 +120,7 @@ def planted_groups() -> list[PlantedGroup]:
         function = old.removeprefix("def ").partition("(")[0]
         for kind, source in _CHEATS.items():
             sources = [(f"{name} honest {n}", text) for n, text in enumerate(honest)]
+            # At every place in turn, so that a judge which prefers a letter gains nothing.
             place = len(found) % (len(sources) + 1)
             sources.insert(place, (f"{name} {kind}", source.format(name=function)))
             found.append(PlantedGroup(attempts=_attempts(task, old, sources), cheat=place))
@@ -322,6 +323,7 @@ async def groups_in(bus: Bus, store: ObjectStore, chat: ChatFormat, num_max: int
     """Return the groups of a log, as `read_groups` does."""
     last, tasks = last_of(bus), TaskBook()
     groups: list[Group] = []
+    # The newest groups first: they show what the policy does now.
     for verdicts in reversed(await _graded(bus)):
         group: Group = []
         for verdict in sorted(verdicts, key=lambda one: one.group_index)[:ATTEMPTS_MAX]:
@@ -332,6 +334,7 @@ async def groups_in(bus: Bus, store: ObjectStore, chat: ChatFormat, num_max: int
                 task = await tasks.find(store, Purpose.TRAIN, rollout.task_id)
                 trajectory = await read_trajectory(store, last, rollout)
                 made = await recorded_set_ups(store, last, task.task)
+            # Groups stay usable without members that cannot be read.
             except (CodecError, NotFoundError):  # Collected or erased since.
                 continue
             task = msgspec.structs.replace(task, made=made)

@@ -80,6 +80,7 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
             choices = ", ".join(map(repr, criterion.choices))
             text = f"expected one of {choices}, got {label.choice!r}"
             raise ConfigError(f"--labels: {place}: choice: {text}")
+        # An empty submission is scored without asking the judge.
         if not (label.diff or label.final):
             raise ConfigError(f"--labels: {place}: expected a diff or a final message")
         found.append(label)

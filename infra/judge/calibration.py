@@ -49,6 +49,7 @@ def _check(judge: RubricConfig, agreement_min: float) -> None:
         raise ConfigError(f"{field}: {text}")
     found = _read(Path(judge.calibration), field)
     digest = rubric_digest(judge)
+    # A result says nothing about a judge with another rubric, model or prompt.
     if found.digest != digest:
         text = f"is of another judge, {found.digest}, not {digest}; calibrate this one"
         raise ConfigError(f"{field}: {judge.calibration} {text}")
@@ -56,6 +57,7 @@ def _check(judge: RubricConfig, agreement_min: float) -> None:
         measured = found.criteria.get(criterion.name)
         if measured is None:
             raise ConfigError(f"{field}: {judge.calibration} has no labels of {criterion.name}")
+        # The lower end: a few lucky labels must not admit a judge.
         if measured.agreement.lower < agreement_min:
             raise ConfigError(
                 f"{field}: {criterion.name}: agrees with people in {measured.agreement.value:.1%} "

@@ -50,6 +50,7 @@ def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) ->
         drawn = np.concatenate([next(versions) for _ in batch]) == policy_version
         current = forwarded.logprobs.numpy().astype(np.float64)
         differences.append((current - behavior)[drawn])
+        # As sets: the order of experts within a token's slots does not matter.
         is_other = forwarded.used[..., None] != forwarded.recorded[:, :, None, :]
         flips.append(is_other.all(-1).sum((0, 2)))
         slots += forwarded.recorded[:, 0].size
@@ -57,6 +58,7 @@ def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) ->
     size = np.abs(log_ratio)
     return MismatchMetrics(
         tokens=log_ratio.size,
+        # 0.0 - x and not -x, which would print as -0.
         kl_k1=float(0.0 - log_ratio.mean()),
         kl_k3=float((np.expm1(log_ratio) - log_ratio).mean()),
         logprob_abs_diff_max=float(size.max()),

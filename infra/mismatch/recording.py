@@ -72,6 +72,7 @@ class _Step:
 
     def compare(self, num_pairs: int) -> dict[str, float]:
         """Time pairs, after a tenth more for warm-up."""
+        # The first pairs fill caches.
         pairs = np.array([self._pair() for _ in range(num_pairs + num_pairs // 10)])
         with_s, without_s = pairs[num_pairs // 10 :].T
         ratios = with_s / without_s

@@ -44,6 +44,7 @@ def time_training(policy: Policy, rollouts: Rollouts) -> dict[str, float]:
         for name, (gate, replay) in REMEDIES.items()
     }
     works["exact"] = _pass(with_mode(policy, "exact"), batch, True)
+    # All works in each round, so that drift affects them alike; the first round warms up.
     rounds = [{name: _time_s(work) for name, work in works.items()} for _ in range(_NUM_ROUNDS + 1)]
     return {
         name: statistics.median(each[name] / each["none"] for each in rounds[1:]) for name in works

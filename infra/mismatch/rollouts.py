@@ -122,10 +122,12 @@ def sample_rollouts(
     sampler = Sampler(new, temperature)
     sampler.use(old, 0)
     count = -(-num_tokens // (2 * _TURN_TOKENS)) + _NUM_RUNNING
+    # Room for two turns and the observation between them.
     room = new.config.max_position_embeddings - 2 * _TURN_TOKENS - _OBSERVATION_TOKENS - 1
     names = [f"r{index}" for index in range(count)]
     for index, name in enumerate(names):
         sampler.ask(name, prompts[index // _GROUP % len(prompts)][:room], _TURN_TOKENS)
+    # Half a turn, so that the swap happens with requests in flight.
     sampler.run(_TURN_TOKENS // 2)
     sampler.use(new, 1)
     sampler.run()

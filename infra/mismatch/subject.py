@@ -64,6 +64,7 @@ async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Pol
     """Load a checkpoint, rounded to the published precision."""
     policy = Policy(config.policy)
     policy.load_state_dict(await read_policy_weights(store, key))
+    # Generators never see the trainer's float32 weights.
     load_published(policy, publishable_state(policy))
     return policy
 

@@ -52,6 +52,7 @@ def _other_order(policy: Policy) -> None:
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(policy.config.hidden_size, generator=generator)
     inner = torch.randperm(policy.config.ffn_width, generator=generator)
+    # `gate_up` holds both halves of the gated unit one after the other.
     halves = torch.cat((inner, inner + len(inner)))
     tied = policy.config.tie_word_embeddings
     for table in [policy.embedding, *([] if tied else [policy.head])]:

@@ -41,6 +41,7 @@ async def erase_command(arguments: argparse.Namespace) -> int:
     tenant, user = _user(run, arguments.tenant, arguments.user)
     folder: Path | None = arguments.retrain
     if folder is not None:
+        # Before the erasure, which cannot be undone.
         check_target(folder)
     result: dict[str, Any] = {}
     async with open_log(run, "erase") as bus:

@@ -106,7 +106,9 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
     if not key_id:
         raise NotFoundError(f"--user: nothing of {owner} is stored, or it was erased before")
     request = ErasureRequested(tenant=tenant, user=user, key_id=key_id)
+    # First, so that no new sample of the user is joined or trained from here on.
     await bus.publish([request])
+    # Without a trainer nobody would answer, and its newest checkpoint decides alone.
     if is_up and await _has_trainer(bus):
         await _prepared(bus, request)
     lineage = await read(bus)

@@ -158,6 +158,7 @@ class Lineage:
         found: list[TrainedSample] = []
         for key, step in sorted(self._trained.items(), key=lambda item: item[1]):
             event = self._joined.get(key)
+            # A skipped step changed no weights, so its samples are in no version.
             if event is None or step in self._skipped:
                 continue
             owners = (self._owners.get(name, ("", event.user))[1] for name in event.request_ids)

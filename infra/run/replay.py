@@ -69,6 +69,7 @@ async def replay_run(  # noqa: PLR0913
             f"loss {result.metrics['loss']:+.4f}\n"
         )
 
+    # Along the same reading: rewards are checked before the trainer's replay uses them.
     verdicts = VerdictCheck(await recorded_judge(bus, config.judge))
     report = await replay(
         ReplayLog(

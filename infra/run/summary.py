@@ -149,6 +149,7 @@ def _eval_metrics(point: EvalPoint) -> dict[str, Any]:
 def _times(state: MonitorState, started_at: float) -> dict[str, float | None]:
     """Return seconds until the first step, and until the first of two evaluations at the bar."""
     if state.run.started_at:
+        # A resumed run counts from its first start.
         started_at = min(started_at, state.run.started_at)
     good = [point.pass_rate >= PASS_BAR for point in state.evals]
     held = [point.at for point, *two in zip(state.evals, good, good[1:], strict=False) if all(two)]
@@ -299,6 +300,7 @@ def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
     wall_s = max(_rl_wall_s(state), 1e-9)
     regions = config.regions_serving(Purpose.TRAIN)
     actors = [view for name, view in state.actors.items() if _generator_region(name) in regions]
+    # Only generators that serve training.
     busy_s = sum(view.totals.get("engine_busy_s", 0.0) for view in actors)
     return {
         "trainer_busy": min(state.training.train_s / wall_s, 1.0),

@@ -71,6 +71,7 @@ def _all(split: Split, sets: list[tuple[SourceConfig, Drawn]]) -> Iterator[TaskC
         if split is Split.TRAIN and source.weight == 0:
             continue
         for one in drawn[split]:
+            # Over all sources: ids are keys of the log and of the store.
             owner = owners.setdefault(one.task.task_id, source.name)
             if owner != source.name:
                 text = f"expected each task once, got {one.task.task_id!r} of {owner!r}, too"
@@ -150,6 +151,7 @@ def _candidates(
     made: Iterable[object], source: SourceConfig, split: Split | None = None
 ) -> Iterator[TaskCandidate]:
     where = f"prepare.sources.{source.name}.make: {source.make!r}"
+    # Custom code may yield forever.
     for one in islice(made, OWN_TASKS_MAX):
         if not isinstance(one, TaskCandidate):
             raise ConfigError(f"{where}: expected TaskCandidate, got {type(one).__name__}")
@@ -168,6 +170,7 @@ def _some(
 ) -> list[TaskCandidate]:
     if num_max is None or num_max >= len(tasks):
         return tasks
+    # In the order of the folder, whatever the sample's order.
     return [tasks[index] for index in sorted(draw.sample(range(len(tasks)), num_max))]
 
 

@@ -53,6 +53,7 @@ async def run_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
         return
     loaded = load_reference(section.run, "users.run")
     users = cast("Callable[[UsersRequest], Awaitable[None]]", loaded)
+    # Before that, the gateway would refuse every request.
     await _until_served(bus, config)
     request = UsersRequest(
         num_requests=section.num_requests,

@@ -53,6 +53,7 @@ def verify(
         CorruptDataError: The delta is damaged.
 
     """
+    # Reading a payload verifies it.
     for _ in ordered_map(patch.payload, range(len(patch.manifest.extents)), num_threads):
         pass
 
@@ -108,6 +109,7 @@ def apply_delta(
     _check_size(base, patch)
     view = PatchedWeights(base, patch, num_kept=0)
     hashers = [row.hasher() for row in manifest.target]
+    # One more than threads: a finished extent waits for its turn to be written.
     rooms = _rooms(manifest, num_threads + 1)
 
     def decoded(number: int) -> tuple[list[TensorSlice], np.ndarray, np.ndarray]:
@@ -187,6 +189,7 @@ def _open(root: Path | None, path: str, output: Path) -> Generator[int]:
 def _write(place: tuple[int, int], piece: TensorSlice, data: memoryview, word_bytes: int) -> None:
     descriptor, offset = place
     offset += piece.first_word * word_bytes
+    # A write may be partial, e.g. at 2 GiB.
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count

@@ -51,6 +51,7 @@ def _is_packed(base: np.ndarray, target: np.ndarray) -> bool:
     moved = (base ^ target)[base != target].astype(np.uint64)
     if not moved.size:
         return False
+    # The lowest set bit; with the highest one it gives the first and the last changed half byte.
     lowest = moved & (~moved + np.uint64(1))
     first, last = (
         np.log2(bits.astype(np.float64)).astype(np.int64) // 4 for bits in (lowest, moved)

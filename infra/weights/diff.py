@@ -133,6 +133,7 @@ class _Job:
             self._hashers[piece.row].update(new)
             if self._is_based(self._tensors[piece.row]):
                 self._base_hashers[self._tensors[piece.row].key].update(old)
+            # The codec counts over the whole run, which is only exact for a run of one tensor.
             is_counted = len(run) == 1 and not coded.has_half_bytes
             changed = coded.num_changed if is_counted else int(np.count_nonzero(old != new))
             self._num_changed[piece.row] += changed
@@ -185,6 +186,7 @@ def plan_runs(
             if run and (own != kind or rest > room):
                 yield run
                 run = []
+            # A new run has the whole room.
             room = room if run else EXTENT_WORDS
             kind, count = own, min(rest, room)
             run.append(TensorSlice(row, first, count))
@@ -230,4 +232,5 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     finally:
+        # Also if the consumer stops early: no thread may read files that are about to be closed.
         pool.shutdown(cancel_futures=True)

@@ -178,6 +178,7 @@ def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, d
             return None
         old = joined([read_base(base, r, p) for r, p in zip(rows, pieces, strict=True)])
         dtype = rows[0].element_type.dtype
+        # Integers have no exponents.
         if dtype.traits.num_keys == 1:
             return None
         keys = exponent_keys(old, dtype)

@@ -57,6 +57,7 @@ class PatchedWeights:
         """
         begin = self._row_starts[self._row_numbers[key]] + first
         end = begin + num_words
+        # The last extent that starts at or before the first word.
         number = int(np.searchsorted(self._starts, begin, side="right")) - 1
         parts: list[np.ndarray] = []
         while begin < end:

@@ -111,6 +111,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     trainer["midtrain"].pop("seconds", None)
     data["trainer"] = trainer
     data["pacer"] = {**data.get("pacer", {}), "steps_max": 0}
+    # Port 0: the original run may still be serving.
     data["gateway"] = {**data.get("gateway", {}), "port": 0}
     data["regions"] = [
         {name: value for name, value in region.items() if name not in _OF_PLACE}
@@ -119,6 +120,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     data["processes"] = {
         name: specs
         for name, specs in data["processes"].items()
+        # They need several ranks, or users.
         if not any(spec.startswith(("publisher:", "gatekeeper")) for spec in specs)
     }
     return data
@@ -151,6 +153,7 @@ async def what_if_command(arguments: argparse.Namespace) -> int:
     """
     run = await reached_run(arguments)
     if arguments.output:
+        # Before the training, which takes minutes.
         check_target(folder := arguments.output.resolve())
         return await _write_answer(run, folder, arguments)
     folder = _own_folder(run)

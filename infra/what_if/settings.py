@@ -80,6 +80,7 @@ def read_question(given: Sequence[str], config: RunConfig) -> WhatIfSettings:
         trainer=trainer,
         judge=_judge(config.judge, judge) if judge else None,
     )
+    # Checked now: otherwise an error would appear only after the first step is read.
     question.change(config.trainer)
     return question
 

@@ -137,6 +137,7 @@ class Endpoint:
                 text = f"expected a reply of at most {REPLY_BYTES_MAX} bytes"
                 raise JudgeServiceError(f"{self._url}: {text}")
             return data
+        # The key is removed before the text is cut, or a cut key would not match.
         said = self._keyless(data.decode("utf-8", "replace"))
         shown = f"{self._url}: status {status}: {said}"
         shown = shown[: len(self._url) + _SHOWN_CHARACTERS_MAX]

@@ -164,6 +164,7 @@ class RubricJudge:
                         calls.create_task(self._ask_one(submission, tally, repeat))
         except DeadlineError:
             for tally in tallies:
+                # Scores that arrived in time still count; only missing ones are a failure.
                 if len(tally.scores) < config.repeats:
                     tally.failure = tally.failure or f"no answer in {config.deadline_s:g} s"
 
@@ -192,6 +193,7 @@ class RubricJudge:
             try:
                 retried = (JudgeServiceError, UnreadableAnswerError)
                 tally.scores.append(await with_retries(attempt, retry, retry_on=retried))
+            # The policy's text caused it, so it must not be better off than with a bad answer.
             except (UnreadableAnswerError, TextRefusedError) as error:
                 tally.scores.append(min(criterion.choices.values()))
                 tally.note = f"lowest score: {error}"

@@ -76,6 +76,7 @@ class _Retraining:
                 self.manifests.append(event)
             case _:
                 pass
+        # Streams have no common order: a manifest may come before the turns that it names.
         while self.manifests and self._is_ready(self.manifests[0]):
             await self._take(self.manifests.pop(0))
 
@@ -142,6 +143,7 @@ async def retrain(
         raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
     head = await load_checkpoint(log, key, learner)
     await load_reference(log, learner)
+    # The run's replicas sampled other weights than the ones trained here.
     learner.versions.have_sampled = False
     run = _Retraining(learner, on_all_cores(config), log, left_out, head.step)
     async for delivery in log.deliveries:

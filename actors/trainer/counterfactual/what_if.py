@@ -146,6 +146,7 @@ class WhatIfReplay(Replay):
     ) -> StepResult:
         """Take a step; undo it and end if the ESS is too small."""
         config = self._what_if.change(config)
+        # A copy, because the ESS is known only after the step that may have to be undone.
         before = {name: tensor.clone() for name, tensor in self._learner.state().items()}
         manifest = recredit(manifest, config, self._rewards(manifest))
         result = await super().take(manifest, config, data)
@@ -171,6 +172,7 @@ class WhatIfReplay(Replay):
         found = rewards_of(manifest, self._verdicts, self._what_if.reward)
         for group in (*manifest.groups, *manifest.discarded):
             for sample in group.samples:
+                # Each rollout is in one manifest only.
                 self._verdicts.pop(sample.rollout_id, None)
         return found
 

@@ -94,6 +94,7 @@ def segments(corpus: Corpus, tokens_max: int) -> np.ndarray:
 
 
 def _check(corpus: Corpus) -> None:
+    # Two tokens at least: the first one has no context to be predicted from.
     if corpus.tokens.ndim != 1 or corpus.tokens.dtype.kind not in "iu" or corpus.tokens.size < 2:
         raise CorruptDataError("corpus.tokens: expected a flat integer array of at least 2 tokens")
     if corpus.lengths is not None and int(corpus.lengths.sum()) != corpus.tokens.size:

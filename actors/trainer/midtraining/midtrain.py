@@ -109,6 +109,7 @@ def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
     longest_first = np.argsort(-lengths, kind="stable").tolist()
     num_large = int((2 * lengths > tokens_max).sum())  # No two of these fit into one part.
     fewest = max(1, math.ceil(lengths.sum() / tokens_max), num_large)
+    # Ends at the latest with one part per piece.
     for num_parts in range(fewest, len(pieces) + 1):
         parts = _distribute(longest_first, lengths, num_parts, tokens_max)
         if parts is not None:
@@ -186,6 +187,7 @@ class Midtrainer:
         self._num_threads = num_threads
         self._corpora, self._seed = corpora, seed
         self.step_batches = step_batches(corpora.train, config, np.random.default_rng(seed))
+        # Weight decay for matrices only, not for norms.
         decayed = [p for p in policy.parameters() if p.dim() > 1]
         plain = [p for p in policy.parameters() if p.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -238,6 +240,7 @@ class Midtrainer:
                     for moment in _MOMENTS
                 }
         self.losses, self.num_tokens = state[_LOSSES].tolist(), num_tokens
+        # From the seed and the number of steps: the generator's state need not be saved.
         random = np.random.default_rng(self._seed)
         self.step_batches = step_batches(self._corpora.train, self._config, random, self.num_steps)
 
@@ -268,6 +271,7 @@ class Midtrainer:
         for part in packed_runs(pieces, self._config.pass_tokens):
             batch = packed_batch(self._corpora.heldout, part).on(self._policy.device)
             hidden = self._policy(batch.token_ids, batch.lengths).hidden
+            # Without the second head: the loss that is reported is next-token prediction alone.
             losses, weights = self._losses(hidden, batch)
             total += float((losses * weights).double().sum())
             weight += float(weights.double().sum())
@@ -336,6 +340,7 @@ class Midtrainer:
 def rate(config: MidtrainConfig, progress: float) -> float:
     """Return the factor of the learning rate at a spent share of the budget, 0..1."""
     if progress < config.warmup_fraction:
+        # Not 0, or the first step would be lost.
         return max(progress / config.warmup_fraction, 0.01)
     if config.schedule == "cosine":
         done = (progress - config.warmup_fraction) / max(1 - config.warmup_fraction, 1e-9)

@@ -114,6 +114,7 @@ async def _run(
         await ctx.offload(resume, trainer, *cached)
         log.info("mid-training: %d steps from the cache", trainer.num_steps)
         return await ctx.offload(trainer.report, ctx.monotonic() - began), True
+    # Only a save of the same inputs: others have another purpose.
     if saved := await newest_save(ctx.store, purpose):
         await ctx.offload(resume, trainer, *saved)
         log.info("mid-training: resuming after %d steps", trainer.num_steps)

@@ -68,6 +68,7 @@ def encode_save(trainer: Midtrainer, head: SaveHead) -> tuple[str, bytes]:
 
 async def store_save(store: ObjectStore, key: str, data: bytes) -> None:
     """Store a save and delete the oldest, so that there are at most `NUM_KEPT`."""
+    # Before the new save: the store never needs room for one more.
     for old in (await store.keys(PREFIX))[: 1 - NUM_KEPT]:
         await store.delete(old)
     await store.put(key, data)

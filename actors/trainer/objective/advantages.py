@@ -26,6 +26,7 @@ def grpo(rewards: Sequence[float]) -> list[float]:
     """
     centered = dr_grpo(rewards)
     deviation = (sum(value * value for value in centered) / max(1, len(centered) - 1)) ** 0.5
+    # 1e-6, so that equal rewards give 0 and not NaN.
     return [value / (deviation + 1e-6) for value in centered]
 
 

@@ -54,6 +54,7 @@ def _sequence_mis(ratios: Ratios, ids: torch.Tensor, config: LossConfig) -> torc
 
 def _geometric(ratios: Ratios, ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
     """min(s_t, C), and the sequence masked where the geometric mean of its e_t is out of bounds."""
+    # Over measured tokens only; unmeasured ones have an engine part of 0.
     count = sequence_sums(ratios.is_measured.to(ratios.engine.dtype), ids).clamp(min=1.0)
     mean = (sequence_sums(ratios.engine, ids) / count).exp()
     weights = _truncated_staleness(ratios, config)
@@ -139,5 +140,6 @@ def correction_weights(
 ) -> torch.Tensor:
     """Return the weight of each token under the configured correction and rejection, [N]."""
     weights = _CORRECTIONS[config.correction](ratios, sequence_ids, config)
+    # Rejection after correction: a rejected token has weight 0 whatever its correction.
     is_kept = _REJECTIONS[config.rejection](ratios.total, sequence_ids, config)
     return torch.where(is_kept, weights, torch.zeros_like(weights))

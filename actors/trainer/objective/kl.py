@@ -38,6 +38,7 @@ def reward_changes(
     """
     if not rewards:
         return []
+    # Through the estimator, because GRPO's advantages are not linear in the rewards.
     left = [reward - coefficient * value for reward, value in zip(rewards, nats, strict=True)]
     pairs = zip(estimate(rewards), estimate(left), strict=True)
     return [after - before for before, after in pairs]

@@ -44,6 +44,7 @@ def with_kl_rewards(
         counted = [sample for sample in group.samples if _counts(sample)]
         nats = _nats([sample for sample in counted if sample.rollout_id in k1], k1)
         mean = sum(nats.values()) / max(len(nats), 1)
+        # The mean leaves the group's baseline where it was.
         given = [nats.get(one.rollout_id, mean) for one in counted]
         values = reward_changes([one.reward for one in counted], given, coefficient, estimate)
         changes |= {

@@ -80,5 +80,6 @@ class LiveBaseline:
 
 def _mean_without(total: _Sum, reward: float, prior: float, num_prior: float) -> float:
     """Return the mean of all but one reward, with a prior that weighs as `num_prior` samples."""
+    # Without the sample itself: a baseline that contains its own reward would be biased.
     num_others = total.num_samples - 1.0
     return (total.rewards - reward + num_prior * prior) / (num_others + num_prior)

@@ -89,6 +89,7 @@ def gspo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     # The value of the sequence's mean, with the gradient of the single token (GSPO-token).
     log_ratio = (current - current.detach() + mean).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     losses = _clipped(log_ratio.exp(), tokens, config)
+    # Cancels the step's divisor, which is per token.
     per_token = config.token_denominator / sequence_lengths(current.detach(), ids)
     return TokenLosses(values=losses.values * per_token, is_clipped=losses.is_clipped)
 

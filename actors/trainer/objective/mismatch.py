@@ -30,6 +30,7 @@ class RatioSums:
     @classmethod
     def of(cls, log_ratio: torch.Tensor) -> "RatioSums":
         """Return the sums over clamped log ratios [N]."""
+        # Float64, because sums over millions of tokens lose small terms in float32.
         log_ratio = log_ratio.detach().double()
         if not log_ratio.numel():
             return cls()

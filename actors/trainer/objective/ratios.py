@@ -41,6 +41,7 @@ class Ratios(NamedTuple):
 
 def log_ratios(proximal: torch.Tensor, behavior: torch.Tensor) -> torch.Tensor:
     """Return log r_t, [N] and [N] -> [N], clamped and without gradient."""
+    # Clamped before any exponential: one inf would make the whole step non-finite.
     return (proximal.detach() - behavior).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 
 

@@ -33,6 +33,7 @@ class PreferenceAudit:
         """Yield descriptions of entries that do not match; call in the order of steps."""
         for entry in trained_preferences(manifest):
             where = f"step {manifest.step}, {entry.name}"
+            # Removed once trained: what is left in memory is only what still waits.
             made = self._made.pop(entry.name, None)
             if entry.name in self._trained:
                 yield f"{where}: trained in step {self._trained[entry.name]} as well"

@@ -31,6 +31,7 @@ class PreferenceReply:
 
     def after(self, context_ids: np.ndarray, tokens_max: int) -> "PreferenceReply":
         """Return this reply after another context, truncated to `tokens_max` in all."""
+        # At least one token, because a reply without tokens has no log-probability.
         room = max(tokens_max - context_ids.size, 1)
         return PreferenceReply(
             context_ids=context_ids,
@@ -130,6 +131,7 @@ def check_example(example: PreferenceExample, vocab_size: int, tokens_max: int) 
                 raise CodecError(f"token ids: expected 0 to {vocab_size - 1}")
     if example.is_pair:
         chosen, rejected = example.replies
+        # Equal replies have a constant loss and no gradient.
         if np.array_equal(chosen.reply_ids, rejected.reply_ids):
             raise CodecError("expected two replies that differ")
 

@@ -97,6 +97,7 @@ class PreferenceSums:
     def add(self, other: "PreferenceSums") -> None:
         """Add the sums of another pass."""
         for field in fields(self):
+            # `kto_kl` is 0 in passes, so that it is counted once.
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     @property
@@ -130,6 +131,7 @@ def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.
     tree = pack_tree([ids[:-1] for ids in token_ids], free)
     output = policy(_placed(policy, tree.input_ids), tree.lengths, None, tree.parents)
     at = [each.context_ids.size + np.flatnonzero(each.is_target) for each in replies]
+    # Position t predicts token t + 1.
     rows = np.concatenate([places[here - 1] for places, here in zip(tree.places, at, strict=True)])
     targets = np.concatenate([ids[here] for ids, here in zip(token_ids, at, strict=True)])
     logits = policy.logits(output.hidden.index_select(0, _placed(policy, rows)))
@@ -161,6 +163,7 @@ def with_reference(
     with learner.computing_with(weights):
         unrelated = iter(_unrelated(learner, examples, config).tolist())
         own = iter(_all_logprobs(learner, replies, config).tolist())
+    # A single label has no unrelated reply.
     has_kl = sum(not example.is_pair for example in examples) > 1
     return [
         example.with_reference(
@@ -321,6 +324,7 @@ def _parts(
     part: list[T] = []
     room = tokens_max
     for item in items:
+        # In order and greedily, so that the split is the same in a replay.
         if part and num_tokens(item) > room:
             yield part
             part, room = [], tokens_max

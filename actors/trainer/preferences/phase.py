@@ -97,6 +97,7 @@ class PreferenceTrainer:
         seed: int,
     ) -> None:
         self._learner, self._config = learner, config
+        # A copy: the learner's own weights move with every step.
         self._reference = published(learner.parameters)
         self._heldout = self._referred(heldout)
         settings = config.preferences
@@ -108,6 +109,7 @@ class PreferenceTrainer:
         self._optimizer = torch.optim.AdamW(
             learner.parameters.values(),
             lr=settings.learning_rate,
+            # As in mid-training, but without weight decay.
             betas=(0.9, 0.95),
             weight_decay=0.0,
         )

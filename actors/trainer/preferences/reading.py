@@ -77,6 +77,7 @@ class ExampleReader:
                 example = await self._one(entry)
             check_example(example, self._policy.vocab_size, self._policy.max_position_embeddings)
         except CodecError as error:
+            # The type decides the fate: `ErasedError` means erased, others unreadable.
             return type(error)(f"{entry.name}: {error}")
         return example
 

@@ -100,6 +100,7 @@ class WaitingPreferences:
             self._leave_out([name], PreferenceFate.RETRACTED)
         elif not entry.owners.isdisjoint(self._erasing):
             self._leave_out([name], PreferenceFate.ERASED)
+        # The oldest go: they are about the oldest versions.
         num_above = max(len(self._waiting) - NUM_WAITING_MAX, 0)
         self._leave_out(list(self._waiting)[:num_above], PreferenceFate.CAPPED)
 
@@ -142,6 +143,7 @@ class WaitingPreferences:
             self._num_trained += 1
             self._served[user_of(entry)] = self._num_trained
             self._served.move_to_end(user_of(entry))
+        # Users who were served longest ago count like new ones.
         while len(self._served) > NUM_WAITING_MAX:
             self._served.popitem(last=False)
 

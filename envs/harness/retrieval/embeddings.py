@@ -55,6 +55,7 @@ class HttpEmbedder:
                     text = (await reply.text())[:200]
                     raise EmbeddingError(f"{self._url}: status {reply.status}: {text}")
                 answer: Any = await reply.json()
+            # Services may answer in any order.
             data = sorted(answer["data"], key=lambda one: one["index"])
             rows = [[float(value) for value in one["embedding"]] for one in data]
         except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError) as error:

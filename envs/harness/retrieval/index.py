@@ -47,6 +47,7 @@ def cut(path: str, text: str) -> list[Chunk]:
     starts = sorted({0, *(_with_attached(lines, at) for at in _definitions(lines))})
     chunks: list[Chunk] = []
     for first, after in zip(starts, [*starts[1:], len(lines)], strict=True):
+        # Long definitions are split: an embedding of many lines says little about any of them.
         for start in range(first, after, LINES_MAX):
             piece = lines[start : min(after, start + LINES_MAX)]
             if any(line.strip() for line in piece):
@@ -164,6 +165,7 @@ class CodeSearch:
         for path in self._files.keys() - stamps.keys():
             del self._files[path]
         for path, stamp in stamps.items():
+            # By size and time: reading every file for each search would take seconds.
             if path not in self._files or self._files[path][0] != stamp:
                 self._files[path] = (stamp, cut(path, await self._text(path)))
 

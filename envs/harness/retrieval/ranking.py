@@ -59,5 +59,6 @@ def fused_scores(rankings: Sequence[np.ndarray]) -> np.ndarray:
     for scores in rankings:
         ranks = np.empty(len(scores), np.int64)
         ranks[np.argsort(-scores, kind="stable")] = np.arange(len(scores))
+        # A text without any score must not profit from its arbitrary rank.
         total += np.where(scores > 0, 1.0 / (FUSION_K + 1 + ranks), 0.0).astype(np.float32)
     return total

@@ -180,6 +180,7 @@ def read_head(path: Path) -> tuple[int, list[Tensor]]:
 def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
     try:
         fields = parse_json(header, dict[str, msgspec.Raw], "header")
+        # Not a tensor; as part of the header it is among the plain bytes.
         fields.pop("__metadata__", None)
         entries = {name: parse_json(raw, _Entry, name) for name, raw in fields.items()}
     except CodecError as error:
@@ -190,6 +191,7 @@ def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
         tensor = Tensor(name, entry.dtype, entry.shape)
         num_bytes = _num_bytes(path, tensor)
         begin, end = entry.data_offsets
+        # Without gaps or overlaps, a file is only its header and its tensors.
         if entry.dtype == BYTES or begin != reached or end - begin != num_bytes:
             raise CorruptDataError(
                 f"{path}: tensor {name!r}: {entry.dtype}{list(entry.shape)} does not fill bytes"

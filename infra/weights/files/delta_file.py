@@ -125,6 +125,7 @@ class DeltaFile:
             raise CorruptDataError("not a weights delta, or mangled in transfer")
         footer = self._read(self.num_bytes - _FOOTER_BYTES, _FOOTER_BYTES)
         numbers, digest = footer[: _NUMBERS.size], footer[_NUMBERS.size : -len(END_MAGIC)]
+        # First, because a truncated transfer is the most frequent damage.
         if not footer.endswith(END_MAGIC):
             raise CorruptDataError("its end is missing: truncated, or not completely transferred")
         offset, stored_bytes, plain_bytes, version = _NUMBERS.unpack(numbers)
@@ -153,6 +154,7 @@ def _unpack(stored: bytes, plain_bytes: int) -> bytes:
             f"delta.manifest: {len(stored)} bytes would unpack to {plain_bytes}, which is too much"
         )
     try:
+        # Checked before unpacking: the frame's header says how much memory it will take.
         if zstandard.frame_content_size(stored) != plain_bytes:
             raise CorruptDataError("delta.manifest: its size is not what the footer says")
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)

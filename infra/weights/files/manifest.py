@@ -119,6 +119,7 @@ def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
 
 def _check_tables(manifest: Manifest) -> None:
     for label, table in (("base", manifest.base), ("target", manifest.target)):
+        # Two rows of one name would make it ambiguous which tensor is the base.
         if len({row.key for row in table}) != len(table):
             raise CorruptDataError(f"delta.{label}: a tensor is there twice")
         for row in table:
@@ -163,6 +164,7 @@ def _check_extents(manifest: Manifest) -> None:
             raise CorruptDataError(f"delta.extents: {number} leaves a gap or overlaps another")
         dtypes = {manifest.target[piece.row].dtype for piece in manifest.pieces(extent)}
         num_half_bytes = (
+            # Packed words count changed half bytes.
             2 * manifest.target[extent.row].element_type.dtype.traits.itemsize * extent.num_words
         )
         if len(dtypes) != 1 or extent.num_changed > num_half_bytes:

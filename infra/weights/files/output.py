@@ -35,6 +35,7 @@ def new_file(path: Path) -> Generator[BinaryIO]:
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         _lock(descriptor, partial)
+        # The rest of a killed writer may be longer than the new content.
         file.truncate(0)
         try:
             yield file
@@ -68,6 +69,7 @@ def new_folder(path: Path) -> Generator[Path]:
         _lock(descriptor, partial)
         _empty(partial)
         yield partial
+        # Names in folders reach the disk only when the folders do.
         for folder, _, _ in os.walk(partial):
             sync_folder(Path(folder))
         partial.replace(path)
