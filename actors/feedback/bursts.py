@@ -54,7 +54,6 @@ class Bursts:
         """Count a piece of feedback; return a quarantine if one begins with it.
 
         Args:
-            event: The feedback.
             at: Unix time at which the log stored it, in seconds.
 
         """

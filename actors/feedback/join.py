@@ -212,7 +212,8 @@ class FeedbackJoin:
             turns = [session.turns[name] for name in stored.request_ids]
             # After a restart, the log may have signals that were not read yet: without them the
             # revision would look changed.
-            if any(self._is_unread(root, session) for root in stored.feedback_ids):
+            known = session.signals.keys() | self._retracted.keys()
+            if not known >= {*stored.feedback_ids}:
                 continue
             rated = session.rate(turns, self._declared, now)
             # It has the default reward, and no signal has arrived since.
@@ -235,9 +236,6 @@ class FeedbackJoin:
             if not rated.is_empty:
                 self.counts.num_joined += 1
                 yield session.sample(turns, rated, 0)
-
-    def _is_unread(self, root: str, session: UserSession) -> bool:
-        return root not in session.signals and root not in self._retracted
 
     def _cap(
         self, session: UserSession, revised: LiveSampleJoined, stored: LiveSampleJoined

@@ -42,11 +42,6 @@ class JudgeActor(Actor):
     ) -> None:
         """Create the judge that the settings name.
 
-        Args:
-            chat: Chat format of the run.
-            config: Settings of the judges.
-            summary: The rollout workers' settings for summaries.
-
         Raises:
             ConfigError: No judge has that name.
 

@@ -67,12 +67,12 @@ class HiddenTestsJudge:
         return _joined(found, task.hidden, len(task.task.steps) + 1)
 
     async def _grade(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one step, or return the stored findings."""
         rollout_id = rollout.finished.rollout_id
         known = await ctx.last(StepGraded, f"{rollout_id}.{task.step}")
         # Another version may grade the same files differently, so its findings do not count.
         if known is not None and known.judge_version == self.version:
-            return _read(known)
+            fields = {name: getattr(known, name) for name in _SAME}
+            return Findings(cheats=known.findings, **fields)
         try:
             left = await _left_by(rollout, task.step, ctx)
         except CodecError as error:
@@ -91,10 +91,6 @@ def _written(found: Findings, rollout_id: str, step: int, judge_version: str) ->
         findings=found.cheats,
         **{name: getattr(found, name) for name in _SAME},
     )
-
-
-def _read(graded: StepGraded) -> Findings:
-    return Findings(cheats=graded.findings, **{name: getattr(graded, name) for name in _SAME})
 
 
 def _fault(num_ended: int, task: GradedTask) -> str:

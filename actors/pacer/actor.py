@@ -192,7 +192,6 @@ class Pacer(Actor):
         """Start with an empty budget.
 
         Args:
-            config: Settings.
             source_weights: Weight of each source of tasks; by default all tasks weigh the same.
 
         """

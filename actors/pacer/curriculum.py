@@ -88,8 +88,6 @@ class Curriculum:
     """Draws a source and a category by weight, then one of their tasks.
 
     Args:
-        tasks: Tasks of the training split.
-        settings: Settings of the pacer.
         source_weights: Share of each source in the groups; by default the sum of its categories'
             weights.
 
@@ -120,7 +118,6 @@ class Curriculum:
         """Return the grant of a group without recording it; see `note`.
 
         Args:
-            group_index: Index of the group.
             without: Ids of tasks to exclude.
 
         Raises:
@@ -183,8 +180,6 @@ class Curriculum:
         """Update a task's evidence with a group's results.
 
         Args:
-            group: Group of a manifest.
-            step: Step of the manifest.
             differs: Whether the group's rollouts earned different rewards.
 
         """
@@ -215,7 +210,6 @@ class Curriculum:
         return {bucket: tasks for bucket, tasks in found.items() if tasks}
 
     def _candidates(self, without: Collection[str]) -> list[_AttemptedTask]:
-        """Return the tasks that may be repeated; those with open groups only if no others exist."""
         known = [
             one
             for one in self._attempted.values()

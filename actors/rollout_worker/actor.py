@@ -61,17 +61,7 @@ class Slots:
 
 
 class RolloutRunner:
-    """Runs the episodes of one command: one, or a trunk with its branches.
-
-    Args:
-        command: The command.
-        chat: Chat format of the policy.
-        config: Settings of the worker.
-        ctx: Context of the worker.
-        slots: Slots of the worker, of which each episode takes one.
-        replicas: Generator replicas known to the worker.
-
-    """
+    """Runs the episodes of one command: one, or a trunk with its branches."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of a worker
         self,

@@ -411,7 +411,6 @@ class Conversation:
         return has_next and self._summary.is_due(len(self.token_ids), self._window)
 
     def _close(self, results: Sequence[str]) -> None:
-        """Ask for a summary, or begin the next segment without one."""
         if not self._summary.is_asked:
             self._begin("")
             return

@@ -148,16 +148,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
 
 
 class EpisodeRunner:
-    """Runs an episode's turns in one machine.
-
-    Args:
-        sandbox: The machine.
-        conversation: Tokens of the turns that ran in this machine.
-        session: Tools of the harness in that machine.
-        stats: Counts to update.
-        ctx: Context of the worker, for the time.
-
-    """
+    """Runs an episode's turns in one machine."""
 
     def __init__(
         self,
@@ -285,10 +276,6 @@ class Episode:
 
     Args:
         command: Command of this rollout; `RolloutRunner` handles branches.
-        chat: Chat format of the policy.
-        config: Settings of the worker.
-        ctx: Context of the worker.
-        replicas: Generator replicas known to the worker.
         trunk: Trunk that this rollout branches off, if any.
         fork_at: Number of turns after which to save the state for branches; 0 for none.
 

@@ -84,11 +84,6 @@ _PRESSURE = Path("/proc/pressure/cpu")
 async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
     """Run one operation and return its answer.
 
-    Args:
-        sandbox: The machine.
-        message: The operation.
-        egress_addresses: See `SandboxHostConfig`.
-
     Raises:
         SandboxError: The operation of `Sandbox` failed.
 

@@ -27,15 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 class Checkpoints:
-    """Checkpoints in one folder.
-
-    Args:
-        pool: Pool whose machines are saved and that leases restored ones.
-        folder: Folder with one subfolder per checkpoint.
-        num_max: Maximum checkpoints; the oldest is removed first.
-        ctx: Context of the host.
-
-    """
+    """Checkpoints in one folder."""
 
     def __init__(self, pool: Pool, folder: Path, num_max: int, ctx: Context) -> None:
         self._ctx = ctx

@@ -29,7 +29,6 @@ class SandboxScheduler(Actor):
     Args:
         quota: Maximum machines placed for one holder; 0 for no limit.
         quotas: Quotas of single holders that replace `quota`.
-        registry_type: Placement policy.
 
     """
 

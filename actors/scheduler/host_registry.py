@@ -85,7 +85,6 @@ class HostRegistry:
     """Places groups on hosts.
 
     Args:
-        rng: Generator that draws candidates.
         quota: Maximum machines placed for one holder; 0 for no limit.
         quotas: Quotas of single holders that replace `quota`.
 

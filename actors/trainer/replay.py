@@ -194,13 +194,13 @@ class Replay:
 
     async def _advance(self) -> None:
         # Streams have no common order: a manifest may come before the turns that it names.
-        while self._manifests and not self.report.ended and self._has(self._manifests[0]):
+        while self._manifests and not self.report.ended:
+            first = self._manifests[0]
+            if not (self._turns.has(first) and self._audit.preferences.has(first)):
+                break
             await self._train(self._manifests.pop(0))
         for step in [step for step in self._recorded if step in self._results]:
             self._compare_step(self._recorded.pop(step), self._results.pop(step))
-
-    def _has(self, manifest: BatchManifest) -> bool:
-        return self._turns.has(manifest) and self._audit.preferences.has(manifest)
 
     async def _train(self, manifest: BatchManifest) -> None:
         config = self._config.of_step(manifest.settings)
@@ -282,10 +282,6 @@ async def replay(
     """Repeat a run's training and compare it with the log.
 
     Args:
-        log: Log of the run.
-        policy_config: Shape of the run's policy.
-        config: Settings of the run.
-        on_step: Function that is called with each step.
         world: Ranks that replay together, each of which reads the whole log; None for one process.
 
     Raises:

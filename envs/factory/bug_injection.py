@@ -142,7 +142,6 @@ class FunctionPlan:
         return changes
 
     def _choose(self, tried: Sequence[TriedChange]) -> list[TriedChange]:
-        """Return the subtlest bug of each of the subtlest kinds, and the missing body."""
         # The last entry per kind wins, which is the one with the fewest failing calls.
         ordered = sorted(tried, key=lambda one: -len(one.failed))
         by_kind = {one.kind: one for one in ordered}

@@ -45,7 +45,7 @@ def read_commit(repository: GitRepository, digest: str) -> Commit | None:
     changes = [row.split("\t") for row in rows if row.count("\t") == 2]
     paths = [path for _, _, path in changes if path.endswith(".py")]
     num_lines = sum(int(n) for added, gone, _ in changes for n in (added, gone) if n.isdigit())
-    existing = [path for path in paths if _exists(repository, digest, path)]
+    existing = [path for path in paths if repository.git("ls-tree", digest, "--", path)]
     tests = tuple(path for path in existing if is_test(path))
     sources = tuple(path for path in existing if not is_test(path))
     # Deleted files make the numbers differ: a task cannot ask for a deletion by its tests.
@@ -75,10 +75,6 @@ def read_tree(repository: GitRepository, commit: str) -> dict[str, str]:
     if sum(map(len, files.values())) > FILES_BYTES_MAX:
         raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
     return files
-
-
-def _exists(repository: GitRepository, commit: str, path: str) -> bool:
-    return bool(repository.git("ls-tree", commit, "--", path))
 
 
 def show(repository: GitRepository, commit: str, path: str) -> str:

@@ -30,18 +30,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     tried: TriedChange,
     rng: random.Random,
 ) -> TaskCandidate:
-    """Return the task of one change.
-
-    Args:
-        source_name: Name of the source.
-        module: Module of the function.
-        target: The function.
-        files: Files of the original repository.
-        recording: Calls and their right results.
-        tried: The change and the calls that it affects.
-        rng: Generator that chooses shown calls and the hint.
-
-    """
+    """Return the task of one change."""
     shown, hidden = _divide(tried, len(recording.calls), rng)
     kind = FEATURE if tried.kind == FEATURE else BUG
     hint = rng.choice(HINTS) if kind == BUG else "function"
@@ -114,10 +103,7 @@ def bug_instruction(
     """Describe a bug.
 
     Args:
-        target: The changed function.
-        path: File of the function.
         hint: One of `HINTS`, how precisely to name the place.
-        examples: Calls and their right results.
 
     """
     where = {

@@ -57,14 +57,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Factory:
-    """Makes one task set.
-
-    Args:
-        lab: Machines for drafts and gates.
-        bounds: Limits.
-        say: Function that is called with the progress now and then.
-
-    """
+    """Makes one task set."""
 
     def __init__(self, lab: MachineLab, bounds: Bounds, say: Progress) -> None:
         self._lab, self._bounds, self._say = lab, bounds, say
@@ -141,7 +134,6 @@ def open_source(name: str, config: InjectConfig) -> TaskSource:
 
     Args:
         name: `stdlib`, the path of a folder, or the import name of an installed package.
-        config: Settings of bug injection.
 
     Raises:
         NotFoundError: The name is none of these.
@@ -156,7 +148,6 @@ def open_source(name: str, config: InjectConfig) -> TaskSource:
 
 
 async def _again(work: Callable[[], Awaitable[T]]) -> T:
-    """Do some work, again in another machine if one fails."""
     for _ in range(MACHINES_MAX - 1):
         try:
             return await work()
@@ -167,7 +158,6 @@ async def _again(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
-    """Yield the plans of all sources round-robin."""
     waiting = [source.plans() for source in sources]
     while waiting:
         for plans in list(waiting):

@@ -94,12 +94,11 @@ class CallWriter:
         if target.owner is None:
             return f"{target.node.name}({arguments})"
         makers = [m for m in target.owner.body if isinstance(m, Function) and m.name == "__init__"]
-        made = self._arguments(makers[0]) if makers else self._maybe_one()
+        if makers:
+            made = self._arguments(makers[0])
+        else:  # `__init__` is inherited: try none, or one of any kind.
+            made = self._rng.choice(["", self._value(_ANY), self._value(("str",))])
         return f"{target.owner.name}({made}).{target.node.name}({arguments})"
-
-    def _maybe_one(self) -> str:
-        """Return arguments for a class without an `__init__` of its own."""
-        return self._rng.choice(["", self._value(_ANY), self._value(("str",))])
 
     def _arguments(self, function: Function) -> str:
         given = parameters(function)

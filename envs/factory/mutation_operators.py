@@ -213,15 +213,7 @@ class ModuleText:
 
 
 def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> list[Bug]:
-    """Draw up to `num_max` distinct bugs of a function, its kinds in turn.
-
-    Args:
-        source: Source of the module.
-        target: Function, found in the tree of `source`.
-        rng: Generator that chooses bugs.
-        num_max: Maximum number of bugs.
-
-    """
+    """Draw up to `num_max` distinct bugs of a function, its kinds in turn."""
     module = ModuleText(source, target)
     by_kind: dict[str, list[Callable[[], str | None]]] = {}
     for kind, write in _all_bugs(module, target):
@@ -286,7 +278,6 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
 
 
 def _holds(tree: ast.Module, meant: str, outer: ast.AST) -> bool:
-    """Return whether the tree has the intended node on its line."""
     line = outer.lineno  # type: ignore[attr-defined]
     return any(
         isinstance(node, type(outer)) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]

@@ -163,10 +163,6 @@ async def try_changes(
     """Return the changes that affect results, with the affected calls.
 
     Args:
-        bench: Machine to run in.
-        module: Changed module.
-        files: Files of the repository.
-        recording: Recording of the original.
         changes: (kind, whole source of the module) of each change.
 
     """

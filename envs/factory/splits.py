@@ -32,8 +32,6 @@ def split_tasks(
     """Return the split of each task by its id.
 
     Args:
-        candidates: All tasks.
-        by: What must not be on both sides.
         heldout_share: Share of classes that are held out, 0 to 1.
 
     """

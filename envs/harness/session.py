@@ -48,9 +48,6 @@ class ToolSession:
     """The tools of one episode.
 
     Args:
-        version: Version of the harness.
-        sandbox: Machine in which the tools work.
-        limits: Limits of the task on seconds per call and bytes per observation.
         embedder: Embedder for semantic search; by default it ranks by words only.
         sleep_s: Minimum and maximum seconds that the machine sleeps before each call.
         pages: Texts by path that `read_file` shows once each (`Task.pages`).
@@ -94,7 +91,6 @@ class ToolSession:
         """Run the calls of one turn; an invalid call gives a result, not an exception.
 
         Args:
-            calls: Calls of the turn.
             now: Clock that times them, in seconds.
 
         Returns:

@@ -121,15 +121,7 @@ class Jobs:
         return f"job {done.stdout.decode('utf-8', 'replace').strip()} started"
 
     async def speak(self, number: int, text: str, wait_s: int, *, stops: bool) -> str:
-        """Write to a job, stop it if asked, wait for new output, and return it with its state.
-
-        Args:
-            number: Number of the job, from `start`.
-            text: Input for the job; may be empty.
-            wait_s: Maximum seconds to wait for new output.
-            stops: Whether to kill the job first.
-
-        """
+        """Write to a job, stop it if asked, wait for new output, and return it with its state."""
         folder = f"{JOBS_DIR}/{number}"
         if not await self._read(f"{folder}/pid", 16):
             raise InvalidCallError(f"no job {number}")

@@ -30,7 +30,6 @@ _NO_MATCH = 1
 
 
 async def _list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """List a directory's files and directories, one per line; directories end in a slash."""
     base = PurePosixPath(checked_path(arguments["path"]))
     inside = [
         PurePosixPath(path).relative_to(base)
@@ -46,7 +45,6 @@ async def _list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """List the files whose path matches a shell pattern; `*` crosses slashes."""
     pattern = _checked_pattern(arguments["pattern"])
     found = [
         path for path in await toolbox.sandbox.list_files(WORK_DIR) if fnmatchcase(path, pattern)
@@ -55,7 +53,6 @@ async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def _grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Search lines by an extended regular expression, below an optional path."""
     pattern = _checked_pattern(arguments["pattern"])
     path = checked_path(arguments["path"])
     # In the machine, where a catastrophic pattern only costs its own episode.
@@ -81,7 +78,6 @@ def _checked_pattern(pattern: str) -> str:
 
 
 async def _run_terminal_v1(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Run a shell command in the working directory; a non-zero exit code follows the output."""
     command = arguments["command"]
     if not command.strip() or len(command) > _COMMAND_CHARACTERS_MAX or "\0" in command:
         raise InvalidCallError(f"command must be 1 to {_COMMAND_CHARACTERS_MAX} characters")
@@ -319,7 +315,11 @@ def tools_prompt(version: str) -> str:
     tools = tools_of(version)
     if version == HARNESS_VERSION:
         return ""
-    return "\n".join(_line(name, tool.arguments) for name, tool in tools.items())
+    lines = (
+        [name, *(_shown(key, one) for key, one in tool.arguments.items())]
+        for name, tool in tools.items()
+    )
+    return "\n".join(map(" ".join, lines))
 
 
 def prompt_for(tools: Collection[str]) -> str | None:
@@ -329,10 +329,6 @@ def prompt_for(tools: Collection[str]) -> str | None:
         if set(tools) == offered.keys():
             return tools_prompt(version)
     return None
-
-
-def _line(name: str, arguments: Mapping[str, Argument]) -> str:
-    return " ".join([name, *(_shown(key, one) for key, one in arguments.items())])
 
 
 def _shown(name: str, argument: Argument) -> str:

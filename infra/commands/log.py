@@ -168,7 +168,6 @@ async def _import(arguments: argparse.Namespace) -> None:
 
 
 async def _fill(run: RunDir, file: Path) -> int:
-    """Create a run's folder from a log file; return the number of events."""
     async with open_log(run, "import") as bus:
         count = await import_log(bus, run.store(), file, open_vault(run))
         started = await bus.last(RunStarted)

@@ -71,8 +71,6 @@ async def export_log(
     """Write the log and its objects to a file, atomically; return the number of events.
 
     Args:
-        bus: Bus with the log.
-        store: Store with its objects.
         path: The file, readable only by its owner.
         keys: Content keys of users to include.
 

@@ -64,10 +64,7 @@ async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: 
     """Replay as one of several ranks, print as the first one, and end the process.
 
     Args:
-        run: The run.
-        config: Settings of the run.
         url: Server with the log; empty for the servers in the configuration.
-        as_json: Whether to print JSON.
 
     """
     from penstock.actors.trainer.ranks.world import RankEnvironment, World
@@ -85,7 +82,6 @@ async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: 
 
 
 def _print_outcome(outcome: dict[str, Any], *, as_json: bool) -> int:
-    """Print the outcome; return the exit code."""
     if as_json:
         print_result(outcome, as_json=True)
     else:

@@ -179,7 +179,8 @@ def _turn(turn: TurnView) -> RenderableType:
     versions = ", ".join(f"{span.policy_version}" for span in turn.version_spans)
     sampled = Text()
     for piece, logprob in zip(turn.pieces, turn.logprobs, strict=True):
-        sampled.append(piece, style=_style(logprob))
+        style = next((style for least, style in _UNLIKELY if logprob >= least), "red")
+        sampled.append(piece, style=style)
     marks = [
         f"version {versions}",
         *(["new segment"] if turn.starts_segment else []),
@@ -189,10 +190,6 @@ def _turn(turn: TurnView) -> RenderableType:
     ]
     body = Group(Text(turn.context, style="dim"), sampled)
     return Panel(body, title=Text(f"{title}, {'; '.join(marks)}"), title_align="left")
-
-
-def _style(logprob: float) -> str:
-    return next((style for least, style in _UNLIKELY if logprob >= least), "red")
 
 
 def _colored_diff(diff: str) -> Text:

@@ -15,11 +15,6 @@ LINE_BYTES_MAX = 16 << 20
 def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
     """Yield (`file:line`, object) for each non-empty line.
 
-    Args:
-        path: File to read.
-        kind: Type of each line.
-        field: Setting that names the file.
-
     Raises:
         ConfigError: The file cannot be opened, or a line is too long, not JSON, or not of the type.
 

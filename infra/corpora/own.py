@@ -42,12 +42,8 @@ def add_corpora(  # noqa: PLR0913, PLR0917 - what is read, by whom, into what
     """Add every document; one of `HELDOUT_EVERY` of each corpus is held out.
 
     Args:
-        corpora: Files with their weights and limits.
-        chat: Chat format of the policy.
         tools: Tools of conversations that name none.
         tokens_max: Maximum tokens per document; longer texts are split.
-        stopped: Event that stops the reading.
-        builders: Builders of the training and of the held-out corpus.
 
     Raises:
         ConfigError: A file is missing or malformed, or a corpus has fewer than two documents.

@@ -59,8 +59,6 @@ def preference_objects(
     """Return training and held-out examples by key; one of `HELDOUT_EVERY` is held out.
 
     Args:
-        paths: Files of JSON lines.
-        chat: Chat format of the policy.
         tools: Tools of lines that name none.
         tokens_max: Maximum tokens of a context with its reply.
 
@@ -129,7 +127,6 @@ class _Rendering:
         )
 
     def _reply(self, field: str, given: Sequence[TraceMessage]) -> tuple[list[int], StoredReply]:
-        """Return the token ids of the prompt and of a reply to it."""
         num_prompt = len(self._line.prompt)
         if not num_prompt or self._line.prompt[-1].role == "assistant":
             raise ValueError("prompt: expected messages, the last not an assistant's")

@@ -28,11 +28,6 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
 
     Only columns of the type are read. A text column may contain JSON for a list or an object.
 
-    Args:
-        path: File to read.
-        kind: Type of each row.
-        field: Setting that names the file.
-
     Raises:
         ConfigError: `pyarrow` is not installed, the file is not a Parquet file or lacks a column,
             or a row is too long or not of the type.
@@ -110,7 +105,6 @@ def _parsed(value: Any, name: str, kind: type[Any]) -> Any:
 
 
 def _plain(value: object) -> object:
-    """Return a value without nulls."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return {name: _plain(each) for name, each in table.items() if each is not None}

@@ -23,10 +23,6 @@ def read_texts(given: str, field: str) -> Iterator[str]:
 
     In a folder, hidden files and links are skipped, and so are texts above 4 MiB or not in UTF-8.
 
-    Args:
-        given: Path of a file or folder.
-        field: Setting that names it.
-
     Raises:
         ConfigError: The path does not exist, or the file or a row is not text.
 

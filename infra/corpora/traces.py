@@ -81,9 +81,6 @@ def read_traces(
     """Yield the documents of every conversation.
 
     Args:
-        given: File of rows, or folder of such files.
-        field: Setting that names it.
-        chat: Chat format of the policy.
         tools: Tools of conversations that name none.
         tokens_max: Maximum tokens per document.
 
@@ -106,7 +103,6 @@ def trace_texts(given: str, field: str) -> Iterator[str]:
 
 
 def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
-    """Yield the conversations of a file, or of a folder's `.jsonl` and `.parquet` files."""
     path = existing(given, field)
     files = [file for file in files_of(path) if file == path or file.suffix in ROW_SUFFIXES]
     if not files:

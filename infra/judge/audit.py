@@ -208,7 +208,6 @@ class GroupAuditor:
         )
 
     async def _ask(self, attempts: Sequence[JudgedAttempt], repeat: int) -> tuple[GroupAudit, str]:
-        """Ask once; return the result and the cause of a failure."""
         config, num = self._config, len(attempts)
         # Each repeat rotates the order, so that no place is favored.
         order = [(number + repeat) % num for number in range(num)]

@@ -116,7 +116,8 @@ async def standing_labels(
     bus: Bus, reader: PreferenceReader, criterion: CriterionConfig
 ) -> list[HumanLabel]:
     """Return the valid, readable labels of a log's served replies."""
-    best, worst = _ends(criterion.choices)
+    scores = criterion.choices
+    best, worst = max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
     found: list[HumanLabel] = []
     labels = [one for one in await standing(bus) if isinstance(one, Label)]
     for label in labels[:LABELS_MAX]:
@@ -168,11 +169,6 @@ async def episode_labels(
 def nearest_choice(score: float, choices: Mapping[str, float]) -> str:
     """Return the first choice with the nearest score."""
     return min(choices, key=lambda one: abs(choices[one] - score))
-
-
-def _ends(choices: Mapping[str, float]) -> tuple[str, str]:
-    """Return the best and the worst choice."""
-    return max(choices, key=lambda one: choices[one]), min(choices, key=lambda one: choices[one])
 
 
 def by_criterion(

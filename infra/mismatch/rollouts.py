@@ -116,7 +116,6 @@ def sample_rollouts(
         new: Policy of version 1, swapped in with requests in flight.
         prompts: Token ids; each starts `_GROUP` requests, round-robin.
         num_tokens: Approximate number of tokens sampled from version 1.
-        temperature: Sampling temperature.
 
     """
     sampler = Sampler(new, temperature)

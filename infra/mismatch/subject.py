@@ -61,7 +61,6 @@ async def load_subject(run: RunDir) -> MismatchSubject:
 
 
 async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
-    """Load a checkpoint, rounded to the published precision."""
     policy = Policy(config.policy)
     policy.load_state_dict(await read_policy_weights(store, key))
     # Generators never see the trainer's float32 weights.
@@ -70,7 +69,6 @@ async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Pol
 
 
 async def _prompts(bus: Bus, store: ObjectStore) -> list[np.ndarray]:
-    """Return the contexts of the turns of the run's first rollouts."""
     prompts: list[np.ndarray] = []
     async for delivery in bus.follow((RolloutFinished,), stop_at_end=True):
         event = delivery.event

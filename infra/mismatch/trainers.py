@@ -23,7 +23,6 @@ def perturbed(policy: Policy, kernels: str, *, gate: bool, replay: bool) -> Trai
     """Return a trainer with other kernels and some remedies.
 
     Args:
-        policy: Policy with the weights.
         kernels: Name in `KERNELS`.
         gate: Whether scores are in float32 instead of bfloat16.
         replay: Whether recorded routes are used.

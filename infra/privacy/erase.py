@@ -35,11 +35,6 @@ from penstock.messages.training import CheckpointSaved
 async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> RetrainingReport | None:
     """Train a run again without erased users and write the model; None if they trained nothing.
 
-    Args:
-        run: The run, whose log and store do not change.
-        bus: Bus with its log.
-        folder: New or empty folder.
-
     Raises:
         ConfigError: The folder is not empty.
         NotFoundError: The run has no checkpoint from before.
@@ -89,10 +84,6 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
     """Delete a user's content key and record it in the log.
 
     Args:
-        bus: Bus with the run's log.
-        vault: Vault of the run.
-        tenant: Tenant of the user.
-        user: Pseudonym of the user.
         is_up: Whether actors of the run may be running.
 
     Raises:

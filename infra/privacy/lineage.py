@@ -177,7 +177,6 @@ class Lineage:
         return sorted(found, key=lambda sample: sample.step)
 
     def _preferences(self) -> list[TrainedSample]:
-        """Return trained corrections and judgments, once per tenant of their users."""
         found: list[TrainedSample] = []
         for name, (step, entry) in self._preferred.items():
             owners: dict[str, set[str]] = {}

@@ -86,7 +86,6 @@ def _start(since: float | None) -> float:
 
 
 def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
-    """Return the run to execute: a new one, or an existing one to resume."""
     if arguments.or_resume and (arguments.resume or not arguments.run_id):
         raise ConfigError("--or-resume: expected together with --run-id, and without --resume")
     if arguments.resume:

@@ -71,7 +71,6 @@ class Progress:
                 return
 
     def _awaited(self, finished: RunFinished) -> set[str]:
-        """Return the evaluations to wait for; a failed run has none."""
         names = () if finished.is_failure else self._eval_sets
         return {evaluation_id(finished.step, name) for name in names}
 

@@ -52,11 +52,7 @@ async def replay_run(  # noqa: PLR0913
     """Replay a run from an open log; return `steps`, `identical`, `speedup` and more.
 
     Args:
-        run: The run.
-        config: Settings of the run.
-        bus: Bus with its log.
         deliveries: Events of `REPLAY_TYPES`, if the caller reads the log for others as well.
-        with_progress: Whether to print each step on standard error.
         world: Ranks that replay together; None for one process.
 
     """

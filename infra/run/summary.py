@@ -32,11 +32,7 @@ def run_summary(
     """Return the summary.
 
     Args:
-        state: State at the end of the log.
-        config: Settings of the run.
-        replay: Results of the replay.
         started_at: Unix seconds of the start; for a resumed run, times count from the log's start.
-        ended_at: Unix seconds of the end.
 
     """
     live, ledger = state.live, state.ledger
@@ -112,7 +108,6 @@ def _midtrain(state: MonitorState) -> dict[str, Any]:
 
 
 def _tasks(state: MonitorState) -> dict[str, Any]:
-    """Return how often tasks were repeated, and pass rates by source and set."""
     view = state.tasks
     return {
         "groups": view.num_groups,
@@ -184,7 +179,6 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
 
 
 def _objective(state: MonitorState) -> dict[str, Any]:
-    """Return metrics of steps, as means over the steps that the monitor keeps."""
     found: dict[str, Any] = {}
     for name in _STEP_METRICS:
         values = [step.metrics[name] for step in state.steps if name in step.metrics]
@@ -194,7 +188,6 @@ def _objective(state: MonitorState) -> dict[str, Any]:
 
 
 def _behavior(state: MonitorState) -> dict[str, Any]:
-    """Return behavior on held-out tasks before and after, and the parts of the gain."""
     view = state.behavior
     found: dict[str, Any] = {}
     if view.evals:
@@ -257,7 +250,6 @@ def _num_mismatches(state: MonitorState) -> int:
 
 
 def _region(region: RegionView) -> dict[str, Any]:
-    """Return the cost of the versions after 0 for a region's slowest replica."""
     points = [point for point in region.deltas if point.policy_version > 0]
     lags_s = [point.lag_s for point in points if point.lag_s > 0]
     return {
@@ -296,7 +288,6 @@ def _compute(state: MonitorState) -> dict[str, Any]:
 
 
 def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
-    """Return busy shares of the RL phase's wall-clock time."""
     wall_s = max(_rl_wall_s(state), 1e-9)
     regions = config.regions_serving(Purpose.TRAIN)
     actors = [view for name, view in state.actors.items() if _generator_region(name) in regions]

@@ -22,7 +22,6 @@ async def recorded_judge(bus: Bus, own: JudgeConfig) -> JudgeConfig:
     The configuration of an imported run lacks them, because it keeps nothing that names a server.
 
     Args:
-        bus: Bus of the run.
         own: Judge settings of the configuration, used if the log has none.
 
     Raises:

@@ -93,10 +93,7 @@ def apply_delta(
     """Write the target of a delta; return its size in bytes.
 
     Args:
-        base: Base of the delta.
-        patch: The delta.
         output: A file, or a new or empty folder, like the target.
-        num_threads: Number of decoding threads.
         advance: Function that is called with the bytes written.
 
     Raises:

@@ -27,11 +27,6 @@ def encode_words(base: np.ndarray, target: np.ndarray, kind: Dtype) -> bytes:
 def apply_words(base: np.ndarray, payload: bytes, out: np.ndarray | None = None) -> np.ndarray:
     """Return the target words [N] of a payload.
 
-    Args:
-        base: Base words [N].
-        payload: Result of `encode_words`.
-        out: Optional output words [N], as in `delta.apply`.
-
     Raises:
         CorruptDataError: The payload is damaged or has another base.
 

@@ -73,7 +73,6 @@ class PatchedWeights:
         """Decode an extent; return its pieces, and the words of all of them in order.
 
         Args:
-            number: Number of the extent.
             room: Buffer for the words; by default new memory.
 
         Raises:

@@ -69,11 +69,6 @@ class EvaluationFailedError(PenstockError, RuntimeError):
 async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted]:
     """Evaluate a model folder with a run's tasks and settings.
 
-    Args:
-        run: Run with tasks, machines and settings.
-        model: Folder in Hugging Face's layout.
-        folder: New folder for the evaluation run.
-
     Raises:
         EvaluationFailedError: The evaluation run failed.
 
@@ -291,11 +286,7 @@ def _lines(answer: dict[str, Any], folder: Path) -> list[str]:
     for name, found in answer["heldout"].items():
         lines += [
             f"{name.replace('_', '-')}: version {one['version']} solves {one['pass_rate']:.1%} of "
-            f"{one['num_tasks']} held-out attempts{_of_set(one['set'])}"
+            f"{one['num_tasks']} held-out attempts" + (f" ({one['set']})" if one["set"] else "")
             for one in found
         ]
     return [*lines, f"report: {folder / 'what-if.html'}"]
-
-
-def _of_set(name: str) -> str:
-    return f" ({name})" if name else ""

@@ -122,9 +122,6 @@ async def retrain(
     """Train a run again without some of its users' samples.
 
     Args:
-        log: Log of the run.
-        policy_config: Shape of the run's policy.
-        config: Settings of the run.
         left_out: Samples to leave out, by the step that trained them; not empty.
 
     Returns:

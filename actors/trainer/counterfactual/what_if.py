@@ -62,7 +62,6 @@ def recredit(
 
     Args:
         manifest: Manifest of the log; samples of users stay as they are.
-        config: Settings with the estimator.
         rewards: Changed rewards by rollout.
 
     """

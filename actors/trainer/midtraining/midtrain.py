@@ -64,9 +64,6 @@ def step_batches(
     """Yield the passes of one step after another, forever, reshuffled in each epoch.
 
     Args:
-        corpus: Corpus to read.
-        config: Sizes of sequences, passes and batches.
-        random: Generator of the order.
         num_skipped: Number of first steps to skip.
 
     """
@@ -220,10 +217,6 @@ class Midtrainer:
     def load_state(self, state: Mapping[str, torch.Tensor], num_tokens: int) -> None:
         """Resume after the steps of a saved state.
 
-        Args:
-            state: Result of `state`.
-            num_tokens: Tokens trained by those steps.
-
         Raises:
             CorruptDataError: The tensors do not fit this policy.
 
@@ -308,7 +301,6 @@ class Midtrainer:
         return sum(losses)
 
     def _forward(self, batch: PackedBatch, totals: BatchTotals) -> tuple[torch.Tensor, float]:
-        """Return one pass's share of the batch's loss, and of its next-token loss."""
         batch = batch.on(self._policy.device)
         output = self._policy(batch.token_ids, batch.lengths)
         losses, weights = self._losses(output.hidden, batch)

@@ -39,14 +39,7 @@ _CODE = ("actors/policy", "actors/trainer", "kernels")
 
 
 class FinishedCache:
-    """The cache entry of one mid-training.
-
-    Args:
-        settings: Settings of the trainer.
-        purpose: Result of `saves.purpose_of`.
-        start_digest: Digest of the initial weights.
-
-    """
+    """The cache entry of one mid-training."""
 
     def __init__(self, settings: TrainerConfig, purpose: str, start_digest: str) -> None:
         # A budget in seconds takes another number of steps each time.

@@ -28,9 +28,7 @@ def with_kl_rewards(
     branches and get their mean.
 
     Args:
-        manifest: Manifest of the step.
         sequences: All sequences of the step, with `reference_logprobs`; a sample's are in order.
-        config: Settings of the step.
 
     """
     by_sample: dict[str, list[TrainingSequence]] = {}

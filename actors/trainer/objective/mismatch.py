@@ -92,7 +92,6 @@ class MismatchSums:
         """Return the sums over one micro-batch.
 
         Args:
-            ratios: Ratios of N tokens.
             weights: Weights [N] of the correction; ESS = (sum w)^2 / (N sum w^2).
 
         """

@@ -61,15 +61,7 @@ def kto_losses(
     kl: torch.Tensor,
     config: PreferencesConfig,
 ) -> torch.Tensor:
-    """Return the loss of each label, [N].
-
-    Args:
-        log_ratios: [N].
-        is_desirable: bool [N].
-        kl: z of the batch.
-        config: beta and the weights of both kinds.
-
-    """
+    """Return the loss of each label, [N], from log-ratios [N], bool [N] and z of the batch."""
     above = torch.where(is_desirable, log_ratios - kl, kl - log_ratios)
     share = is_desirable.to(log_ratios.dtype)
     weight = config.desirable_weight * share + config.undesirable_weight * (1 - share)
@@ -150,15 +142,7 @@ def with_reference(
     examples: Sequence[PreferenceExample],
     config: TrainerConfig,
 ) -> list[PreferenceExample]:
-    """Return a batch's examples with the log-probabilities of a reference policy.
-
-    Args:
-        learner: Learner whose policy computes; it ends unchanged.
-        weights: Published weights of the reference.
-        examples: Examples of one batch, in its order.
-        config: Settings for the size and threads of a pass.
-
-    """
+    """Return a batch's examples with the log-probabilities of a reference policy."""
     replies = [reply for example in examples for reply in example.replies]
     with learner.computing_with(weights):
         unrelated = iter(_unrelated(learner, examples, config).tolist())
@@ -216,7 +200,6 @@ def accumulate_preferences(
     Args:
         learner: Learner that computes with its published weights.
         examples: Examples with the reference's log-probabilities.
-        config: Settings of the losses and passes.
         weight: Factor of the batch's mean loss.
 
     """

@@ -22,7 +22,6 @@ class HttpEmbedder:
 
     Args:
         url: Base URL, including `/v1`.
-        model: Name of the model.
         key: Bearer token; empty for none.
 
     """

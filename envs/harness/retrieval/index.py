@@ -44,7 +44,8 @@ class Chunk:
 def cut(path: str, text: str) -> list[Chunk]:
     """Split a file into chunks, in its order."""
     lines = text.splitlines()
-    starts = sorted({0, *(_with_attached(lines, at) for at in _definitions(lines))})
+    definitions = [index for index, line in enumerate(lines) if _DEFINITION.match(line)]
+    starts = sorted({0, *(_with_attached(lines, at) for at in definitions)})
     chunks: list[Chunk] = []
     for first, after in zip(starts, [*starts[1:], len(lines)], strict=True):
         # Long definitions are split: an embedding of many lines says little about any of them.
@@ -53,10 +54,6 @@ def cut(path: str, text: str) -> list[Chunk]:
             if any(line.strip() for line in piece):
                 chunks.append(Chunk(path, start + 1, "\n".join(piece)))
     return _merged(chunks)
-
-
-def _definitions(lines: list[str]) -> list[int]:
-    return [index for index, line in enumerate(lines) if _DEFINITION.match(line)]
 
 
 def _with_attached(lines: list[str], at: int) -> int:
@@ -68,7 +65,6 @@ def _with_attached(lines: list[str], at: int) -> int:
 
 
 def _merged(chunks: list[Chunk]) -> list[Chunk]:
-    """Append chunks of less than `LINES_MIN` lines to the previous ones."""
     kept: list[Chunk] = []
     for chunk in chunks:
         is_short = chunk.text.count("\n") + 1 < LINES_MIN
@@ -170,7 +166,6 @@ class CodeSearch:
                 self._files[path] = (stamp, cut(path, await self._text(path)))
 
     async def _text(self, path: str) -> str:
-        """Return a file's text; empty if it is gone or binary."""
         try:
             data = await self._sandbox.read_file(f"{WORK_DIR}/{path}", FILE_BYTES_MAX)
             return "" if b"\0" in data else data.decode()

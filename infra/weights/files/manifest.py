@@ -97,10 +97,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
     """Parse and check a manifest.
 
-    Args:
-        data: Manifest as msgpack.
-        payload_bytes: Size of all payloads in the file.
-
     Raises:
         CorruptDataError: A field is missing, out of bounds, or contradicts another one.
 
