@@ -71,8 +71,7 @@ class HiddenTestsJudge:
         known = await ctx.last(StepGraded, f"{rollout_id}.{task.step}")
         # Another version may grade the same files differently, so its findings do not count.
         if known is not None and known.judge_version == self.version:
-            fields = {name: getattr(known, name) for name in _SAME}
-            return Findings(cheats=known.findings, **fields)
+            return _read(known)
         try:
             left = await _left_by(rollout, task.step, ctx)
         except CodecError as error:
@@ -91,6 +90,10 @@ def _written(found: Findings, rollout_id: str, step: int, judge_version: str) ->
         findings=found.cheats,
         **{name: getattr(found, name) for name in _SAME},
     )
+
+
+def _read(graded: StepGraded) -> Findings:
+    return Findings(cheats=graded.findings, **{name: getattr(graded, name) for name in _SAME})
 
 
 def _fault(num_ended: int, task: GradedTask) -> str:

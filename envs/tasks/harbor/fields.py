@@ -1,7 +1,7 @@
-"""The fields of Harbor's `task.toml`, schema 1.4: each acts, or is refused by its name.
+"""The fields of Harbor's `task.toml`, schema 1.4: each has an effect, or is refused by name.
 
-What has no effect here is accepted only where it has none in an episode either: who wrote a task,
-its keywords, how long its image may take to build.
+A field without effect here is accepted only if it has none in Harbor's episodes either: authors,
+keywords, the time to build an image.
 """
 
 import re
@@ -31,7 +31,7 @@ def parse_fields(settings: dict[str, Any]) -> HarborFields:
     """Return the fields of a task's settings.
 
     Raises:
-        HarborFieldError: A field is unknown, of a wrong type, or asks for what no machine has.
+        HarborFieldError: A field is unknown, has a wrong type, or needs what no machine has.
 
     """
     try:
@@ -48,7 +48,7 @@ def parse_fields(settings: dict[str, Any]) -> HarborFields:
 
 
 _Refusals = dict[str, tuple[object, str]]
-"""Field -> whether it asks for what is refused, and why that is."""
+"""(whether the field is refused, reason) by field."""
 _HOSTS = "expected with network_mode = 'allowlist' alone"
 _NO_CHECKS = "expected none: nothing is started in a machine"
 _NO_ARTIFACTS = "expected none: only files of /app leave a machine"
@@ -122,7 +122,7 @@ def _step_refusals(place: str, step: HarborStep, before: Sequence[HarborStep]) -
 
 
 def _is_portable(name: str) -> bool:
-    """Return whether a name is one folder's on every system, as Harbor asks."""
+    """Return whether a name is a valid folder name on every system, as Harbor requires."""
     stem = name.partition(".")[0].rstrip(" ")
     return (
         bool(name.strip())
@@ -135,7 +135,7 @@ def _is_portable(name: str) -> bool:
 
 
 def _name_key(name: str) -> str:
-    """Return what two names share that some file system takes for one."""
+    # Some file systems ignore case, or normalize Unicode.
     return unicodedata.normalize("NFC", name).casefold()
 
 
