@@ -31,6 +31,7 @@ async def move_channel(bus: Bus, store: ObjectStore, channel: str, policy_versio
 
     """
     catalog = await Catalog.of_origin(store)
+    # From nothing: a replica that starts now has to be able to load it.
     if not catalog.plan(NOTHING, policy_version):
         versions = sorted({manifest.policy_version for manifest in catalog.manifests})
         held = f"{versions[0]}..{versions[-1]}" if versions else "none"

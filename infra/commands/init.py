@@ -26,6 +26,7 @@ def init_command(arguments: argparse.Namespace) -> int:
         shutil.copytree(source, package, ignore=_LEFT_OUT, dirs_exist_ok=True)
         (package / "README.md").rename(folder / "README.md")
         config = package / "config.toml"
+        # The copy is imported from the project's folder, not from the installed package.
         text = config.read_text().replace(f"penstock.examples.{PACKAGED}", PACKAGED)
         (folder / "config.toml").write_text(text)
         config.unlink()

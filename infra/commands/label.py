@@ -57,6 +57,7 @@ async def add_label(
     finished = await bus.last(RolloutFinished, rollout_id)
     if finished is None or not isinstance(finished.event, RolloutFinished):
         raise NotFoundError(f"episode {rollout_id}: the log has no finished episode of that id")
+    # Names are shown on terminals.
     if not labeler.isprintable():
         raise ConfigError(f"label: --by: expected printable text, got {labeler!r}")
     fields = {

@@ -45,6 +45,7 @@ async def release(bus: Bus, name: str) -> None:
         NotFoundError: No quarantine has that name.
 
     """
+    # With released ones, so that a repeated release is no error.
     held = await held_bursts(bus, also_released=True)
     if name not in {event.key() for event in held}:
         names = ", ".join(event.key() for event in held) or "none"

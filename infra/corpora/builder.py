@@ -41,6 +41,7 @@ class CorpusBuilder:
 
     def add_pieces(self, ids: list[int], weight: float, tokens_max: int) -> int:
         """Add a text in pieces of at most `tokens_max` tokens; return its number of tokens."""
+        # Without overlap: each token is trained once per epoch.
         for start in range(0, len(ids), tokens_max):
             piece = ids[start : start + tokens_max]
             self.add(piece, [weight] * len(piece))

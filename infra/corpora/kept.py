@@ -37,6 +37,7 @@ def kept_corpora(settings: object, make: str, build: Callable[[], Objects]) -> t
         build: Function that makes the objects.
 
     """
+    # Bounded by what the decoder accepts, or an entry could never be read.
     cache = ProductCache(FOLDER, bytes_max=INPUT_BYTES_MAX)
     key = _key(settings, make)
     if data := cache.get(key):

@@ -70,6 +70,7 @@ class CorpusRequest:
             ConfigError: The source does not exist, or its settings do not fit the struct.
 
         """
+        # Most runs have one custom source, which then needs no name.
         name = name or next(iter(self.sources), "")
         if name not in self.sources:
             names = ", ".join(self.sources) or "a source of kind own, and there is none"

@@ -77,6 +77,7 @@ def _columns(found: set[str], kind: type[Any], where: str) -> list[str]:
     fields = msgspec.structs.fields(kind)
     missing = [each.encode_name for each in fields if each.required]
     missing = [name for name in missing if name not in found]
+    # Once per file, instead of an error for every row.
     if missing:
         text = f"expected a column {', '.join(missing)}, got {', '.join(sorted(found))}"
         raise ConfigError(f"{where}: {text}")
@@ -100,6 +101,7 @@ def _converted(row: dict[str, Any], kind: type[T], where: str) -> T:
 
 def _parsed(value: Any, name: str, kind: type[Any]) -> Any:
     [field] = [each for each in msgspec.structs.fields(kind) if each.encode_name == name]
+    # Parquet files of chats often hold lists as JSON text.
     is_json = isinstance(value, str) and field.type is not str
     return parse_json(value, field.type, name) if is_json else value
 

@@ -35,6 +35,7 @@ def read_texts(given: str, field: str) -> Iterator[str]:
                 yield row.text
             continue
         text = _text_of(file)
+        # Files of a folder are skipped silently; a file that the user named is not.
         if text is None and file == path:
             text = f"expected UTF-8 of at most {_FILE_BYTES_MAX} bytes"
             raise ConfigError(f"{field}: {path}: {text}")

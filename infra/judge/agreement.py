@@ -96,6 +96,7 @@ def cohens_kappa(judgments: Sequence[Judgment]) -> float:
     judges = Counter(one.judge for one in judgments)
     by_chance = sum(humans[choice] * judges[choice] for choice in humans) / num**2
     observed = sum(one.human == one.judge for one in judgments) / num
+    # Both always chose the same answer: nothing is left to explain.
     return (observed - by_chance) / (1.0 - by_chance) if by_chance < 1.0 else 0.0
 
 

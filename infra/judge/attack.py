@@ -137,9 +137,11 @@ async def attack_judge(judge: RubricJudge) -> list[AttackReport]:
 
     """
     plain, right = bases(), right_work()
+    # A text in a section that the judge does not see cannot fool it.
     planted = [one for one in attacks() if one.name.rpartition(" in ")[2] in judge.config.shows]
     unattacked = [*plain.values(), *right.values()]
     scored = await score_all(judge, [*unattacked, *(one.submission for one in planted)])
+    # A missing score would count as a failed attack, and make the judge look robust.
     for one in (score for each in scored for score in each):
         if one.score is None:
             raise JudgeSilentError(f"judge {one.judge}, {one.criterion}: {one.detail}")

@@ -253,6 +253,7 @@ async def audit_planted(config: RubricConfig, auditor: GroupAuditor) -> PlantedR
     attempts = [one for group in groups for one in group.attempts]
     alone = await auditor.audit_all([[one] for one in attempts])
     beside = await auditor.audit_all([group.attempts for group in groups])
+    # A group without an answer would count as a missed cheat.
     for found in (*alone, *beside):
         if not found.shares:
             raise JudgeSilentError(f"judge {config.name}: {found.failure}")
@@ -353,6 +354,7 @@ async def _graded(bus: Bus) -> list[list[Verdict]]:
         event = delivery.event
         if not isinstance(event, Verdict) or event.outcome not in _GRADED:
             continue
+        # The audit looks for cheats that training would reward.
         if event.purpose is Purpose.TRAIN:
             groups[event.group_id].append(event)
     return list(groups.values())

@@ -84,6 +84,7 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
         if not (label.diff or label.final):
             raise ConfigError(f"--labels: {place}: expected a diff or a final message")
         found.append(label)
+        # Each label costs calls of the judge for every criterion.
         if len(found) > LABELS_MAX:
             raise ConfigError(f"--labels: {path}: expected at most {LABELS_MAX} labels")
     if not found:
@@ -143,6 +144,7 @@ async def episode_labels(
         assert isinstance(delivery.event, EpisodeLabeled)
         labels.add(delivery.event)
     last = last_of(bus)
+    # Both splits: people also label episodes of evaluations.
     tasks = {task.task_id: task for split in Split for task in await load_tasks(store, split)}
     found: list[HumanLabel] = []
     for rollout_id in labels.rollout_ids[:LABELS_MAX]:

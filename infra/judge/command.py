@@ -74,6 +74,7 @@ async def _audit(config: RubricConfig, arguments: argparse.Namespace) -> int:
         text = "its log has no group of two graded attempts that can be read"
         raise ConfigError(f"--run: {run.run_id}: {text}")
     found = report(config.name, groups, await auditor.audit_all(groups))
+    # Not written, or an audit that saw nothing would look like a clean one.
     if not found.num_groups:
         raise JudgeSilentError(f"judge {config.name}: {found.failure}")
     write_audit(run, found)

@@ -21,6 +21,7 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
     """
     if arguments.tokens < 1:
         raise ConfigError(f"--tokens: expected 1 or more, got {arguments.tokens}")
+    # Sums over several threads may have another order in each run.
     torch.set_num_threads(1)
     subject = asyncio.run(load_subject(find_run(arguments.run, arguments.runs_dir)))
     found = report(subject, arguments.tokens)

@@ -78,6 +78,7 @@ def first_difference(policy: Policy, rollouts: Rollouts) -> dict[str, Any] | Non
         layer; None if nothing differs.
 
     """
+    # The longest sequence has the most sums that may differ.
     sequence = max(rollouts.sequences, key=lambda each: each.num_inputs)
     tree = pack_tree([sequence.token_ids[:-1]], [sequence.routed_experts])
     rows, targets = np.arange(sequence.num_inputs), sequence.token_ids[1:]

@@ -124,6 +124,7 @@ def sample_rollouts(
     # Room for two turns and the observation between them.
     room = new.config.max_position_embeddings - 2 * _TURN_TOKENS - _OBSERVATION_TOKENS - 1
     names = [f"r{index}" for index in range(count)]
+    # All queued at once: the batch fills up to `_NUM_RUNNING` and drains at the end.
     for index, name in enumerate(names):
         sampler.ask(name, prompts[index // _GROUP % len(prompts)][:room], _TURN_TOKENS)
     # Half a turn, so that the swap happens with requests in flight.

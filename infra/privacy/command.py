@@ -95,6 +95,7 @@ def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:
         ConfigError: The tenant is missing.
 
     """
+    # A key without a tenant is a tenant and a user at once.
     if name.startswith("k-") and not tenant:
         tenant = name.removeprefix("k-")
     if not tenant:

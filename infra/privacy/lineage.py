@@ -161,6 +161,7 @@ class Lineage:
             # A skipped step changed no weights, so its samples are in no version.
             if event is None or step in self._skipped:
                 continue
+            # Requests of one session may have come from several users.
             owners = (self._owners.get(name, ("", event.user))[1] for name in event.request_ids)
             found.append(
                 TrainedSample(

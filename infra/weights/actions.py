@@ -212,6 +212,7 @@ _NAMED_MAX = 10
 
 
 def _diff(arguments: argparse.Namespace) -> int:
+    # Before anything is opened: an output inside of an input would become part of it.
     require_apart(arguments.output, (arguments.base, arguments.next))
     with (
         CheckpointFiles(arguments.base) as base,

@@ -132,6 +132,7 @@ def merge_deltas(
         deltas = [stack.enter_context(DeltaFile(path)) for path in paths]
         for before, after in pairwise(deltas):
             if _table(before.manifest.target) != _table(after.manifest.base):
+                # By names, shapes and digests of the tables; no tensor has been read yet.
                 raise CorruptDataError(f"{after.path}: does not follow on {before.path}")
         view = base
         for patch in deltas:

@@ -119,6 +119,7 @@ class PreferenceSums:
 def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.Tensor:
     """Return the summed log-probability of each reply's targets, [S] float32."""
     token_ids = [np.concatenate([each.context_ids, each.reply_ids]) for each in replies]
+    # Without recorded experts: zero slots let the router choose.
     free = [np.zeros((ids.size - 1, 1, 0), np.int64) for ids in token_ids]
     tree = pack_tree([ids[:-1] for ids in token_ids], free)
     output = policy(_placed(policy, tree.input_ids), tree.lengths, None, tree.parents)
@@ -254,6 +255,7 @@ def _pass(
     labels = [each for each in examples if not each.is_pair]
     replies = [reply for each in (*pairs, *labels) for reply in each.replies]
     before = [value for each in (*pairs, *labels) for value in each.reference.of(each)]
+    # Pairs first, two replies each, then labels: the slices below rely on it.
     ratios = reply_logprobs(policy, replies) - torch.tensor(before)
     chosen, rejected = ratios[: 2 * len(pairs)].unflatten(0, (len(pairs), 2)).unbind(1)
     is_desirable = torch.tensor([each.is_desirable for each in labels], dtype=torch.bool)

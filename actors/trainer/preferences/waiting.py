@@ -127,6 +127,7 @@ class WaitingPreferences:
         """Return the next batch's entries: fairly drawn ones to train, and left-out ones."""
         eligible = list(self._waiting.values())
         shares = self._recent.shares(eligible, self._config.live)
+        # By users' shares, so that one busy user cannot fill every step.
         drawn = draw(eligible, shares, self._served, self._config.preferences.num_live_max)
         return [*drawn, *list(self._left_out.values())[:NUM_LEFT_OUT_MAX]]
 
