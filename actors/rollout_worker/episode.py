@@ -100,7 +100,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
     egress_before: list[EgressAttempt] = []
     """Network attempts before the machine was saved."""
     egress: list[EgressAttempt] = []
-    """Those attempts, and the ones read from this machine."""
+    """All network attempts, including those read from this machine."""
 
     @classmethod
     def resumed(
