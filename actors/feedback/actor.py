@@ -35,6 +35,8 @@ NUM_HELD_MAX = 10_000
 """Events that wait for the end of catching up. More than that no log lacks by a crash: a join that
 never ran makes them, and they go out as it catches up."""
 
+log = logging.getLogger(__name__)
+
 
 class FeedbackJoiner(Actor):
     """Joins requests with their feedback; its state follows from the log."""
@@ -57,7 +59,7 @@ class FeedbackJoiner(Actor):
     )
 
     def __init__(self, config: JoinConfig) -> None:
-        """Start with nothing open."""
+        self._config = config
         self._join = FeedbackJoin(config)
         self._preferences = Preferences(config)
         self._bursts = Bursts(config.burst)
@@ -66,6 +68,12 @@ class FeedbackJoiner(Actor):
         """What was found while catching up and the log has not shown yet, by type and key."""
         self._ticked_at = 0.0
         """Time up to which samples were looked for, unix seconds."""
+
+    async def start(self, ctx: Context) -> Effects:
+        """Log the settings."""
+        config = self._config
+        log.info("%d signals, waits %g s for them", len(config.signals), config.reward_wait_s)
+        return ()
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Open the request."""

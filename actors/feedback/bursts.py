@@ -1,10 +1,10 @@
-"""Bursts: far more feedback by one user than this user ever gave before. Pure.
+"""Bursts: far more feedback by a user than ever before. Pure.
 
-Time is cut into windows. A user's feedback in a window is a burst from the signal on that makes it
-more than `num_min` and more than `ratio` times the most of any window before, which is forgotten
-slowly. So busy users, users who grow busier and a day on which all complain are none. What belongs
-to a burst is held: no sample, pair or label of it is published until the quarantine is released.
-A burst that was released is what its user usually gives from then on. Trusted keys are left alone.
+Time is divided into windows. Feedback of a user is a burst once a window has more than `num_min`
+signals and more than `ratio` times the user's maximum of earlier windows, which decays slowly. So
+neither busy users, nor growing use, nor a day of complaints by everybody is a burst. Samples, pairs
+and labels of a burst are held until the quarantine is released, which also raises the user's
+maximum. Trusted keys are exempt.
 """
 
 from collections import OrderedDict
@@ -19,9 +19,9 @@ from penstock.messages.signals.quarantine import FeedbackQuarantined, Quarantine
 
 Judgment = PreferencePair | Label
 KEEP = 0.999
-"""What a window leaves of the most that came before."""
+"""Decay of a user's maximum per window."""
 NUM_USERS_MAX = 100_000
-"""Users who are remembered, and pieces of feedback that are held."""
+"""Maximum users remembered, and maximum pieces of feedback held."""
 
 
 class _Usage(msgspec.Struct, kw_only=True):
@@ -32,7 +32,7 @@ class _Usage(msgspec.Struct, kw_only=True):
 
 
 class Bursts:
-    """What each user gave lately, and what is held."""
+    """Recent feedback counts by user, and held feedback."""
 
     def __init__(self, config: BurstConfig) -> None:
         self._config = config
@@ -43,19 +43,18 @@ class Bursts:
         """Quarantine -> tenant and user whose it is, and how much was given in its window."""
         self._released: OrderedDict[str, None] = OrderedDict()
         self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
-        """Feedback's log key -> what it says for losses over preferences, held with it."""
+        """Held pairs and labels by the feedback's log key."""
 
     @property
     def num_held(self) -> int:
-        """Pieces of feedback that are held."""
+        """Number of held pieces of feedback."""
         return len(self._held)
 
     def add(self, event: FeedbackReceived, at: float) -> FeedbackQuarantined | None:
-        """Take in a piece of feedback; return a quarantine that begins with it.
+        """Count a piece of feedback; return a quarantine if one begins with it.
 
         Args:
-            event: The feedback.
-            at: When the log took it, unix seconds.
+            at: Unix time at which the log stored it, in seconds.
 
         """
         if event.is_trusted:
@@ -66,6 +65,7 @@ class Bursts:
         self._usage.move_to_end(user)
         if len(self._usage) > NUM_USERS_MAX:
             self._usage.popitem(last=False)
+        # Events of an earlier window may still arrive; they count in the present one.
         if window > usage.window:
             _close(usage, window)
         usage.num_signals += 1
@@ -83,6 +83,7 @@ class Bursts:
             num_signals=usage.num_signals,
             usual=usage.usual,
         )
+        # After a restart the log is read again: the release may come before the burst's signals.
         if quarantined.key() in self._released:
             usage.usual = max(usage.usual, usage.num_signals)
         else:
@@ -96,22 +97,20 @@ class Bursts:
         return quarantined if begins else None
 
     def admit(self, judgments: Iterable[Judgment]) -> list[Judgment]:
-        """Return those whose feedback is not held; the others follow when it is released."""
+        """Return the judgments whose feedback is not held; `release` returns the others."""
         found: list[Judgment] = []
         for judgment in judgments:
             if judgment.root in self._held:
                 self._judgments.setdefault(judgment.root, []).append(judgment)
             else:
                 found.append(judgment)
+        # The oldest go first: held feedback is worth less the longer it is held.
         while len(self._judgments) > NUM_USERS_MAX:
             self._judgments.popitem(last=False)
         return found
 
     def release(self, event: QuarantineReleased) -> list[Judgment]:
-        """Let the feedback of a burst count, also what is still to be read of it, as usual.
-
-        Returns what was held of it by `admit`.
-        """
+        """Release a burst, including signals yet to be read, and return its held judgments."""
         if (known := self._sizes.pop(event.quarantine, None)) is not None:
             tenant, user, num_signals = known
             if usage := self._usage.get((tenant, user)):
@@ -125,15 +124,12 @@ class Bursts:
         return [judgment for root in roots for judgment in self._judgments.pop(root, [])]
 
     def holds(self, sample: LiveSampleJoined) -> bool:
-        """Return whether a sample counts feedback that is held."""
+        """Return whether a sample is based on held feedback."""
         return not self._held.keys().isdisjoint(sample.feedback_ids)
 
 
 def _close(usage: _Usage, window: int) -> None:
-    """End a window; those without feedback since then only let the past fade.
-
-    A burst does not become usual, unless it is released.
-    """
+    # A burst does not raise the user's maximum, unless it is released.
     counted = 0.0 if usage.is_burst else float(usage.num_signals)
     faded = usage.usual * KEEP ** (window - usage.window)
     usage.usual = max(faded, counted)

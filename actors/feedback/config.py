@@ -12,31 +12,31 @@ class BurstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """When a user's feedback is held as a burst."""
 
     window_s: PositiveFloat = 600.0
-    """Feedback is counted over so long."""
+    """Length of a counting window in seconds."""
     num_min: PositiveInt = 120
-    """No window with at most so many is a burst."""
+    """Signals per window that a burst must exceed."""
     ratio: PositiveFloat = 4.0
-    """Nor one with at most so many times the most that the user gave in a window before."""
+    """Multiple of the user's earlier maximum per window that a burst must exceed."""
 
 
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How feedback becomes a reward."""
 
     signals: tuple[SignalSpec, ...] = DEFAULT_SIGNALS
-    """All that may be sent; a table of its own replaces the default ones."""
+    """Declared signals; a table in the configuration replaces the defaults."""
     reward_wait_s: NonNegativeFloat = 5.0
-    """A session is joined no sooner after its last request: its next turn, and several signals,
-    can come together."""
+    """Minimum seconds from a session's last request to its join, so that further turns and signals
+    enter together."""
     default_reward: UnitInterval | None = None
-    """Reward of a request that got no feedback in time; None leaves it out of training."""
+    """Reward of a request without feedback; None leaves it out of training."""
     late_s_max: NonNegativeFloat = 8 * 86_400.0
-    """A session is forgotten so long after its last request: later feedback is left out."""
+    """Seconds after its last request until a session is forgotten; later feedback is left out."""
     num_open_max: PositiveInt = 100_000
-    """Requests that are remembered; then the session used longest ago is forgotten. As many signals
-    without a request are kept."""
+    """Maximum requests remembered; beyond it the least recently used session is forgotten. Also the
+    maximum of signals without a request."""
     burst: BurstConfig = BurstConfig()
     revisions_max: PositiveInt = 16
-    """Revisions of one sample; later changes of its reward are left out."""
+    """Maximum revisions of one sample; later changes of its reward are left out."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -44,6 +44,7 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             text = f"expected at least reward_wait_s {self.reward_wait_s}, got {self.late_s_max}"
             raise ConfigError(f"feedback.late_s_max: {text}")
         for name, spec in by_name(self.signals).items():
+            # Such a signal would mature only after its session is forgotten.
             if spec.maturity_s >= self.late_s_max:
                 text = f"expected less than late_s_max {self.late_s_max}, got {spec.maturity_s}"
                 raise ConfigError(f"feedback.signals.{name}.maturity_s: {text}")

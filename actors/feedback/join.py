@@ -1,4 +1,4 @@
-"""The join of requests and feedback: a pure state machine; time is given.
+"""The join of requests and feedback: a pure state machine, with time as an argument.
 
 ```
  InferenceRecorded (with consent) ──▶ session ──reward_wait_s──▶ a reward? ──▶ sample, revision 0
@@ -7,10 +7,10 @@
                                          │             another reward later ──▶ revision 1, 2 ...
                                          └── late_s_max ──▶ forgotten; feedback is left out
 ```
-A sample's turns are fixed with its first revision; later turns of the session become another one.
-`due` only looks: what the log has is what counts (`note_joined`), so of two joins, or of one that
-was killed, only the stored revisions matter. The order of events does not, but for the newest
-amendment of a piece of feedback, and the latest of a user's signals of one name.
+A sample's turns are fixed with its first revision; later turns of the session become another
+sample. `due` does not change samples: only revisions stored in the log count (`note_joined`), which
+makes restarts and a second joiner harmless. The order of events matters only for amendments of one
+piece of feedback and for a user's repeated signals of one name.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
-from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Signal, UserSession, refusal
+from penstock.actors.feedback.sessions import SIGNALS_MAX, Signal, TurnRatings, UserSession, refusal
 from penstock.messages.feedback import (
     ErasureRequested,
     FeedbackLeftOut,
@@ -36,22 +36,22 @@ from penstock.messages.feedback import (
 from penstock.messages.signals.declaration import by_name
 
 SIGNAL_WAIT_S = 1.0
-"""After a signal: those of one action come together."""
+"""Seconds to wait after a signal for others of the same user action."""
 ECHO_S_MAX = 60.0
-"""A revision that the log does not show for so long is published again."""
+"""Seconds after which a revision that the log does not show is published again."""
 
 
 class JoinCounts(msgspec.Struct, kw_only=True):
-    """What became of requests and feedback."""
+    """Counts of requests and feedback by what became of them."""
 
     num_without_consent: int = 0
     num_joined: int = 0
     num_revised: int = 0
     num_defaulted: int = 0
     num_dropped: int = 0
-    """Requests that got no reward in time, or found no room."""
+    """Requests forgotten without a reward."""
     num_left_out: int = 0
-    """Feedback that will not count."""
+    """Pieces of feedback that do not count."""
 
 
 class FeedbackJoin:
@@ -62,28 +62,29 @@ class FeedbackJoin:
         self._signal_wait_s = min(SIGNAL_WAIT_S, config.reward_wait_s)
         self._declared = by_name(config.signals)
         self._sessions: OrderedDict[str, UserSession] = OrderedDict()
-        """By tenant, user and session, the one used longest ago first."""
+        """Sessions by "tenant user session", least recently used first."""
         self._place: dict[str, str] = {}
-        """Request -> its session's key."""
+        """Session key by request."""
         self._early: OrderedDict[str, dict[str, Signal]] = OrderedDict()
-        """Request that is not recorded yet -> its signals."""
+        """Signals by request that is not recorded yet."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
         self._closed: OrderedDict[str, LeftOutReason] = OrderedDict()
-        """Requests without consent, or forgotten."""
+        """Requests without consent, and forgotten ones."""
         self._wake: list[tuple[float, str]] = []
+        """Heap of (time, session key); entries may be outdated, `due` checks `ready_at`."""
         self._published: OrderedDict[str, float] = OrderedDict()
-        """Key of a revision that the log does not show yet -> when it was published."""
+        """Time of publication by revision that the log does not show yet."""
         self._left_out: deque[FeedbackLeftOut] = deque()
         self._order = itertools.count()
         self.counts = JoinCounts()
 
     @property
     def num_open(self) -> int:
-        """Requests that are remembered."""
+        """Number of requests remembered."""
         return len(self._place)
 
     def add_record(self, record: InferenceRecorded, now: float) -> None:
-        """Take in a request; of one without consent the feedback is left out."""
+        """Add a request; without consent, its feedback is left out."""
         request_id = record.request_id
         if request_id in self._closed or request_id in self._place:
             return
@@ -110,12 +111,12 @@ class FeedbackJoin:
             self._forget(next(iter(self._sessions)))
 
     def add_counted(self, request_id: str) -> None:
-        """Take in a request that may not be stored: its feedback is left out."""
+        """Add a request that may not be stored, whose feedback is left out."""
         if request_id not in self._closed and request_id not in self._place:
             self._refuse(request_id)
 
     def add_feedback(self, event: FeedbackReceived, now: float) -> None:
-        """Note a signal, before or after its request."""
+        """Add a signal, before or after its request."""
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
         if root in self._retracted:
             return
@@ -126,6 +127,7 @@ class FeedbackJoin:
         session = self._sessions[key] if key is not None else None
         known = session.signals if session else self._early.setdefault(event.request_id, {})
         earlier = known.get(root)
+        # A repeated delivery of the same signal.
         if earlier is not None and not event.amends:
             return
         reason = refusal(event, self._declared, session.tenant) if session else None
@@ -134,6 +136,7 @@ class FeedbackJoin:
         if reason:
             self._leave_out(event, reason)
             return
+        # An amendment keeps its place, so that it does not overrule a later signal.
         order = earlier.order if earlier else next(self._order)
         known[root] = Signal(root=root, order=order, event=event, at=now)
         if key is not None and session is not None:
@@ -144,7 +147,7 @@ class FeedbackJoin:
                 self._leave_out(signal.event, LeftOutReason.UNKNOWN_REQUEST)
 
     def retract(self, event: FeedbackRetracted, now: float) -> None:
-        """Forget a signal, also one that comes later."""
+        """Drop a signal, even if it arrives later."""
         root = event.key()
         self._retracted[root] = None
         self._bound(self._retracted)
@@ -156,7 +159,7 @@ class FeedbackJoin:
             self._touch(key, session, now + self._signal_wait_s)
 
     def note_joined(self, event: LiveSampleJoined, now: float) -> None:
-        """Take in a revision that the log has: this join's, or that of one before a restart."""
+        """Record a stored revision, of this process or the one before a restart."""
         self._published.pop(event.key(), None)
         key = self._place.get(event.request_ids[0])
         if key is None:
@@ -181,19 +184,19 @@ class FeedbackJoin:
                 self._sleep(key, self._sessions[key].ready_at)
 
     def erase(self, event: ErasureRequested) -> None:
-        """Forget a user's sessions: nothing more is made of them."""
+        """Forget a user's sessions."""
         of_user = (event.tenant, event.user)
         for key, session in list(self._sessions.items()):
             if (session.tenant, session.user) == of_user:
                 self._forget(key, LeftOutReason.ERASED)
 
     def left_out(self) -> Iterator[FeedbackLeftOut]:
-        """Yield what was found since the last call: feedback that will not count, and why."""
+        """Yield feedback that does not count, with the reason, since the last call."""
         while self._left_out:
             yield self._left_out.popleft()
 
     def due(self, now: float) -> Iterator[LiveSampleJoined]:
-        """Yield the samples and revisions that can be published now, in a fixed order."""
+        """Yield the samples and revisions that can be published now, in a deterministic order."""
         self._expire(now)
         ready: dict[str, None] = {}
         while self._wake and self._wake[0][0] <= now:
@@ -202,10 +205,11 @@ class FeedbackJoin:
             session = self._sessions.get(key)
             if session is None:
                 continue
+            # More signals came since this entry was pushed; a later entry wakes the session.
             if now < session.ready_at:
                 self._sleep(key, session.ready_at)
                 continue
-            for event in self._found(session, now):
+            for event in self._new_revisions(session, now):
                 if self._published.get(event.key(), -ECHO_S_MAX) + ECHO_S_MAX <= now:
                     self._published[event.key()] = now
                     self._bound(self._published)
@@ -214,19 +218,22 @@ class FeedbackJoin:
             if (matures_at := session.matures_at(self._declared, now)) is not None:
                 self._sleep(key, matures_at)
 
-    def _found(self, session: UserSession, now: float) -> Iterator[LiveSampleJoined]:
-        """Yield what the log should have of a session and does not."""
+    def _new_revisions(self, session: UserSession, now: float) -> Iterator[LiveSampleJoined]:
         for stored in session.samples.values():
             turns = [session.turns[name] for name in stored.request_ids]
-            if any(self._is_unread(root, session) for root in stored.feedback_ids):
+            # After a restart, the log may have signals that were not read yet: without them the
+            # revision would look changed.
+            known = session.signals.keys() | self._retracted.keys()
+            if not known >= {*stored.feedback_ids}:
                 continue
             rated = session.rate(turns, self._declared, now)
-            # It had the default reward and still has no other.
+            # It has the default reward, and no signal has arrived since.
             if rated.is_empty and not stored.feedback_ids and stored.revision == 0:
                 continue
             revised = session.sample(turns, rated, stored.revision + 1)
             if _content(revised) == _content(stored):
                 continue
+            # Bounded, because each revision of a trained sample costs a change in a later batch.
             if revised.revision >= self._config.revisions_max:
                 self._cap(session, revised, stored)
                 continue
@@ -235,15 +242,11 @@ class FeedbackJoin:
         for turns in session.open:
             rated = session.rate(turns, self._declared, now)
             if rated.is_empty and self._config.default_reward is not None:
-                rated = Rated(rewards=[self._config.default_reward] * len(turns), roots=[])
+                rated = TurnRatings(rewards=[self._config.default_reward] * len(turns), roots=[])
                 self.counts.num_defaulted += len(turns)
             if not rated.is_empty:
                 self.counts.num_joined += 1
                 yield session.sample(turns, rated, 0)
-
-    def _is_unread(self, root: str, session: UserSession) -> bool:
-        """Whether the log has a signal that was not read yet (after a restart)."""
-        return root not in session.signals and root not in self._retracted
 
     def _cap(
         self, session: UserSession, revised: LiveSampleJoined, stored: LiveSampleJoined
@@ -252,7 +255,6 @@ class FeedbackJoin:
             self._leave_out(session.signals.pop(root).event, LeftOutReason.CAPPED)
 
     def _touch(self, key: str, session: UserSession, until: float) -> None:
-        """Publish nothing of a session until then: more may come."""
         session.ready_at = max(session.ready_at, until)
         self._sleep(key, session.ready_at)
 
@@ -279,6 +281,7 @@ class FeedbackJoin:
         session = self._sessions.pop(key)
         joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
         for root, signal in session.signals.items():
+            # Texts have no score; corrections go another way (`preferences.py`).
             if root not in joined and not self._declared[signal.event.name].kind.is_text:
                 self._leave_out(signal.event, reason)
         for request_id in session.turns:
@@ -299,7 +302,6 @@ class FeedbackJoin:
         )
 
     def _refuse(self, request_id: str) -> None:
-        """Make nothing of a request without consent, and leave out its feedback."""
         self.counts.num_without_consent += 1
         self._close(request_id, LeftOutReason.NO_CONSENT)
         for signal in self._early.pop(request_id, {}).values():
@@ -315,5 +317,4 @@ class FeedbackJoin:
 
 
 def _content(sample: LiveSampleJoined) -> tuple[object, ...]:
-    """Return what a revision is made for: rewards, and whose they are."""
     return sample.reward, sample.turn_rewards, sample.unrated, sample.feedback_ids

@@ -1,4 +1,4 @@
-"""Corrections and clear judgments of replies that may be trained, as pairs and labels. Pure.
+"""Turns corrections and clear judgments of replies into preference pairs and labels. Pure.
 
 ```
  InferenceRecorded (with consent) ─▶ known ─┐
@@ -23,7 +23,7 @@ from penstock.messages.signals.declaration import SignalKind, SignalLevel, by_na
 from penstock.messages.signals.preferences import Label, PreferencePair
 
 CLEAR = 0.5
-"""Magnitude of a score, from -1 to 1, that is a judgment; less is neither good nor bad."""
+"""Minimum magnitude of a score, in [-1, 1], that counts as good or bad."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preferences:
-    """Recent requests, and feedback that waits for its request."""
+    """Recent requests, and feedback that arrived before its request."""
 
     def __init__(self, config: JoinConfig) -> None:
         self._num_max = config.num_open_max
@@ -44,7 +44,7 @@ class Preferences:
         self._early: OrderedDict[str, list[FeedbackReceived]] = OrderedDict()
 
     def add_record(self, record: InferenceRecorded) -> Iterator[PreferencePair | Label]:
-        """Take in a request; yield what the feedback says that came before it."""
+        """Add a request; yield the pairs and labels of feedback that arrived before it."""
         self._requests[record.request_id] = request = _Request(
             tenant=record.tenant,
             user=record.user,
@@ -58,12 +58,13 @@ class Preferences:
             yield from self._read(event, request)
 
     def add_feedback(self, event: FeedbackReceived) -> Iterator[PreferencePair | Label]:
-        """Yield what a piece of feedback says, if its request is known."""
+        """Yield the pair or label of a piece of feedback, if its request is known."""
         request = self._requests.get(event.request_id)
         if request is not None:
             yield from self._read(event, request)
             return
         waiting = self._early.setdefault(event.request_id, [])
+        # Bounded per request: anybody may send feedback on an id that does not exist.
         if len(waiting) < SIGNALS_MAX:
             waiting.append(event)
         if len(self._early) > self._num_max:
@@ -75,7 +76,8 @@ class Preferences:
         spec = self._declared[event.name]
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
         is_pair = spec.kind is SignalKind.CORRECTION and event.content is not None
-        if is_pair and not request.is_external:  # Of which of its replies nobody knows.
+        # An external session has many replies; nobody knows which of them was corrected.
+        if is_pair and not request.is_external:
             yield PreferencePair(
                 feedback=event.key(),
                 root=root,

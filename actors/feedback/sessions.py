@@ -1,7 +1,4 @@
-"""One session: its requests, what was said of them, and the samples they became. Pure.
-
-From the signals that reach a turn to its reward. Pure.
-"""
+"""One user session: its requests, their signals, rewards and samples. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +16,19 @@ from penstock.messages.rollout import TurnSummary
 from penstock.messages.signals.declaration import SignalLevel, SignalSpec
 
 FULL_WEIGHT = 1.0
-"""Signals of less weight together are filled up with neutral ones to this."""
+"""Total weight up to which neutral signals are added, so that weak signals give weak rewards."""
 UNTRUSTED_SHARE_MAX = 0.5
-"""Where a trusted key speaks, all others together weigh at most this share of it."""
+"""Maximum weight of all untrusted signals, relative to trusted ones where there are any."""
 
 
 def reward_of(
     signals: Iterable[FeedbackReceived], declared: Mapping[str, SignalSpec]
 ) -> float | None:
-    """Return the weighted mean score, brought to 0..1; None where no signal counts.
+    """Return the weighted mean score, mapped to [0, 1]; None if no signal counts.
 
     Example:
-        A lone `accept` of value 1 gives 1.0; with weight 0.01, 0.505. Beside a failed
-        `tests_passed` of a trusted key it gives 0.33, and no number of accepts gives more.
+        A single `accept` of value 1 gives 1.0; with weight 0.01, 0.505. Together with a failed
+        `tests_passed` of a trusted key it gives 0.33, and further accepts do not raise that.
 
     """
     totals, scores = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
@@ -45,14 +42,15 @@ def reward_of(
     share = 1.0
     if totals[True] > 0 and totals[False] > 0:
         share = min(1.0, UNTRUSTED_SHARE_MAX * totals[True] / totals[False])
+    # Weak signals are diluted with neutral ones instead of being amplified to a full reward.
     total = max(totals[True] + share * totals[False], FULL_WEIGHT)
     return (1.0 + (scores[True] + share * scores[False]) / total) / 2.0
 
 
 TURNS_MAX = 256
-"""Turns of one sample; a longer session becomes several."""
+"""Maximum turns per sample; a longer session becomes several samples."""
 SIGNALS_MAX = 1024
-"""Pieces of feedback on one session; more are left out."""
+"""Maximum pieces of feedback per session; further ones are left out."""
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,26 +63,26 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     chain: str
     at: float
-    """When it was recorded, unix seconds."""
+    """Unix time of the recording in seconds."""
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of feedback as it stands after its amendments."""
+    """One piece of feedback after its amendments."""
 
     root: str
-    """Log key of the first."""
+    """Log key of the original feedback."""
     order: int
-    """Which came later."""
+    """Order of arrival."""
     event: FeedbackReceived
     at: float = 0.0
     """When it was stored, unix seconds."""
 
 
-class Rated(msgspec.Struct, frozen=True, kw_only=True):
-    """What the signals of one moment say of some turns."""
+class TurnRatings(msgspec.Struct, frozen=True, kw_only=True):
+    """Rewards of turns by the signals at one moment."""
 
     rewards: list[float | None]
-    """By turn, 0 to 1; None where no signal reaches it."""
+    """Reward of each turn in [0, 1]; None if no signal applies to it."""
     roots: list[str]
     """Roots of the signals that count."""
 
@@ -96,33 +94,34 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class UserSession:
-    """A user's session; a request without one is alone in its own."""
+    """A user's session; a request without a session has one to itself."""
 
     session_id: str
     tenant: str
     user: str
     turns: dict[str, RecordedTurn] = field(default_factory=dict)
-    """By request, in the order of the log."""
+    """Turns by request, in the order of the log."""
     sample_of: dict[str, str] = field(default_factory=dict)
-    """Request -> its sample; the others are open."""
+    """Sample id by request; requests without one are open."""
     samples: dict[str, LiveSampleJoined] = field(default_factory=dict)
-    """By id, the newest revision that the log has."""
+    """Newest stored revision by sample id."""
     signals: dict[str, Signal] = field(default_factory=dict)
-    """By root."""
+    """Signals by root."""
     ready_at: float = 0.0
-    """Nothing is published of it before."""
+    """Time before which nothing of the session is published."""
 
     @property
     def open(self) -> list[list[RecordedTurn]]:
-        """Turns that are in no sample yet, by chain, at most as many as one may have."""
+        """Turns without a sample, grouped by chain, at most `TURNS_MAX` each."""
         found: dict[str, list[RecordedTurn]] = {}
         for name, turn in self.turns.items():
             if name not in self.sample_of:
                 found.setdefault(turn.chain, []).append(turn)
+        # By chain: requests of one session may belong to several conversations.
         return [turns[:TURNS_MAX] for turns in found.values()]
 
     def add(self, record: InferenceRecorded, now: float) -> None:
-        """Take in a request."""
+        """Add a request."""
         self.turns[record.request_id] = RecordedTurn(
             request_id=record.request_id,
             summary=record.turn.summary,
@@ -135,8 +134,8 @@ class UserSession:
 
     def rate(
         self, turns: Sequence[RecordedTurn], declared: Mapping[str, SignalSpec], now: float
-    ) -> Rated:
-        """Return what is said of turns of this session now."""
+    ) -> TurnRatings:
+        """Return the rewards of turns of this session now."""
         counting = list(self._counting(declared, now))
         whole = [signal for signal, spec in counting if spec.level is SignalLevel.SESSION]
         single: dict[str, list[Signal]] = {}
@@ -148,12 +147,14 @@ class UserSession:
         for turn in turns:
             own = single.get(turn.request_id, [])
             roots.update(signal.root for signal in own)
+            # Sorted, because float sums depend on their order, and the order of arrival must not
+            # change a reward.
             reaching = sorted([*whole, *own], key=lambda signal: signal.root)
             rewards.append(reward_of((signal.event for signal in reaching), declared))
-        return Rated(rewards=rewards, roots=sorted(roots))
+        return TurnRatings(rewards=rewards, roots=sorted(roots))
 
     def matures_at(self, declared: Mapping[str, SignalSpec], now: float) -> float | None:
-        """Return when the next signal will be believed that is not yet, or None."""
+        """Return when the next signal matures, or None."""
         times = [
             turn.at + declared[signal.event.name].maturity_s
             for signal in self.signals.values()
@@ -162,9 +163,9 @@ class UserSession:
         return min((time for time in times if time > now), default=None)
 
     def sample(
-        self, turns: Sequence[RecordedTurn], rated: Rated, revision: int
+        self, turns: Sequence[RecordedTurn], rated: TurnRatings, revision: int
     ) -> LiveSampleJoined:
-        """Return the sample of some turns with what is said of them."""
+        """Return the sample of some turns with their rewards."""
         known = [reward for reward in rated.rewards if reward is not None]
         mean = sum(known) / len(known) if known else 0.0
         added = [0.0 if reward is None else reward - mean for reward in rated.rewards]
@@ -190,7 +191,7 @@ class UserSession:
     def _counting(
         self, declared: Mapping[str, SignalSpec], now: float
     ) -> Iterator[tuple[Signal, SignalSpec]]:
-        """Yield the signals that count now: of a user the latest of each name and target."""
+        """Yield mature signals: the latest per user, name and target."""
         latest: dict[tuple[str, str, str, str], Signal] = {}
         for signal in self.signals.values():
             event = signal.event

@@ -1,12 +1,12 @@
 """Trust: how often a user's judgments agree with verified ones of the same requests. Pure.
 
-Verified is what a key with `is_trusted` says, a test harness for instance. Where both are there,
-they agree or not; a user is believed until this happens too rarely: with a share p of agreements
-(after `NUM_PRIOR` that count as three in four), the weight of the user's samples is
+Verified judgments come from keys with `is_trusted`, such as a test harness. With a share p of
+agreements (including a prior of `NUM_PRIOR` comparisons, three quarters of which agree), the weight
+of the user's samples is
 
     min(1, max(0, (p - 1/2) / (1/4)))
 
-so that who agrees no more often than a coin has none.
+so that a user who agrees no more often than a coin toss has no weight.
 """
 
 from collections import OrderedDict
@@ -19,19 +19,19 @@ from penstock.messages.signals.declaration import by_name
 
 NUM_PRIOR = 8
 NUM_JUDGES_MAX = 64
-"""Users who are compared on one request."""
+"""Maximum users compared per request."""
 BELIEVED = 0.75
-"""Share of agreements from which on a user's weight is whole."""
+"""Share of agreements from which on a user has full weight."""
 COIN = 0.5
 
 User = tuple[str, str]
 
 
-class _Judged(msgspec.Struct, kw_only=True):
+class _RequestScores(msgspec.Struct, kw_only=True):
     verified: float = 0.0
-    """Sum of verified scores."""
+    """First verified score; 0 if there is none."""
     by_user: dict[User, float] = {}
-    """User -> first score."""
+    """First score of each user."""
 
 
 class Trust:
@@ -40,17 +40,17 @@ class Trust:
     def __init__(self, config: JoinConfig) -> None:
         self._num_max = config.num_open_max
         self._declared = by_name(config.signals)
-        self._judged: OrderedDict[str, _Judged] = OrderedDict()
+        self._judged: OrderedDict[str, _RequestScores] = OrderedDict()
         self._agreed: OrderedDict[User, list[int]] = OrderedDict()
-        """User -> agreements, comparisons."""
+        """[agreements, comparisons] by user."""
 
     def add(self, event: FeedbackReceived) -> None:
-        """Take in a judgment; the first of each user on a request is compared."""
+        """Add a judgment; only a user's first one on a request is compared."""
         spec = self._declared.get(event.name)
         score = spec.score(event.value) * spec.weight if spec else 0.0
         if score == 0.0:
             return
-        judged = self._judged.setdefault(event.request_id, _Judged())
+        judged = self._judged.setdefault(event.request_id, _RequestScores())
         if len(self._judged) > self._num_max:
             self._judged.popitem(last=False)
         user = (event.tenant, event.user)
@@ -59,6 +59,7 @@ class Trust:
                 judged.verified = score
                 for other, given in judged.by_user.items():
                     self._compare(other, given, score)
+        # Only the first judgment: a user could otherwise correct it after the verified one.
         elif user not in judged.by_user and len(judged.by_user) < NUM_JUDGES_MAX:
             judged.by_user[user] = score
             if judged.verified != 0.0:

@@ -1,5 +1,6 @@
 """The judge actor: one verdict for every finished rollout."""
 
+import logging
 from typing import ClassVar
 
 import msgspec
@@ -25,9 +26,11 @@ from penstock.messages.reading.trajectories import read_trajectory
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 
+log = logging.getLogger(__name__)
+
 
 class JudgeActor(Actor):
-    """Every rollout gets one verdict: graded, its own fault, or masked with the cause."""
+    """Publishes one verdict per rollout: graded, the policy's fault, or masked with the cause."""
 
     role = "judge"
     consumes: ClassVar[tuple[type[Event], ...]] = (RolloutFinished,)
@@ -37,15 +40,10 @@ class JudgeActor(Actor):
     def __init__(
         self, chat: ChatFormat, config: JudgeConfig, summary: SummaryConfig | None = None
     ) -> None:
-        """Make the judge that the settings name.
-
-        Args:
-            chat: of the run.
-            config: of the judge.
-            summary: as rollout workers ask for summaries.
+        """Create the judge that the settings name.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: No judge has that name.
 
         """
         self.num_concurrent = config.num_concurrent
@@ -59,8 +57,11 @@ class JudgeActor(Actor):
         self._panel: Panel | None = None
 
     async def start(self, ctx: Context) -> Effects:
-        """Make the other judges; raises as `Panel` does."""
+        """Create the additional judges; raises what `Panel` raises."""
         self._panel = Panel(self._config, self._chat, self._replicas, ctx)
+        others = ", ".join(one.name for one in self._config.judges) or "no other judges"
+        name, version = self._config.judge, self._judge.version
+        log.info("%s version %s, %s, %d at once", name, version, others, self.num_concurrent)
         return ()
 
     async def on_rollout_finished(self, rollout: RolloutFinished, ctx: Context) -> Effects:
@@ -70,31 +71,35 @@ class JudgeActor(Actor):
         return (self._verdict(rollout, findings, ctx.monotonic() - started_at),)
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
-        """Mask a rollout that no judge could handle: its group must not wait for ever.
-
-        What was delivered too often is rejected by the bus of the judge's process, which bears the
-        names of all its actors, joined by `+`.
-        """
+        """Mask a rollout whose delivery the bus gave up on, or its group would wait forever."""
+        # The bus of a process rejects under the names of all actors in it, joined by `+`.
         if ctx.actor not in event.actor.split("+"):
             return ()
         rollout = await read_rejected(ctx.store, event, RolloutFinished)
         if rollout is None:
             return ()
+        log.error("rollout %s: rejected by the bus: %s", rollout.rollout_id, event.cause)
         findings = Findings(outcome=Outcome.JUDGE_ERROR, detail=f"rejected: {event.cause}")
         return (self._verdict(rollout, findings, 0.0),)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Know whom to ask, where the run's own replicas judge."""
+        """Record a replica; rubric judges may ask the run's own replicas."""
         self._replicas.add(event, ctx.monotonic())
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Ask no replica that is silent."""
+        """Forget silent replicas."""
         self._replicas.expire(ctx.monotonic())
         return ()
 
     def _verdict(self, rollout: RolloutFinished, findings: Findings, elapsed_s: float) -> Verdict:
         components = reward_components(findings, self._config)
+        is_masked = findings.outcome.is_masked
+        log.log(
+            logging.WARNING if is_masked else logging.DEBUG,
+            "rollout %s: %s after %.1f s: %s",
+            *(rollout.rollout_id, findings.outcome, elapsed_s, findings.detail),
+        )
         return Verdict(
             rollout_id=rollout.rollout_id,
             group_id=rollout.group_id,
@@ -122,7 +127,6 @@ class JudgeActor(Actor):
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:
-        """Ask the judges, unless the episode's end decides the outcome or the task is unknown."""
         outcome = outcome_of_end(rollout.end)
         if outcome is not None:
             return Findings(outcome=outcome, detail=rollout.error)
@@ -133,13 +137,14 @@ class JudgeActor(Actor):
         except (NotFoundError, CodecError, TaskUnfitError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
         except (SandboxError, DeadlineError) as error:
-            detail = f"the task's set-up: {error}"
+            detail = f"set-up of the task: {error}"
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=detail)
         findings = await self._judge.judge(trajectory, task, ctx)
+        # Own code returns findings too: lengths come from the recorded turns, never from a judge.
         findings = msgspec.structs.replace(
             findings,
             unseparated=task.hidden.unseparated,
             lengths=self._meter.measure(rollout, trajectory.turns, task.task),
         )
-        assert self._panel is not None, "made at the start"
+        assert self._panel is not None, "`start` creates it"
         return await self._panel.add(findings, trajectory, task)

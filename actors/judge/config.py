@@ -19,75 +19,74 @@ JUDGES_MAX = 8
 REPORTED = "reported"
 """Name of the judge that takes the reward of the program that played a rollout."""
 KILLS_MAX = 2
-"""Machines that the same files may kill before that is their own doing."""
+"""Machines that the same files may kill before the files are to blame: one may be a coincidence."""
 
 
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights and form of the penalty; defaults keep it well below the value of a solved task."""
+    """Weights and curve of the penalty (`reward.py`); by default far below a task's reward."""
 
     scale: NonNegativeFloat = 0.02
-    """Reward lost for each unit of C; 0 turns the penalty off."""
+    """Reward lost per unit of C; 0 turns the penalty off."""
     penalty_max: NonNegativeFloat = 0.2
-    """Bound of the whole penalty."""
+    """Upper bound of the penalty."""
     k: NonNegativeFloat = 0.5
     q: NonNegativeFloat = 1.0
     thinking_token: NonNegativeFloat = 0.002
-    """Weight of one token drawn that is neither of a call nor of the final message."""
+    """Weight of a sampled token outside calls and the final message."""
     call_token: NonNegativeFloat = 0.002
-    """Weight of one token drawn of a call."""
+    """Weight of a sampled token of a tool call."""
     final_token: NonNegativeFloat = 0.002
-    """Weight of one token drawn of the final message."""
+    """Weight of a sampled token of the final message."""
     output_token: NonNegativeFloat = 0.0005
-    """Weight of one token that a tool returned."""
+    """Weight of a token that a tool returned."""
     call: NonNegativeFloat = 0.1
     turn: NonNegativeFloat = 0.1
 
 
 class AuxiliaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What manners are worth at most; each is scored from 0 to 1 without a model."""
+    """Weights of scores from 0 to 1 that count style without a model."""
 
     style: NonNegativeFloat = 0.0
-    """Few lints in the lines that the episode wrote."""
+    """Weight of few lints in the lines that the episode wrote."""
     communication: NonNegativeFloat = 0.0
-    """A final message that names what was changed."""
+    """Weight of a final message that names the changed files."""
     todos: NonNegativeFloat = 0.0
-    """No to-do left behind: in the lines that it wrote, or open in its own plan."""
+    """Weight of leaving no to-do behind, in written lines or in the episode's plan."""
 
     @property
     def weights(self) -> dict[str, float]:
-        """Those that count, by name."""
+        """Positive weights by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value > 0.0}
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which judges, what an outcome is worth, and how long grading may take."""
+    """Judges, the rewards of outcomes, and limits of grading."""
 
     judge: str = "hidden_tests"
-    """The verifiable one, which alone decides the outcome: by its name, or own code, `module:name`,
-    a class that is made with these settings (docs/extend.md)."""
+    """Verifiable judge, the only one that decides the outcome: a name of `judges.JUDGES`, or
+    `module:name` of a class that takes these settings (docs/extend.md)."""
     judges: list[RubricConfig] = []
-    """Others, whose scores are added to the reward of what was graded."""
+    """Additional judges, whose scores are added to the reward."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     scores_failed: bool = False
-    """Whether these, and `auxiliary`, count where the tests fail, too: always below any solved
-    rollout."""
+    """Whether `judges` and `auxiliary` also count for failed rollouts, which still earn less than
+    any solved one."""
     calibration_min: UnitInterval = 0.0
-    """Agreement with people that a rubric judge needs, by the lower end of its 95% interval, for
-    each criterion; 0: none."""
+    """Minimum agreement with people per criterion of a rubric judge, by the lower end of its 95%
+    interval; 0 requires none."""
     num_concurrent: PositiveInt = 4
-    """Rollouts graded at once, each in a machine of its own."""
+    """Rollouts graded at once, each in its own machine."""
     reward_solved: Finite = 1.0
     reward_failed: Finite = 0.0
     partial_credit: UnitInterval = 0.5
-    """Reward of a failed rollout whose verifier gave nearly a whole reward, above
-    `reward_failed`; of others in proportion."""
+    """Reward above `reward_failed` per unit of a failed rollout's verifier score, in (0, 1)."""
     reward_min: Finite = -0.25
-    """Reward of the policy's own faults (a broken turn, a timeout), whatever the tests find."""
+    """Reward of the policy's own faults, such as a broken turn or a timeout."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     num_attempts_max: PositiveInt = 3
     """Machines tried before a rollout is masked as an infrastructure error."""
     places_machines: bool = False
-    """Ask the scheduler for a host, one that has the task's image first; by default as
+    """Ask the scheduler for a host, preferably one that has the task's image; by default as
     `rollout_worker.places_groups`."""
     acquire_wait_s: PositiveFloat = 120.0
     retry_delay_s: PositiveFloat = 0.5
@@ -96,16 +95,16 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def bonus_max(self) -> float:
-        """What judges and auxiliary rewards can add together."""
+        """Upper bound of what additional judges and auxiliary scores can add."""
         return sum(one.weight for one in self.judges) + sum(self.auxiliary.weights.values())
 
     @property
     def retry(self) -> RetryPolicy:
-        """How often a machine is asked for."""
+        """Retries of a lease of a machine."""
         return RetryPolicy(pause_s=self.retry_delay_s, num_attempts_max=self.num_attempts_max)
 
     def lease_spec(self, lease_id: str, task: Task, holder: str = "") -> LeaseSpec:
-        """Return the lease of a machine with the task's own image and size."""
+        """Return the lease of a machine with the task's image and size."""
         return LeaseSpec(
             holder=holder or lease_id,
             lease_s=self.lease_s,
@@ -118,7 +117,8 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def __post_init__(self) -> None:
-        """Refuse rewards that would pay for failing."""
+        """Refuse rewards by which a failed rollout could earn more than a solved one."""
+        # The worst case of each outcome, whatever an episode's length and the other judges say.
         floor = self.reward_failed - self.length_penalty.penalty_max
         solved_min = self.reward_solved - self.length_penalty.penalty_max
         if not self.reward_min <= floor < solved_min:
@@ -131,8 +131,8 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not failed_max < solved_min:
             raise ConfigError(
                 "judge: expected reward_failed + partial_credit + the weights of judges and of "
-                "auxiliary < reward_solved - length_penalty.penalty_max, so that nothing outweighs "
-                f"the tests, got {failed_max:g} and {solved_min:g}"
+                "auxiliary < reward_solved - length_penalty.penalty_max, so that no failed rollout "
+                f"earns more than a solved one, got {failed_max:g} and {solved_min:g}"
             )
         names = [one.name for one in self.judges]
         if len(names) > JUDGES_MAX or len(set(names)) < len(names):

@@ -1,20 +1,17 @@
-"""Runs the hidden tests of one step, or of a task without steps, on what the episode left behind.
+"""Runs the hidden tests of one step, or of a task without steps, on the files an episode left.
 
 ```
- fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden calls ─▶ results
-                                                     verdict ◀─ compare with what is expected ◀─┘
+ fresh machine ◀─ the task's files ◀─ the episode's changes ◀─ hidden calls ─▶ results
+                                                verdict ◀─ compare with expected results ◀─┘
  8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
-An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
-unchanged files (the null patch), so the answer is known. The verdict names that. A verifier that
-gives parts of a reward is run all the same: what the unchanged files earn is no one's work, and
-cancels out only if everybody gets it.
+An episode that changed nothing fails without a run: every task's tests fail on the unchanged files
+(the null patch), or it would not have entered the task set. A verifier with fractional rewards is
+run anyway: unchanged files may earn a fraction, which cancels out only if every rollout gets it.
 
-Every distinct result is graded once: rollouts of a group often leave the very same files behind. A
-verdict that shares another's grading names it, and no machine: it had none of its own. Signs of
-cheating belong to one episode and are never shared. Tests that give two answers for the same files
-are flaky, and the gates keep such tasks out. A machine's failure is not shared: it depends on no
-file.
+Every distinct result is graded once, because rollouts of a group often leave identical files. A
+verdict that shares a grading names the rollout that was graded, and no machine. Signs of cheating
+belong to one episode and are never shared, and neither are failures of machines.
 """
 
 import asyncio
@@ -54,22 +51,20 @@ _DETAIL_CHARACTERS_MAX = 400
 class OneStepJudge:
     """Solved if and only if every hidden test of one step passes in a fresh machine.
 
-    `task_steps.HiddenTestsJudge` asks it about every step; nobody else should, since a task of
-    several steps would be judged by its first.
+    Use `task_steps.HiddenTestsJudge`: this one would judge a task by its first step only.
     """
 
     name = "hidden_tests"
     version = "6"
 
     def __init__(self, config: JudgeConfig) -> None:
-        """Take the bounds."""
         self._config = config
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one rollout; a machine that fails is replaced, then the rollout is masked.
+        """Grade one rollout in a fresh machine, with retries.
 
-        Unless its files kill machine after machine by themselves: then it is the policy's fault.
-        The first ends the machine of a judge that had the rollout before and may be gone.
+        A rollout whose machines fail is masked, unless its files killed `KILLS_MAX` machines: then
+        it is the policy's fault.
         """
         if (settled := settle(rollout, task)) is not None:
             return settled
@@ -81,7 +76,9 @@ class OneStepJudge:
             lease_id = ctx.new_id("grade")
             holder = f"judge.{rollout.finished.rollout_id}"
             spec = self._config.lease_spec(lease_id, task.task, holder)
+            # Another host next, so that one broken host cannot make a policy's files look deadly.
             avoid_host = killed[-1] if killed else ""
+            # The first attempt ends the machine of a judge that died with this rollout in hand.
             spec = msgspec.structs.replace(spec, takes_over=is_first, avoid_host=avoid_host)
             is_first = False
             async with lease_sandbox(ctx, lease_id, spec) as sandbox:
@@ -95,6 +92,7 @@ class OneStepJudge:
             return await with_retries(
                 attempt,
                 self._config.retry,
+                # Refusals repeat on every host, and so does a kill that happened twice.
                 retry_on=(SandboxError, DeadlineError),
                 is_final=lambda error: isinstance(error, REFUSALS) or len(killed) >= KILLS_MAX,
             )
@@ -105,7 +103,7 @@ class OneStepJudge:
 
 
 def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
-    """Return what is known without running anything, or None."""
+    """Return findings that need no run, or None."""
     if broken := broken_tests(task):
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
     is_changed = rollout.files or rollout.finished.deleted or rollout.states
@@ -113,7 +111,7 @@ def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
         detail = "no file changed: the tests are known to fail on the unchanged files"
         return weigh(Findings(outcome=Outcome.FAILED, detail=detail), audit(rollout, task))
     if forbidden := touched_hidden_files(rollout, task):
-        detail = f"the episode wrote where hidden tests lie: {', '.join(forbidden)}"
+        detail = f"the episode wrote to paths of hidden tests: {', '.join(forbidden)}"
         kind = CheatKind.HIDDEN_TESTS
         found = [
             CheatFinding(kind=kind, where=f"file {path}", detail="a hidden test", is_decisive=True)
@@ -126,10 +124,7 @@ def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
 
 
 def weigh(findings: Findings, cheats: list[CheatFinding]) -> Findings:
-    """Add an episode's own signs of cheating to what is known of the files it left.
-
-    A solved task, or a part of one, with a decisive sign is the policy's fault, not a success.
-    """
+    """Add an episode's signs of cheating; a decisive sign turns any success into a policy error."""
     decisive = [f"{one.kind} ({one.where}: {one.detail})" for one in cheats if one.is_decisive]
     outcome, detail = findings.outcome, findings.detail
     if decisive and (outcome is Outcome.SOLVED or findings.score):
@@ -140,7 +135,7 @@ def weigh(findings: Findings, cheats: list[CheatFinding]) -> Findings:
 async def grade(
     rollout: Trajectory, task: GradedTask, sandbox: Sandbox, output_bytes_max: int
 ) -> Findings:
-    """Run the hidden tests in a fresh machine on what the episode left behind, and weigh it.
+    """Run the hidden tests in a fresh machine on the episode's files, and audit the episode.
 
     Raises:
         SandboxError: The machine failed.
@@ -158,7 +153,7 @@ async def grade(
     except TaskUnfitError as error:
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
     except FilesUnfitError as error:
-        return _unfit(f"they cannot be laid out: {error}", rollout, task)
+        return _unfit(f"they cannot be written to a machine: {error}", rollout, task)
     report = read_report(done, task.hidden.expected)
     tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
     findings = Findings(
@@ -173,17 +168,13 @@ async def grade(
 
 
 def _unfit(why: str, rollout: Trajectory, task: GradedTask) -> Findings:
-    """Return what an episode is worth whose files cannot be graded: it left them so."""
     found = CheatFinding(kind=CheatKind.UNFIT, where="files", detail=why, is_decisive=True)
-    unfit = Findings(outcome=Outcome.POLICY_ERROR, detail=f"the files that it left: {why}")
+    unfit = Findings(outcome=Outcome.POLICY_ERROR, detail=f"files of the episode: {why}")
     return weigh(unfit, [found, *audit(rollout, task)])
 
 
 def broken_tests(task: GradedTask) -> str:
-    """Return what is wrong with the hidden tests themselves, or an empty string.
-
-    Tests that cannot run are no evidence about the policy.
-    """
+    """Return why hidden tests cannot run, or an empty string; no evidence about the policy."""
     for path, data in task.hidden.contents.items():
         if path.endswith(".py"):
             try:
@@ -198,10 +189,11 @@ def broken_tests(task: GradedTask) -> str:
 def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     """Return the episode's paths that would overwrite or shadow a hidden test, sorted.
 
-    Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
-    package of the same module name beside it. A path out of the working directory counts, too.
+    A path shadows if it is a file in place of a hidden file's folder, a folder in place of the
+    file, or a package of the same module name. Paths outside of the working directory count, too.
     """
     begun_with = task.begun_with
+    # Its folders and module name count, too: whatever an import would find before the test.
     hidden = {PurePosixPath(path) for path in task.hidden.contents}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
     modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
@@ -233,26 +225,24 @@ def _shadows(path: PurePosixPath, places: set[PurePosixPath], folders: set[PureP
 
 
 NUM_RESULTS_MAX = 4096
-"""Remembered; the oldest is forgotten first, and graded again if it comes back."""
+"""Gradings remembered; the oldest is forgotten first, and graded again if it comes back."""
 _SHARED = frozenset({Outcome.SOLVED, Outcome.FAILED})
 
 
 class SameFilesJudge:
-    """Asks another judge once for each set of files that a task was left with."""
+    """Asks another judge once per distinct set of files of a task."""
 
     def __init__(self, judge: OneStepJudge) -> None:
-        """Take the judge to ask."""
         self.name, self.version = judge.name, judge.version
         self._judge = judge
         self._found: OrderedDict[bytes, tuple[str, Findings]] = OrderedDict()
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one rollout, or return what was found about another one with the same files.
-
-        One that waits for another's grading waits as long as that may take, which is bounded.
-        """
+        """Grade one rollout, or return the findings of another one with the same files."""
         key = result_digest(rollout, task.step)
+        # Rollouts of a group finish together: the lock makes the others wait for one grading,
+        # which its lease and retries bound.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._found:
                 first_id, findings = self._found[key]
@@ -260,6 +250,7 @@ class SameFilesJudge:
                 shared = msgspec.structs.replace(findings, detail=detail, sandbox=None)
                 return weigh(shared, audit(rollout, task))
             findings = await self._judge.judge(rollout, task, ctx)
+            # Failures of machines do not depend on the files, so another rollout may succeed.
             if findings.outcome in _SHARED:
                 self._remember(key, rollout.finished.rollout_id, findings)
             return findings
@@ -271,7 +262,7 @@ class SameFilesJudge:
 
 
 def result_digest(rollout: Trajectory, step: int) -> bytes:
-    """Digest a step of a task and what the episode did to its files: 16 bytes."""
+    """Return 16 bytes that identify a task's step and the files that an episode left."""
     result = (
         rollout.finished.purpose,
         rollout.finished.task_id,

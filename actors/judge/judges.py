@@ -1,19 +1,14 @@
-"""The judges: what each must offer, and the table that names them.
+"""The table of judges, the panel of additional judges, auxiliary scores, and episode lengths.
 
-Manners of an episode, scored from 0 to 1 by counting: style, communication, to-dos. Pure.
-
-None of it says whether the work is right: it is added to the reward of what was graded, with small
-weights (`judge.auxiliary`).
-
-The judges beside the verifiable one: asked about what was graded, never about its outcome.
+The verifiable judge decides the outcome; additional judges only add to the reward:
 
 ```
  Findings(outcome) ── solved, or failed with `judge.scores_failed` ──▶ auxiliary, rubric judges
                                                                             │ scores
         a judge that failed: masked (`on_failure = "mask"`), or no score ◀──┘
 ```
-
-What an episode spent, by kind, counted from its recorded turns. Pure.
+Auxiliary scores (style, communication, to-dos) count from 0 to 1 without a model, and enter with
+small weights (`judge.auxiliary`).
 """
 
 import asyncio
@@ -49,15 +44,16 @@ from penstock.messages.task import Purpose, Task
 
 VERSION = "1"
 LINTED_CHARS_MAX = 64 << 10
-"""Of one file; a longer one counts as one lint."""
+"""Characters of a file that is linted; a longer file counts as one lint."""
 _SHOWN_MAX = 3
+# Brackets, so that the pattern does not match in this line.
 _TODO = re.compile(r"\b(T[O]DO|F[I]XME|X[X]X)\b|^\s*[-*+] \[ \] ")
 _BOX = re.compile(r"^\s*(?:[-*+]|\d+[.)]) \[( |x|X)\] ", re.MULTILINE)
 _STEM_CHARS_MIN = 3
 
 
 def auxiliary_scores(submission: Submission, config: AuxiliaryConfig) -> list[JudgeScore]:
-    """Return the scores of those that have a weight."""
+    """Return the scores that have a positive weight."""
     return [_SCORERS[name](submission) for name in config.weights]
 
 
@@ -68,7 +64,7 @@ def style(submission: Submission) -> JudgeScore:
 
 
 def todos(submission: Submission) -> JudgeScore:
-    """Score to-dos in the lines that it wrote, and what is open in its own last plan."""
+    """Score to-dos in written lines, and open items of the plan in the final message."""
     left = [
         f"{file.path}:{number}: {line.strip()[:60]}"
         for file in submission.files
@@ -80,11 +76,12 @@ def todos(submission: Submission) -> JudgeScore:
 
 
 def communication(submission: Submission) -> JudgeScore:
-    """Score the final message: half for being there, half for the changed files that it names."""
+    """Score the final message: half for existing, half for the share of changed files it names."""
     words = submission.message.casefold()
     if not words:
         return JudgeScore(judge="communication", version=VERSION, score=0.0, repeats=1)
-    unnamed = [file.path for file in submission.files if not _names(words, file.path)]
+    # Without changed files there is nothing to name, which counts as named.
+    unnamed = [file.path for file in submission.files if not _mentions(words, file.path)]
     share = 1.0 - len(unnamed) / len(submission.files) if submission.files else 1.0
     detail = f"not named: {', '.join(unnamed[:_SHOWN_MAX])}" if unnamed else ""
     score = 0.5 + 0.5 * share
@@ -105,8 +102,7 @@ def _counted(judge: str, found: list[str]) -> JudgeScore:
     return JudgeScore(judge=judge, version=VERSION, score=score, repeats=1, detail=detail)
 
 
-def _names(words: str, path: str) -> bool:
-    """Return whether a text names a file: its name, or its stem where that is a word."""
+def _mentions(words: str, path: str) -> bool:
     name = path.rsplit("/", 1)[-1].casefold()
     stem = name.partition(".")[0]
     if name in words:
@@ -133,10 +129,10 @@ def _lints(file: ChangedFile) -> Iterator[str]:
 
 
 class Panel:
-    """All judges of a run but the verifiable one.
+    """All judges of a run except for the verifiable one.
 
     Raises:
-        ConfigError: A judge's key is not where the settings say.
+        ConfigError: The settings name a key that does not exist.
 
     """
 
@@ -150,29 +146,28 @@ class Panel:
         ]
 
     async def add(self, findings: Findings, rollout: Trajectory, task: GradedTask) -> Findings:
-        """Return the findings with what the others say of a training rollout."""
+        """Return the findings of a training rollout with the additional judges' scores."""
         has_scorers = self._judges or self._config.auxiliary.weights
         is_trained = rollout.finished.purpose is Purpose.TRAIN
         if not (has_scorers and is_trained and is_scored(findings.outcome, self._config)):
             return findings
         submission = read_submission(rollout, task, self._chat)
         scores = auxiliary_scores(submission, self._config.auxiliary)
+        # Each judge bounds itself (`deadline_s`) and reports failures as scores of None.
         asked = await asyncio.gather(*(judge.score(submission) for judge in self._judges))
         scores += [score for each in asked for score in each]
         findings = msgspec.structs.replace(findings, scores=scores)
         failed = [
-            one
+            f"judge {one.judge}, {one.criterion}: {one.detail}"
             for judge, each in zip(self._judges, asked, strict=True)
             if judge.config.on_failure == MASK
             for one in each
             if one.score is None
         ]
-        return _masked(findings, failed) if failed else findings
-
-
-def _masked(findings: Findings, failed: Sequence[JudgeScore]) -> Findings:
-    detail = "; ".join(f"judge {one.judge}, {one.criterion}: {one.detail}" for one in failed)
-    return msgspec.structs.replace(findings, outcome=Outcome.JUDGE_ERROR, detail=detail)
+        if not failed:
+            return findings
+        outcome, detail = Outcome.JUDGE_ERROR, "; ".join(failed)
+        return msgspec.structs.replace(findings, outcome=outcome, detail=detail)
 
 
 def _answerer(
@@ -180,23 +175,28 @@ def _answerer(
 ) -> Answerer:
     if config.endpoint is not None:
         return Endpoint(config.endpoint)
-    assert config.policy_version is not None, "the settings have one of both"
+    assert config.policy_version is not None, "`RubricConfig` requires one of the two"
     return Generators(config.policy_version, chat, replicas, ctx)
 
 
 class LengthMeter:
-    """Counts by one chat format's markup."""
+    """Counts the tokens of episodes by kind, from their recorded turns.
+
+    Args:
+        chat: Chat format, whose markup separates the kinds.
+        summary_request: Text that asks for a summary; not counted as tool output.
+
+    """
 
     def __init__(self, chat: ChatFormat, summary_request: str) -> None:
-        """Take the chat format, and the words that ask for a summary, which no tool returned."""
         self._tokenizer = chat.tokenizer
         self._kinds = TokenKinds(chat.tokenizer)
         self._num_request = self._count(summary_request)
 
     def measure(self, rollout: RolloutFinished, turns: Sequence[Turn], task: Task) -> Lengths:
-        """Return the lengths of an episode of a task.
+        """Return the lengths of an episode.
 
-        Prompts cost nothing: what a later segment reads again was charged where it was sampled.
+        Prompts cost nothing: a later segment's prompt repeats tokens that were already charged.
         """
         counts = [
             self._kinds.count(
@@ -216,11 +216,12 @@ class LengthMeter:
         )
 
     def _num_returned(self, rollout: RolloutFinished, turns: Sequence[Turn], task: Task) -> int:
-        """Count what contexts have of tools; the markup of messages counts as theirs."""
+        # Markup of messages counts as tool output, too.
         steps = {end + 1: step for end, step in zip(rollout.step_ends, task.steps, strict=False)}
         num_returned = 0
         for index, turn in enumerate(rollout.turns[1:], 1):
             step = steps.get(index)
+            # Such a context is a prompt or an instruction: no tool returned it.
             if turn.starts_segment or (step and not turns[index - 1].calls):
                 continue
             num_asked = self._num_request if turn.is_summary else 0
@@ -234,20 +235,20 @@ class LengthMeter:
 
 
 class Judge(Protocol):
-    """Finds out what a rollout achieved."""
+    """Determines what a rollout achieved."""
 
     @property
     def name(self) -> str:
-        """Its name in verdicts."""
+        """Name of the judge in verdicts."""
         ...
 
     @property
     def version(self) -> str:
-        """Goes up with every change to what it finds."""
+        """Version, which changes whenever the same files could get another grade."""
         ...
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one rollout; failures of machines are an outcome, not an error."""
+        """Grade one rollout; a failed machine is an outcome, not an exception."""
         ...
 
 
@@ -261,14 +262,14 @@ def make_judge(config: JudgeConfig) -> Judge:
     """Return the judge that the settings name.
 
     Raises:
-        ConfigError: There is none of that name, or own code that it names is no judge.
+        ConfigError: No judge has that name, or the named class is not a judge.
 
     """
     if is_reference(config.judge):
         own = cast("Callable[[JudgeConfig], Judge]", load_reference(config.judge, "judge.judge"))
         judge = own(config)
         if missing := [part for part in ("version", "judge") if not hasattr(judge, part)]:
-            text = f"expected a judge, it has no {', '.join(missing)}"
+            text = f"expected a judge, but it lacks {', '.join(missing)}"
             raise ConfigError(f"judge.judge: {config.judge!r}: {text}")
         return judge
     if config.judge not in JUDGES:

@@ -1,11 +1,12 @@
-"""From findings to a reward: components that sum to it. Pure.
+"""Turns findings into reward components, whose sum is the reward. Pure.
 
-The length penalty distinguishes short episodes and does not ruin long ones:
+The length penalty separates short episodes and saturates for long ones:
 C(x) = ((1 + k x)^(1-q) - 1) / (k (1-q)), where x is a weighted sum of thinking, call, output and
 final tokens, of calls and of turns. C'(0) = 1; q -> 1 gives ln(1 + k x) / k; q = 0 or k -> 0
 gives x.
 
-Source: the technical report of Composer 2 (its k, q and weights are not public: settings here).
+Source: the technical report of Composer 2. Its k, q and weights are not public; here they are
+settings.
 """
 
 import math
@@ -33,11 +34,11 @@ _ENDS = {
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What judges found out about one rollout."""
+    """Results of the judges for one rollout; fields as in `Verdict`."""
 
     outcome: Outcome
     score: float | None = None
-    """The verifier's own reward, where it gave a part of a whole one: in (0, 1)."""
+    """Fractional reward of the verifier, in (0, 1)."""
     scores: list[JudgeScore] = []
     lengths: Lengths | None = None
     num_tests_passed: int = 0
@@ -49,26 +50,23 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome_of_end(end: EpisodeEnd) -> Outcome | None:
-    """Return the outcome that the end of an episode settles by itself, or None.
+    """Return the outcome that follows from how an episode ended, or None if it has to be graded.
 
-    An episode that met its turn or token limit is graded like a finished one: what it did to the
-    files by then is what it did.
+    An episode that reached its turn or token limit is graded like a finished one.
     """
     return _ENDS.get(end)
 
 
 def is_scored(outcome: Outcome, config: JudgeConfig) -> bool:
-    """Return whether judges and auxiliary rewards count for an outcome of the tests."""
+    """Return whether additional judges and auxiliary scores count for an outcome of the tests."""
     return outcome is Outcome.SOLVED or (outcome is Outcome.FAILED and config.scores_failed)
 
 
 def reward_components(findings: Findings, config: JudgeConfig) -> dict[str, float]:
-    """Return the parts of the reward; empty where the outcome is masked.
+    """Return the parts of the reward by name; empty if the outcome is masked.
 
-    The rule: the tests decide, other judges add. Whatever they say, a failed rollout stays below
-    every solved one (`JudgeConfig` refuses weights that could change that), and the policy's own
-    faults get nothing from anybody. Only what solves the task is charged for its length: among
-    failures a penalty would teach to give up early.
+    The tests decide and other judges add: a failed rollout always stays below every solved one
+    (`JudgeConfig` checks the weights), and the policy's own faults earn no bonus.
     """
     outcome = findings.outcome
     if outcome.is_masked:
@@ -76,6 +74,7 @@ def reward_components(findings: Findings, config: JudgeConfig) -> dict[str, floa
     if outcome in {Outcome.POLICY_ERROR, Outcome.TIMEOUT}:
         return {"policy_fault": config.reward_min}
     if outcome is Outcome.SOLVED:
+        # Only solved rollouts pay for length: among failures it would teach to give up early.
         penalty = length_penalty(findings.lengths or Lengths(), config.length_penalty)
         parts = {"tests": config.reward_solved, LENGTH_PENALTY: -penalty}
     else:
@@ -86,9 +85,9 @@ def reward_components(findings: Findings, config: JudgeConfig) -> dict[str, floa
 
 
 def _bonus(scores: Sequence[JudgeScore], config: JudgeConfig) -> dict[str, float]:
-    """Return what each judge adds: its weight times the weighted mean over its criteria.
+    """Return each judge's weight times the weighted mean of its criteria.
 
-    A judge that failed at one of them adds nothing.
+    A judge that could not score one of its criteria adds nothing.
     """
     found = {(one.judge, one.criterion): one.score for one in scores}
     parts: dict[str, float] = {}
@@ -105,8 +104,8 @@ def _bonus(scores: Sequence[JudgeScore], config: JudgeConfig) -> dict[str, float
     return parts
 
 
-def composed_again(verdict: Verdict, config: JudgeConfig) -> dict[str, float]:
-    """Return the components of a recorded verdict, from what it records alone."""
+def recompose(verdict: Verdict, config: JudgeConfig) -> dict[str, float]:
+    """Return the components of a recorded verdict under other settings."""
     findings = Findings(
         outcome=verdict.outcome,
         score=verdict.score,
@@ -116,7 +115,7 @@ def composed_again(verdict: Verdict, config: JudgeConfig) -> dict[str, float]:
     return reward_components(findings, config)
 
 
-_NEAR_ONE = 1e-9
+_NEAR_ONE = 1e-9  # Below it, the limits q -> 1 and k x -> 0 are exact to double precision.
 
 
 def penalty_curve(x: float, k: float, q: float) -> float:
@@ -131,11 +130,9 @@ def penalty_curve(x: float, k: float, q: float) -> float:
 
 
 def effort(lengths: Lengths, config: LengthPenaltyConfig) -> float:
-    """Return x: the weighted sum over the episode.
-
-    Kinds of sampled tokens are charged by their difference to the final message's weight, so that
-    equal weights give the same bits as one weight for all of them.
-    """
+    """Return x, the weighted sum of an episode's lengths."""
+    # By differences to the final message's weight, so that equal weights give the same bits as one
+    # weight for all kinds.
     num_sampled = lengths.thinking + lengths.call + lengths.final
     return (
         config.final_token * num_sampled
@@ -148,7 +145,7 @@ def effort(lengths: Lengths, config: LengthPenaltyConfig) -> float:
 
 
 def length_penalty(lengths: Lengths, config: LengthPenaltyConfig) -> float:
-    """Return the penalty, 0 <= penalty <= `penalty_max`; the reward loses it."""
+    """Return the penalty, 0 <= penalty <= `penalty_max`, which is subtracted from the reward."""
     x = max(0.0, effort(lengths, config))
     cost = penalty_curve(x, config.k, config.q)
     return min(config.penalty_max, config.scale * cost)

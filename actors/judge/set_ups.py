@@ -1,10 +1,10 @@
-"""Runs a task's set-up in a machine that no policy has had, and records what it makes.
+"""Runs a task's set-up in a fresh machine and records the files that it creates.
 
 ```
  fresh machine ◀─ files, setup.sh of step 0 ─▶ made[0] ◀─ files, setup.sh of step 1 ─▶ made[1] ..
-                    once a task: what the log has (`SetUpRecorded`) is not made again ◀─┘
+                    once per task: the log keeps the result (`SetUpRecorded`) ◀─┘
 ```
-What becomes of it is in `envs/tasks/set_ups.py`.
+`envs/tasks/set_ups.py` tells these files from the policy's.
 """
 
 import asyncio
@@ -41,37 +41,37 @@ log = logging.getLogger(__name__)
 
 NUM_FILES_MAX = 2_000
 NUM_BYTES_MAX = 8 << 20
-"""Of what a task's set-up makes by one step; where it is more, it counts as the policy's."""
+"""Bytes that one step's set-up may create; if it creates more, the files count as the policy's."""
 TOTAL_BYTES_MAX = 32 << 20
-"""By all of its steps: every rollout that is judged has a copy."""
+"""Bytes of all steps' set-ups together; every rollout that is judged holds a copy."""
 
 
 class StepKilledError(SandboxKilled):
-    """A machine ended by itself under a later step's set-up, without what an episode leaves."""
+    """A later step's set-up killed its machine, without any files of an episode."""
 
 
 class SetUps:
-    """Runs the set-up of each task, where it has one, unless the log has what it made."""
+    """Runs each task's set-up once, unless the log has its result."""
 
     def __init__(self, config: JudgeConfig) -> None:
-        """Take the bounds of a grading machine."""
         self._config = config
         self._locks: WeakValueDictionary[tuple[Split, str], asyncio.Lock] = WeakValueDictionary()
         self._unfit: dict[tuple[Split, str], str] = {}
-        """Why, of tasks whose set-ups kill machines; at most all of a run."""
+        """Reasons by task whose set-up kills machines; at most one per task of the run."""
 
     async def add(self, task: GradedTask, ctx: Context) -> GradedTask:
-        """Return a task with what its set-up makes.
+        """Return the task with the files that its set-up creates.
 
         Raises:
-            SandboxError: No machine could run it.
-            TaskUnfitError: A later step's killed machine after machine.
-            DeadlineError: None answered in time.
+            SandboxError: No machine could run the set-up.
+            TaskUnfitError: A later step's set-up killed `KILLS_MAX` machines.
+            DeadlineError: No machine answered in time.
 
         """
         if not has_set_up(task.task):
             return task
         key = (task.task.split, task.task.task_id)
+        # Rollouts of a group arrive together: one of them runs the set-up, the others wait.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._unfit:
                 raise TaskUnfitError(self._unfit[key])
@@ -80,9 +80,12 @@ class SetUps:
                 try:
                     changes = await self._run(task.task, ctx)
                 except TaskUnfitError as error:
-                    # Its text alone: the error would keep the frames of its callers.
+                    # Only the text: the error would keep the frames of its callers alive.
                     self._unfit[key] = str(error)
+                    log.error("set-up: %s", error)  # noqa: TRY400 - the text says it all
                     raise
+                task_id, num_files = task.task.task_id, [len(one.files) for one in changes]
+                log.info("task %s: set-up created %s files by step", task_id, num_files)
                 events = [_recorded(task.task, *numbered) for numbered in enumerate(changes)]
                 await ctx.publish(*events)
                 made = [made_by(one) for one in changes]
@@ -115,11 +118,10 @@ class SetUps:
 
 
 async def _recorded_before(task: Task, ctx: Context) -> list[Made]:
-    """Return what the log has; nothing where the store lost it, as no event replaces another."""
     try:
         return await recorded_set_ups(ctx.store, ctx.last, task)
-    except CodecError as error:
-        log.warning("task %s: its set-up is run again: %s", task.task_id, error)
+    except CodecError as error:  # The store lost it; a second event would not replace the first.
+        log.warning("task %s: running the set-up again: %s", task.task_id, error)
         return []
 
 
@@ -134,13 +136,13 @@ def _recorded(task: Task, step: int, made: Changes) -> SetUpRecorded:
 
 
 async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
-    """Return by step what its set-up and those before it made in a fresh machine.
+    """Return by step the changes that set-ups made up to and including that step.
 
-    One that fails, because it needs what an episode would have left, has made what is there then.
+    A later set-up may fail because it needs an episode's files; what it created counts anyway.
 
     Raises:
-        StepKilledError: The machine ended by itself under a later set-up.
-        SandboxError: The machine failed, or the first set-up in it.
+        StepKilledError: A later set-up killed the machine.
+        SandboxError: The machine or the first set-up failed.
 
     """
     layer = await list_work(sandbox) if task.image else {}
@@ -162,7 +164,7 @@ async def run_set_ups(sandbox: Sandbox, task: Task) -> list[Changes]:
                 layer=layer,
             )
         except ChangesError:
-            changes = Changes()
+            changes = Changes()  # Above the bounds: everything counts as the policy's.
         except SandboxKilled as error:
             if not number:
                 raise

@@ -1,6 +1,6 @@
-"""What judges other than tests see of an episode: what it changed, and what it said. Pure.
+"""What judges other than tests see of an episode: its changes and its messages. Pure.
 
-All of it is the policy's, or a stranger's task: nothing here may decide how it is read.
+All of it is untrusted text by the policy, a tool or a task's author.
 """
 
 import re
@@ -24,8 +24,8 @@ _OPENINGS = (
     *("lets think step by step", "let us think step by step", "step 1", "first"),
     *("解", "解答", "答案", "かいせつ", "解説", "respuesta", "solución", "lösung", "réponse"),
 )
-"""Texts that say nothing and that models still take for an answer ("One Token to Fool
-LLM-as-a-Judge", arXiv 2507.08794)."""
+"""Empty phrases that models mistake for an answer ("One Token to Fool LLM-as-a-Judge",
+arXiv 2507.08794)."""
 _OPENING = re.compile("|".join(sorted(map(re.escape, _OPENINGS), key=len, reverse=True)))
 _NOT_WORDS = re.compile(r"[\W_]+")
 _APOSTROPHES = re.compile(r"['\u2019]")
@@ -36,15 +36,16 @@ class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     before: str | None
-    """None: it was not there, or its image brought it, and nobody kept it."""
+    """Former text; None if the file is new, or was part of the image, which is not kept."""
     after: str | None
-    """None: deleted."""
+    """Present text; None if the file was deleted."""
 
     def added_lines(self) -> list[tuple[int, str]]:
-        """Return the lines that were not there before, with their numbers from 1."""
+        """Return (number from 1, line) of the new lines."""
         left = Counter((self.before or "").splitlines())
         added: list[tuple[int, str]] = []
         for number, line in enumerate((self.after or "").splitlines(), 1):
+            # As a multiset: a line that only moved is not an added one.
             if left[line] > 0:
                 left[line] -= 1
             else:
@@ -52,7 +53,8 @@ class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
         return added
 
     def diff(self) -> str:
-        """Return one hunk from the first line that differs to the last one, in linear time."""
+        """Return a diff of one hunk, from the first to the last line that differs."""
+        # Linear time, unlike difflib: the policy chooses both texts.
         old, new = (self.before or "").splitlines(), (self.after or "").splitlines()
         start = next(
             (n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
@@ -72,7 +74,7 @@ class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode for a judge."""
+    """One episode, as judges see it."""
 
     sample_id: str
     task: str = ""
@@ -80,18 +82,18 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     diff: str = ""
     """All changes as one text."""
     final: str = ""
-    """The final message, as it was sent."""
+    """Final message as sent."""
     turns: str = ""
-    """Everything that was said, called and returned."""
+    """Transcript: messages, calls and results."""
 
     @property
     def message(self) -> str:
-        """The final message; empty where it says nothing."""
+        """Final message; empty if it is only an empty phrase."""
         return self.final if says_something(self.final) else ""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to judge."""
+        """Whether there is neither a message nor a change."""
         return not (self.message or self.diff)
 
     def section(self, name: str) -> str:
@@ -100,13 +102,13 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def says_something(text: str) -> bool:
-    """Return whether words are left once openings of an answer and punctuation are taken off."""
+    """Return whether words remain once empty phrases and punctuation are removed."""
     words = _NOT_WORDS.sub(" ", _APOSTROPHES.sub("", text.casefold())).strip()
     return bool(_NOT_WORDS.sub("", _OPENING.sub(" ", words)))
 
 
 def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> Submission:
-    """Return what an episode did and said; of a task of several steps, in the last one's files."""
+    """Return what judges see of an episode, with the changes of its last step."""
     task = task.at_step(len(rollout.finished.step_ends))
     files = list(_changed_files(rollout, task))
     return Submission(
@@ -115,12 +117,12 @@ def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> 
         files=files,
         diff="\n".join([*(file.diff() for file in files), *_told_states(rollout)]),
         final=final_message(rollout.turns, chat),
-        turns="\n".join(_told(rollout.turns, chat)),
+        turns="\n".join(_transcript(rollout.turns, chat)),
     )
 
 
 def final_message(turns: Sequence[Turn], chat: ChatFormat) -> str:
-    """Return the text of a last turn without calls, or what its call `finish` answers."""
+    """Return the text of a last turn without calls, or the answer of its `finish` call."""
     if not turns or turns[-1].parse_error or turns[-1].is_summary:
         return ""
     text = _text_of(turns[-1], chat)

@@ -1,12 +1,12 @@
-"""The judge by hidden tests: each step of a task by its own tests, on what the step left.
+"""The judge by hidden tests: grades each step of a task by its tests, on the files it left.
 
 ```
  EpisodeStepEnded 0, 1, .. ─▶ grade ─▶ 1, 0.5, ..  ─▶ mean, or the last one ─▶ one verdict
  RolloutFinished           ─▶ grade ─▶ 0           ─┘
 ```
-Each finding is stored (`StepGraded`), so that a judge that is killed grades no step twice.
-Later steps count only where a step reaches its least reward, as if they had not been asked for.
-Steps in which the episode's own limits left no turn have the reward 0.
+Each finding is stored (`StepGraded`), so that a restarted judge grades no step twice. If a step
+misses its minimum reward, later steps do not count. Steps for which the episode had no turn left
+have the reward 0.
 
 Source: `MultiStepTrial` of Harbor 0.25.0.
 """
@@ -30,20 +30,19 @@ from penstock.messages.task import HiddenTests
 
 _GRADED = frozenset({Outcome.SOLVED, Outcome.FAILED})
 _SAME = [name for name in Findings.__struct_fields__ if name in StepGraded.__struct_fields__]
-"""What a finding and its event call alike; `cheats` are `findings` there."""
+"""Fields that `Findings` and `StepGraded` share; `cheats` are `findings` in the event."""
 
 
 class HiddenTestsJudge:
     """Solved if and only if the hidden tests of every step pass, each in a fresh machine.
 
-    Own judges that ask for the hidden tests make one of these from their settings.
+    Custom judges that need the hidden tests create one from their settings.
     """
 
     name = OneStepJudge.name
     version = OneStepJudge.version
 
     def __init__(self, config: JudgeConfig) -> None:
-        """Take the bounds."""
         self._judge = SameFilesJudge(OneStepJudge(config))
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
@@ -54,6 +53,7 @@ class HiddenTestsJudge:
         if fault := _fault(len(ends), task):
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=fault)
         found: list[Findings] = []
+        # A step without a turn was never begun: it scores 0 without a machine.
         is_begun = not ends or ends[-1] + 1 < len(rollout.finished.turns)
         for step in range(len(ends) + is_begun):
             graded = task.at_step(step)
@@ -68,9 +68,9 @@ class HiddenTestsJudge:
         return _joined(found, task.hidden, len(task.task.steps) + 1)
 
     async def _grade(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one step, or return what an earlier incarnation found out about it."""
         rollout_id = rollout.finished.rollout_id
         known = await ctx.last(StepGraded, f"{rollout_id}.{task.step}")
+        # Another version may grade the same files differently, so its findings do not count.
         if known is not None and known.judge_version == self.version:
             return _read(known)
         try:
@@ -98,13 +98,13 @@ def _read(graded: StepGraded) -> Findings:
 
 
 def _fault(num_ended: int, task: GradedTask) -> str:
-    """Return what is wrong with the steps of a task or of its rollout, or an empty string."""
+    """Return why the steps of a task and of its rollout do not match, or an empty string."""
     num_later, task_id = len(task.task.steps), task.task.task_id
     if len(task.hidden.steps) != num_later:
         graded = len(task.hidden.steps) + 1
         return f"task {task_id}: expected hidden tests of {num_later + 1} steps, got {graded}"
     if num_ended > num_later:
-        return f"{num_ended} steps ended, the task has {num_later + 1}"
+        return f"{num_ended} steps ended, but the task has {num_later + 1}"
     return ""
 
 
@@ -112,7 +112,7 @@ async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
     """Return the rollout as it was at the end of a step.
 
     Raises:
-        CodecError: The log has no such end, or its files are none.
+        CodecError: The log has no such end, or its files are damaged.
         StoreUnreachableError: The store did not answer.
 
     """
@@ -122,7 +122,7 @@ async def _left_by(rollout: Trajectory, step: int, ctx: Context) -> Trajectory:
     key = finished.turn_key(finished.step_ends[step])
     ended = await ctx.last(EpisodeStepEnded, key)
     if ended is None or ended.step != step:
-        raise CodecError(f"step end {key}: is named, but the log does not have it")
+        raise CodecError(f"step end {key}: the rollout names it, but the log does not have it")
     files = await load_files(ctx.store, ended.files)
     finished = msgspec.structs.replace(finished, deleted=ended.deleted)
     return msgspec.structs.replace(
@@ -135,12 +135,12 @@ def _reward(found: Findings) -> float:
 
 
 def _joined(found: Sequence[Findings], hidden: HiddenTests, num_steps: int) -> Findings:
-    """Return one finding from those of the steps.
+    """Combine the findings of steps.
 
     Args:
-        found: Of the steps that were reached and count.
-        hidden: Says how their rewards make one.
-        num_steps: That count, reached or not.
+        found: Findings of the graded steps.
+        hidden: Whether the last step or the mean decides.
+        num_steps: Number of steps that count; those beyond `found` have the reward 0.
 
     """
     rewards = [*map(_reward, found), *[0.0] * (num_steps - len(found))]
@@ -159,6 +159,6 @@ def _joined(found: Sequence[Findings], hidden: HiddenTests, num_steps: int) -> F
 
 
 def _cheats(found: Sequence[Findings]) -> list[CheatFinding]:
-    """Return the signs of all steps: a file that gave one away may be gone in the next step."""
+    # Of all steps: a later step may have deleted the file that shows a sign.
     unique = {(one.kind, one.where): one for each in found for one in each.cheats}
     return most_decisive(unique.values())

@@ -1,6 +1,6 @@
-"""The pacer: grants rollouts within the staleness budget and picks their tasks.
+"""The pacer grants rollouts within the staleness budget and picks their tasks.
 
-`staleness_budget.py` computes the bound, `curriculum.py` chooses tasks; both are pure. `actor.py`
-connects them to the log and issues a group's commands. To choose tasks in another way, change
-`Curriculum.pick`: grants are on the log, so a restarted pacer knows what was chosen.
+`staleness_budget.py` computes the bound and `curriculum.py` picks tasks; both are pure. `actor.py`
+connects them to the log and issues the commands of a group. To change how tasks are picked, change
+`Curriculum.pick`: grants are on the log, so a restarted pacer knows its earlier picks.
 """

@@ -1,16 +1,11 @@
 """The pacer: turns staleness credits into rollout commands.
 
-Ids of commands follow from the group alone, and its task from the log (`GroupGranted`, published
-first). A command published twice (a restart between two publishes) is therefore the same command:
-the stream keeps one, and a worker that receives the other finds the rollout finished.
-
-The commands of a group, and of an evaluation: pure functions of the log.
-
-Which training tasks are not granted any more: those whose rollouts broke process after process.
-
-One quarantined rollout may be what its policy did; two of one task are the task's.
+Command ids follow from the group's index, and its task from the log (`GroupGranted`, published
+first). A command that a restart publishes twice is therefore the same command: the stream keeps
+one, and a worker that receives the other finds the rollout finished.
 """
 
+import logging
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,6 +39,8 @@ from penstock.messages.task import (
 )
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
+log = logging.getLogger(__name__)
+
 
 def group_commands(
     config: PacerConfig, group_index: int, task: Task, policy_version: int
@@ -73,7 +70,7 @@ def group_commands(
 
 
 def _bundled(commands: Sequence[StartRollout], tree: TreeConfig) -> list[StartRollout]:
-    """Return one command for each tree: its first rollout, and the others as branches of it."""
+    """Return one command per tree: its first rollout, with the others as branches."""
     return [
         msgspec.structs.replace(
             commands[start],
@@ -94,8 +91,8 @@ def eval_commands(
 ) -> list[StartRollout]:
     """Return the commands of an evaluation: `e<eval_id>-<i>` in group `<eval_id>`, task by task.
 
-    Tasks are taken at even distances, sorted by category: fewer than all still cover every
-    category, and each evaluation of a run attempts the same ones.
+    Tasks are sorted by category and taken at equal distances: a part of them still covers every
+    category, and all evaluations of a run attempt the same tasks.
     """
     by_category = eligible_tasks(tasks, request.sources, request.categories)
     num_tasks = min(request.num_tasks, len(by_category))
@@ -128,28 +125,32 @@ def _sampling_seed(seed: int, rollout_id: str) -> int:
 
 
 ROLLOUTS_MAX = 2
+"""Quarantined rollouts that quarantine their task: a single one may be the policy's doing."""
 _ITEM = "pacer.Task."
 
 
 class TaskQuarantine:
-    """Folds quarantined rollouts into quarantined tasks."""
+    """Quarantines tasks whose rollouts were quarantined; no group is granted for them."""
 
     def __init__(self) -> None:
         self.task_ids: set[str] = set()
         self._rollouts: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, event: ItemQuarantined) -> ItemQuarantined | None:
-        """See a quarantined item; return the quarantine of its task, if that follows."""
+        """Record a quarantined item; return the quarantine of its task, if it follows."""
         task_id = event.task_id
         if not task_id or event.item.startswith(_ITEM):
             return None
         rollouts = self._rollouts[task_id]
-        rollouts.add(event.item.split(".", 2)[-1])  # The same in every role.
+        # Without the role: one rollout may be quarantined by a worker and by the judge.
+        rollouts.add(event.item.split(".", 2)[-1])
         if len(rollouts) < ROLLOUTS_MAX or task_id in self.task_ids:
             return None
         self.task_ids.add(task_id)
+        # Item names are subject tokens on the bus; task ids may be any text.
         name = task_id.encode().hex() if not _is_token(task_id) else task_id
         cause = f"{len(rollouts)} of its rollouts are quarantined: {', '.join(sorted(rollouts))}"
+        log.error("task %s: quarantined: %s", task_id, cause)
         return ItemQuarantined(item=f"{_ITEM}{name}", cause=cause, task_id=task_id)
 
 
@@ -164,12 +165,8 @@ def _is_token(text: str) -> bool:
 class Pacer(Actor):
     """Grants groups as the budget allows; its state follows from the log.
 
-    The budget counts the version that every replica of training serves, since that is the oldest
-    that a new rollout can meet. A replica that left or is silent counts no longer; while there is
-    none, nothing more is granted.
-
-    Commands go out before the credits that count them: after a crash in between, the same groups
-    are granted again under the same ids, and none is lost.
+    The budget uses the oldest version that a training replica serves, because a new rollout may be
+    sampled from it. Silent replicas do not count; without replicas nothing is granted.
     """
 
     role = "pacer"
@@ -203,8 +200,7 @@ class Pacer(Actor):
         """Start with an empty budget.
 
         Args:
-            config: What is granted.
-            source_weights: Weight of each source of tasks; by default all tasks are alike.
+            source_weights: Weight of each source of tasks; by default all tasks weigh the same.
 
         """
         self._config = config
@@ -218,14 +214,14 @@ class Pacer(Actor):
         self._replicas = ReplicaTable()
         self._has_baseline = not config.await_baseline
         self._baselines: set[str] = set()
-        """Evaluations of version 0 that are announced and not complete."""
+        """Evaluations of version 0 that are announced but not complete."""
         self._curriculum: Curriculum
         self._heldout: Sequence[Task] = ()
         self._published: CreditsChanged | None = None
         self._quarantine = TaskQuarantine()
 
     async def start(self, ctx: Context) -> Effects:
-        """Load the tasks, and take up the count of grants where an earlier incarnation left it.
+        """Load the tasks and resume the count of grants.
 
         Raises:
             ConfigError: The settings name a category that no training task has.
@@ -246,7 +242,7 @@ class Pacer(Actor):
             self._budget = self._budget.resumed_at(self._published.num_groups_granted)
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
-        """Version 0 exists."""
+        """Start granting: version 0 exists."""
         return await self._move_to(0, ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
@@ -254,17 +250,17 @@ class Pacer(Actor):
         return await self._move_to(event.policy_version, ctx)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Count the version that a replica samples under."""
+        """Record the version that a replica serves."""
         self._replicas.add(event, ctx.monotonic())
         return await self._grant(ctx)
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Count no replica that is silent."""
+        """Forget silent replicas, which may unblock the budget."""
         self._replicas.expire(ctx.monotonic())
         return await self._grant(ctx)
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
-        """Count trained and discarded groups, and see how their tasks went."""
+        """Count trained and discarded groups, and update their tasks' solve rates."""
         self._budget = self._budget.with_batch(
             event.policy_version, event.num_placed, event.num_made_up_for
         )
@@ -275,41 +271,45 @@ class Pacer(Actor):
         return await self._grant(ctx)
 
     async def on_group_granted(self, event: GroupGranted, ctx: Context) -> Effects:
-        """Take up the grants of an earlier incarnation."""
+        """Record a grant, possibly of the pacer before a restart."""
         self._curriculum.note(event)
         return ()
 
     async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
-        """See what belongs to the baseline: all sets are announced before one is complete."""
+        """Record the evaluations of version 0; all are announced before one completes."""
         if event.policy_version == 0:
             self._baselines.add(event.eval_id)
         return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
-        """Open the gate after the baseline."""
+        """Start granting once version 0 is evaluated."""
         self._baselines.discard(event.eval_id)
-        is_baseline = event.policy_version == 0 and not self._baselines
-        self._has_baseline = self._has_baseline or is_baseline
+        if event.policy_version == 0 and not self._baselines and not self._has_baseline:
+            self._has_baseline = True
+            log.info("version 0 is evaluated: granting training groups")
         return await self._grant(ctx)
 
     async def on_eval_requested(self, event: EvalRequested, ctx: Context) -> Effects:
-        """Have every chosen held-out task attempted."""
-        return eval_commands(self._config, event, self._heldout)
+        """Publish the commands of an evaluation."""
+        commands = eval_commands(self._config, event, self._heldout)
+        log.info("evaluation %s: %d rollouts", event.eval_id, len(commands))
+        return commands
 
     async def on_item_quarantined(self, event: ItemQuarantined, ctx: Context) -> Effects:
-        """Grant no group of a task whose rollouts end process after process."""
+        """Quarantine a task whose rollouts crash process after process."""
         task = self._quarantine.add(event)
         return () if task is None else (task,)
 
     async def on_run_opened(self, event: RunOpened, ctx: Context) -> Effects:
-        """Grant again where a service simulates tasks beside its users."""
+        """Resume granting if the run continues as a service."""
         if event.is_service:
             self._budget = self._budget.opened()
         return await self._grant(ctx)
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
-        """Grant no more."""
+        """Stop granting."""
         self._budget = self._budget.closed()
+        log.info("the run is finished: no more grants after %d", self._budget.num_granted)
         return ()
 
     async def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
@@ -317,14 +317,15 @@ class Pacer(Actor):
         return await self._grant(ctx)
 
     def _version(self) -> int:
-        """Return the oldest version that a rollout granted now can meet."""
+        # The oldest version from which a rollout that is granted now may be sampled.
         served = [replica.policy_version for replica in self._replicas.ready(Purpose.TRAIN)]
         return min(self._trainer_version, *served) if served else self._budget.policy_version
 
     async def _grant(self, ctx: Context) -> Effects:
+        # The version first: it decides how many groups the staleness bound allows.
         self._budget = self._budget.with_version(self._version())
         first, version = self._budget.num_granted, self._budget.policy_version
-        # After a restart the earlier grants are read before there are new ones.
+        # After a restart, all earlier grants have to be read before new ones are made.
         is_ready = self._has_baseline and self._curriculum.num_noted >= first
         num_groups = self._budget.num_grantable if is_ready else 0
         effects: list[Event] = []
@@ -332,19 +333,22 @@ class Pacer(Actor):
             task = await self._granted_task(index, ctx)
             effects += group_commands(self._config, index, task, version)
         self._budget = self._budget.with_granted(num_groups)
+        if num_groups:
+            log.debug("%d groups granted from %d on, at version %d", num_groups, first, version)
+        # Commands before the credits that count them: after a crash in between, the same groups
+        # are granted again under the same ids, and none is lost.
         return [*effects, *self._changed_credits(ctx)]
 
     async def _granted_task(self, group_index: int, ctx: Context) -> Task:
-        """Return a group's task, which the log then has: the one that it has already, if any."""
         granted = self._curriculum.pick(group_index, self._quarantine.task_ids)
         [receipt] = await ctx.publish(granted)
+        # The log decides: the pacer before a restart may have picked another task for this group.
         if receipt.is_duplicate:
             granted = await ctx.last(GroupGranted, granted.key()) or granted
         self._curriculum.note(granted)
         return self._curriculum.task(granted.task_id)
 
     def _changed_credits(self, ctx: Context) -> Effects:
-        """Show the budget, unless nothing changed or a restart still reads what was shown."""
         budget, shown = self._budget, self._published
         credits = CreditsChanged(
             policy_version=budget.policy_version,
@@ -359,7 +363,7 @@ class Pacer(Actor):
         if credits.policy_version < 0 or credits == shown:
             return ()
         if shown is not None and _progress(credits) < _progress(shown):
-            return ()
+            return ()  # After a restart, until the log is read up to what was published.
         self._published = credits
         return (credits,)
 

@@ -1,24 +1,22 @@
-"""Which task each group attempts: fresh ones first, then those whose solve rate is uncertain. Pure.
+"""Picks each group's task: fresh tasks first, then those with an uncertain solve rate. Pure.
 
 ```
  all tasks ──▶ fresh ──pick──▶ open (its group runs) ──manifest──▶ attempted ──pick──▶ open
                                               solved always or never │      ▲
-                                                                     ▼      │ the evidence ages
+                                                                     ▼      │ evidence decays
                                                                   skipped ──┘
 ```
-No task is attempted twice while there are fresh ones (unless `revisit_share` says so). Then an
-attempted one is drawn with a chance that grows with the expected variance of its outcome: with
-solved and failed rollouts as a Beta posterior of its solve rate p, E[p (1 - p)], which is what a
-group's advantages are made of. One that all or none of its rollouts solved is skipped. Evidence
-halves every `solve_rate_half_life` steps, since the policy changes; so a skipped task is drawn
-again some day, the later, the more rollouts spoke against it.
+No task is repeated while fresh ones are left, except for `revisit_share`. After that, tasks are
+drawn in proportion to the expected variance of their outcome, E[p (1 - p)] under a Beta posterior
+of the solve rate p: without variance, a group has no advantages. Tasks that all or none of their
+rollouts solved are skipped. Evidence halves every `solve_rate_half_life` steps, because the policy
+changes; so a skipped task returns, later the more rollouts were unanimous.
 
-`pick` depends on the seed, the group's index and what was noted before: grants, which are on the
-log, and manifests. So a restart that reads them again picks the same. The state is a few numbers
-for each task.
+`pick` depends on the seed, the group's index, and the grants and manifests before it, all of which
+are on the log: a restarted pacer picks the same tasks. The state is a few numbers per task.
 
-Example (groups of 8, half-life 16): 4 of 8 solved weighs 0.23; 8 of 8 is skipped for 16 steps, and
-weighs 0.12 then.
+Example (groups of 8, half-life 16): 4 of 8 solved weighs 0.23; 8 of 8 is skipped for 16 steps and
+then weighs 0.12.
 """
 
 import random
@@ -36,26 +34,25 @@ Bucket = tuple[str, str]
 
 
 class TasksExhaustedError(PenstockError, RuntimeError):
-    """There is no training task left to attempt."""
+    """No training task is left to attempt."""
 
 
 _TRACE = 1e-3
-"""Rollouts that no longer count for anything."""
+"""Decayed number of rollouts that counts as none."""
 _CERTAIN_SHARE = 0.5
-"""Of a group's rollouts: aged below this share, unanimous ones no longer keep a task from being
-tried."""
+"""A unanimous task is skipped while its decayed rollouts exceed this share of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Rollouts as of a step: older ones count less."""
+    """Numbers of solved and failed rollouts at a step, with exponential decay."""
 
     num_solved: float = 0.0
     num_failed: float = 0.0
     step: int = 0
 
     def aged(self, step: int, half_life: float) -> "_Evidence":
-        """Return what is left of it at a later step."""
+        """Return the evidence decayed to a later step."""
         left = 0.5 ** (max(0, step - self.step) / half_life)
         return _Evidence(
             num_solved=self.num_solved * left,
@@ -70,31 +67,32 @@ class _Evidence:
         return a * b / ((a + b) * (a + b + 1))
 
     def is_certain(self, num_min: float) -> bool:
-        """Whether the task is always or never solved, by more rollouts than `num_min`."""
+        """Whether more than `num_min` rollouts were unanimous."""
         lesser, greater = sorted((self.num_solved, self.num_failed))
         return lesser < _TRACE and greater > num_min
 
 
 @dataclass(kw_only=True)
-class _Attempted:
-    """What is known of a task."""
+class _AttemptedTask:
+    """A task with its history."""
 
     task_id: str
     num_groups: int = 0
-    """Number of groups granted for the task."""
+    """Groups granted for the task."""
     num_open: int = 0
-    """Number of granted groups that no manifest has settled."""
+    """Granted groups that no manifest has settled."""
     evidence: _Evidence = _Evidence()
 
 
 class Curriculum:
-    """Draws a source and a category by weight, then a task of these.
+    """Draws a source and a category by weight, then one of their tasks.
 
     Args:
-        tasks: Of the training split.
-        settings: How they are chosen.
-        source_weights: Each source's share of the groups; one that is not named has the sum of its
-            categories' weights.
+        source_weights: Share of each source in the groups; by default the sum of its categories'
+            weights.
+
+    Raises:
+        ConfigError: A weighted category has no task, or no task has a weight.
 
     """
 
@@ -103,35 +101,29 @@ class Curriculum:
     def __init__(
         self, tasks: Sequence[Task], settings: PacerConfig, source_weights: Mapping[str, float]
     ) -> None:
-        """Sort tasks by source and category.
-
-        Raises:
-            ConfigError: A weight for a category that has no task, or no task with a weight.
-
-        """
         self._settings = settings
         self._weights = _bucket_weights(tasks, settings.category_weights, source_weights)
         self._fresh: dict[Bucket, list[Task]] = defaultdict(list)
         """All, also those attempted since; the next one last."""
         for task in tasks:
             self._fresh[_bucket(task)].append(task)
-        for (source, category), of in self._fresh.items():
-            random.Random(f"curriculum.{settings.seed}.{source}.{category}").shuffle(of)
-        self._attempted: dict[str, _Attempted] = {}
+        for (source, category), bucket in self._fresh.items():
+            # A generator per bucket: tasks added to one bucket do not reorder the others.
+            random.Random(f"curriculum.{settings.seed}.{source}.{category}").shuffle(bucket)
+        self._attempted: dict[str, _AttemptedTask] = {}
         self._by_id = {task.task_id: task for task in tasks}
         self._step = 0
         self.num_noted = 0
-        """Groups whose tasks are known."""
+        """Grants recorded, in the order of groups."""
 
     def pick(self, group_index: int, without: Collection[str] = ()) -> GroupGranted:
-        """Return the grant of a group; `note` makes it count.
+        """Return the grant of a group without recording it; see `note`.
 
         Args:
-            group_index: Of the group.
-            without: Tasks that may not be attempted.
+            without: Ids of tasks to exclude.
 
         Raises:
-            TasksExhaustedError: None may.
+            TasksExhaustedError: No task is left.
 
         """
         draw = random.Random(f"curriculum.{self._settings.seed}.{group_index}")
@@ -151,14 +143,14 @@ class Curriculum:
             chosen = draw.choices(of, [self._aged(one).variance for one in of])[0]
             task = self._by_id[chosen.task_id]
         elif fresh:
-            task = fresh[_drawn(draw, self._weights, fresh)][-1]
+            task = fresh[_draw_bucket(draw, self._weights, fresh)][-1]
         elif known:
             chosen = max(known, key=lambda one: (self._aged(one).variance, -one.num_groups))
             task = self._by_id[chosen.task_id]
         else:
             raise TasksExhaustedError(
-                f"group {group_index}: no task of a source and category with a weight is left, "
-                f"{len(without)} of the {len(self._by_id)} tasks are quarantined"
+                f"group {group_index}: no task with a positive weight is left; "
+                f"{len(without)} of {len(self._by_id)} tasks are quarantined"
             )
         before = self._attempted.get(task.task_id)
         return GroupGranted(
@@ -171,11 +163,11 @@ class Curriculum:
         )
 
     def task(self, task_id: str) -> Task:
-        """Return a task that was picked."""
+        """Return a task by its id."""
         return self._by_id[task_id]
 
     def note(self, granted: GroupGranted) -> None:
-        """Count a grant, in the order of groups; one that was counted changes nothing."""
+        """Record a grant, in the order of groups; a repeated one has no effect."""
         if granted.group_index != self.num_noted:
             assert granted.group_index < self.num_noted, f"group {self.num_noted} is missing"
             return
@@ -187,13 +179,10 @@ class Curriculum:
         attempted.num_open += 1
 
     def settle(self, group: GroupEntry, step: int, *, differs: bool) -> None:
-        """See how a group did.
+        """Update a task's evidence with a group's results.
 
         Args:
-            group: Of a manifest.
-            step: Of the manifest.
-            differs: Whether its rollouts did not all do equally well. Where all or none of these
-                are solved all the same, their scores differ: the task is neither.
+            differs: Whether the group's rollouts earned different rewards.
 
         """
         self._step = max(self._step, step)
@@ -201,9 +190,11 @@ class Curriculum:
         if attempted is None:
             return
         attempted.num_open = max(0, attempted.num_open - 1)
+        # Masked rollouts say nothing about the task.
         if group.num_judged == 0:
             return
         num_solved = float(group.num_solved)
+        # Equal outcomes with different scores still train: the task is not settled.
         if differs:
             num_solved = min(max(num_solved, 0.5), group.num_judged - 0.5)
         before = attempted.evidence.aged(step, self._settings.solve_rate_half_life)
@@ -224,8 +215,7 @@ class Curriculum:
         }
         return {bucket: tasks for bucket, tasks in found.items() if tasks}
 
-    def _candidates(self, without: Collection[str]) -> list[_Attempted]:
-        """Return the attempted tasks that may be again; open ones only if there are no others."""
+    def _candidates(self, without: Collection[str]) -> list[_AttemptedTask]:
         known = [
             one
             for one in self._attempted.values()
@@ -249,12 +239,13 @@ def _bucket_weights(
     category_weights: Mapping[str, float],
     source_weights: Mapping[str, float],
 ) -> dict[Bucket, float]:
-    """Return the weight of each source and category above 0: a source's is shared out."""
+    """Return the positive weights; a source's weight is divided among its categories."""
     buckets = sorted({_bucket(task) for task in tasks})
     known = sorted({category for _, category in buckets})
     if unknown := sorted(set(category_weights) - set(known)):
         raise ConfigError(
-            f"pacer.category_weights: unknown categories {unknown}; there are: {', '.join(known)}"
+            f"pacer.category_weights: unknown categories {unknown}, expected some of "
+            f"{', '.join(known)}"
         )
     categories = dict(category_weights) or dict.fromkeys(known, 1.0)
     own = {bucket: categories.get(bucket[1], 0.0) for bucket in buckets}
@@ -272,8 +263,9 @@ def _bucket_weights(
     return weights
 
 
-def _drawn(
+def _draw_bucket(
     draw: random.Random, weights: Mapping[Bucket, float], among: Collection[Bucket]
 ) -> Bucket:
+    # Sorted, because sets have no order and a restarted pacer has to draw the same.
     buckets = sorted(among)
     return draw.choices(buckets, [weights[bucket] for bucket in buckets])[0]

@@ -5,11 +5,10 @@
     ▲                                      └──▶ discarded
     └── allowed = (staleness_max + version + 1) x groups_per_batch + discarded
 ```
-The trainer takes groups in the order of their index. Group number n (from 0, discarded ones left
-out) trains version n // groups_per_batch. It is granted no earlier than at the version where
+The trainer takes groups in the order of their index. Group number n (from 0, without discarded
+ones) trains version n // groups_per_batch. It is granted no earlier than at the version where
 n < (staleness_max + version + 1) x groups_per_batch; so at most `staleness_max` versions pass
-between its first token and its training. Without staleness the groups that a batch discarded are
-made up for with the next version, not while the batch trains: they could only train one later.
+between its first token and its training.
 
 Example (groups_per_batch 2, staleness_max 1): version 0 allows 4; a discarded group makes it 5;
 version 1 makes it 7.
@@ -25,19 +24,19 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int
     steps_max: int
     policy_version: int = -1
-    """The oldest version that a rollout granted now can be sampled with; -1: none exists."""
+    """Oldest version that may sample a rollout granted now; -1 if none exists."""
     num_granted: int = 0
     num_trained: int = 0
     num_discarded: int = 0
     batch_version: int = -1
-    """The version that the newest batch is computed at."""
+    """Version at which the newest batch was computed."""
     num_discarded_with_batch: int = 0
     """Groups that the newest batch discarded."""
     is_closed: bool = False
 
     @property
     def num_allowed(self) -> int:
-        """Bound on `num_granted` by staleness."""
+        """Upper bound of `num_granted` by staleness."""
         if self.policy_version < 0:
             return 0
         batches = self.staleness_max + self.policy_version + 1
@@ -45,7 +44,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _num_made_up_for(self) -> int:
-        """Discarded groups that others may be granted for by now."""
+        # Without staleness, replacements for groups that the newest batch discarded wait for its
+        # step: granted now, they would train one version later than they were sampled.
         if self.staleness_max > 0 or self.batch_version < self.policy_version:
             return self.num_discarded
         return self.num_discarded - self.num_discarded_with_batch
@@ -83,13 +83,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, num_granted=self.num_granted + num_groups)
 
     def resumed_at(self, num_granted: int) -> "Budget":
-        """Return the budget with the grants of an earlier incarnation."""
+        """Return the budget with at least that many grants, after a restart."""
         return msgspec.structs.replace(self, num_granted=max(self.num_granted, num_granted))
 
     def closed(self) -> "Budget":
-        """Return the budget of a run that trains no more."""
+        """Return a budget that grants nothing more."""
         return msgspec.structs.replace(self, is_closed=True)
 
     def opened(self) -> "Budget":
-        """Return the budget of a run that goes on as a service."""
+        """Return a budget that grants again."""
         return msgspec.structs.replace(self, is_closed=False)

@@ -1,10 +1,9 @@
-"""Rollout workers: whole agent sessions, turn by turn, each in a machine of its own.
+"""Rollout workers run agent episodes turn by turn, each in its own machine.
 
-`actor.py` takes a command and starts one or several episodes; `episode.py` is the loop of one
-episode and runs its turns in a machine; `conversation.py` keeps its tokens, decides when it ends
-(pure), samples a turn and stores it in the log. `envs/tasks/workspace.py` reads what an episode
-changed.
+`actor.py` takes a command and starts its episodes; `episode.py` runs an episode's turns in a
+machine; `conversation.py` keeps the tokens, decides when the episode ends, samples turns and stores
+them in the log. `envs/tasks/workspace.py` reads which files an episode changed.
 
-To add a tool, see `envs/harness`. To add an end of an episode: a member of `EpisodeEnd`, and the
-rule in `conversation.py` that sets it.
+To add a tool, see `envs/harness`. To add an end of an episode, add a member to `EpisodeEnd` and the
+rule to `conversation.py` that sets it.
 """

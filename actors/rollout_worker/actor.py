@@ -1,21 +1,22 @@
-"""The rollout worker: commands, each one rollout or several that share their first turns.
+"""The rollout worker: each command is one rollout, or several that share their first turns.
 
 ```
                         ┌─ turn n ─▶ ... ─▶ end     the trunk's own rollout
  turn 0 ─▶ .. ─▶ saved ─┼─ turn n ─▶ ... ─▶ end     a branch: a copy of the machine, its own seed
                         └─ turn n ─▶ ... ─▶ end
 ```
-What is shared is sampled once and stored as the trunk rollout's turns; a branch's `TurnSampled`
-begin after it. So the ledger counts every token once, and a branch trains on its own turns with
-the trunk as context (`trajectories.own_turns`). Groups stay whole: each branch is a member with
-a verdict of its own, and the group's baseline is over all members (`advantages.trunk_advantage`).
+Shared turns are sampled once and stored as the trunk rollout's turns; a branch's `TurnSampled`
+events begin after them. So the ledger counts every token once, and a branch trains on its own turns
+with the trunk as context (`trajectories.own_turns`). Each branch is a full member of its group with
+its own verdict, and the baseline is over all members (`advantages.trunk_advantage`).
 
-After a crash the log decides what each rollout is: one with a stored turn 0 began at the prompt,
-one whose first stored turn comes after the trunk's is a branch.
+After a crash, the log tells the two kinds apart: a rollout with a stored turn 0 began at the
+prompt, one whose first stored turn comes after the trunk's is a branch.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, ClassVar
 
@@ -34,12 +35,13 @@ from penstock.messages.reading.rejected import read_rejected
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
+log = logging.getLogger(__name__)
+
 
 class Slots:
-    """Room for some episodes; who comes first is served first."""
+    """A bounded number of concurrent episodes, first come, first served."""
 
     def __init__(self, num_max: int) -> None:
-        """Begin with all of them free."""
         self._free = asyncio.Semaphore(num_max)
         self._num_held = 0
 
@@ -59,17 +61,7 @@ class Slots:
 
 
 class RolloutRunner:
-    """Carries out one command; without branches it is one episode.
-
-    Args:
-        command: Nothing is asked of anyone before `run`.
-        chat: Format of the policy.
-        config: Bounds.
-        ctx: The worker's.
-        slots: Each of its episodes needs one of the worker's.
-        replicas: Of generators, as the worker sees them.
-
-    """
+    """Runs the episodes of one command: one, or a trunk with its branches."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of a worker
         self,
@@ -90,10 +82,10 @@ class RolloutRunner:
         self._replicas = replicas
 
     async def run(self) -> list[RolloutFinished]:
-        """Run every rollout that has no end yet to a typed end, as many at once as have slots.
+        """Run every rollout without a stored end to a typed end, as slots allow.
 
         Raises:
-            BusError: The bus failed; what is stored stands.
+            BusError: The bus failed; stored turns remain valid.
 
         """
         works: list[Coroutine[Any, Any, RolloutFinished]] = []
@@ -102,6 +94,7 @@ class RolloutRunner:
             works.append(self._in_slot(self._trunk, episode))
             forked = episode.forked
         else:
+            # The trunk ended before a crash: its branches fork if it got as far as the fork.
             forked = asyncio.get_running_loop().create_future()
             forked.set_result(await self._has_turn(self._trunk, self._num_shared))
         works += [self._branch(one, forked) for one in self._branches if await self._is_open(one)]
@@ -109,6 +102,7 @@ class RolloutRunner:
         try:
             return list(await asyncio.gather(*tasks))
         finally:
+            # `gather` leaves the others running if one fails, and they would keep their machines.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -117,13 +111,14 @@ class RolloutRunner:
         """Report the rollouts that no worker will continue as failed.
 
         Args:
-            cause: Why, for the record.
-            is_charged: Whether what they did, and not the outside, is at fault.
+            cause: Reason for the record.
+            is_charged: Whether the rollouts themselves are at fault.
 
         """
         ends: list[RolloutFinished] = []
         for command in (self._trunk, *self._branches):
             if await self._is_open(command):
+                # With the trunk's turns, so that the record of an abandoned branch is complete.
                 is_branch = command is not self._trunk and await self._left_trunk(command)
                 episode = self._episode(command, is_branch=is_branch)
                 ends.append(await episode.abandon(cause, is_charged=is_charged))
@@ -132,11 +127,11 @@ class RolloutRunner:
     async def _branch(self, command: StartRollout, forked: asyncio.Future[bool]) -> RolloutFinished:
         is_branch = await self._left_trunk(command)
         if not is_branch and not await self._has_turn(command, 0):
+            # Before it takes a slot: a branch that held one could keep its own trunk waiting.
             is_branch = await forked
         return await self._in_slot(command, self._episode(command, is_branch=is_branch))
 
     async def _in_slot(self, command: StartRollout, episode: Episode) -> RolloutFinished:
-        """Run an episode that waits for no other one: each holder of a slot gets to its end."""
         async with self._slots.hold(self._ctx):
             try:
                 return await episode.run()
@@ -158,7 +153,7 @@ class RolloutRunner:
         )
 
     async def _left_trunk(self, command: StartRollout) -> bool:
-        """Return whether a rollout has turns after the trunk's, and none from the prompt on."""
+        """Return whether a rollout has stored turns, the first of them after the trunk's."""
         has_own = await self._has_turn(command, self._num_shared)
         return has_own and not await self._has_turn(command, 0)
 
@@ -170,7 +165,6 @@ class RolloutRunner:
 
 
 def _branch_commands(command: StartRollout) -> list[StartRollout]:
-    """Return the commands of the other rollouts, each on its own."""
     if command.branching is None:
         return []
     return [
@@ -186,10 +180,10 @@ def _branch_commands(command: StartRollout) -> list[StartRollout]:
 
 
 class RolloutWorker(Actor):
-    """Shares the work queue with its like; a command is done when its rollouts' ends are kept.
+    """Takes commands from a work queue that all workers share.
 
-    Killed at any moment, it loses nothing: the command is delivered again, and the next worker
-    continues from the stored turns.
+    A command is acknowledged once the ends of its rollouts are stored. If a worker dies, the
+    command is delivered again, and the next worker continues from the stored turns.
     """
 
     role = "rollout_worker"
@@ -198,34 +192,44 @@ class RolloutWorker(Actor):
     tick_s = 1.0
 
     def __init__(self, chat: ChatFormat, config: RolloutWorkerConfig) -> None:
-        """Take the format that the policy was trained with."""
         self.num_concurrent = config.num_concurrent
         self._chat = chat
         self._config = config
         self._slots = Slots(config.num_concurrent)
         self._replicas = ReplicaTable()
 
+    async def start(self, ctx: Context) -> Effects:
+        """Log the limits."""
+        config = self._config
+        log.info(
+            "%d episodes at once, groups %s, a saved state every %d turns",
+            *(config.num_concurrent, "placed" if config.places_groups else "on any host"),
+            config.checkpoint_turns,
+        )
+        return ()
+
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
-        """Attempt a task once, or as a tree, as far as that was not done already."""
+        """Run the command's rollouts that have no end yet."""
         return await self._runner(command, ctx).run()
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
-        """Report a command that no worker will carry out as failed: its group must not wait."""
+        """Report a command whose delivery the bus gave up on as failed, or its group would wait."""
         if event.source_stream != Stream.TASKS:
             return ()
         command = await read_rejected(ctx.store, event, StartRollout)
         if command is None:
             return ()
+        log.error("rollout %s: rejected by the bus: %s", command.rollout_id, event.cause)
         runner = self._runner(command, ctx)
         return await runner.abandon(f"rejected: {event.cause}", is_charged=event.is_charged)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Know whom to ask for tokens."""
+        """Record a generator replica."""
         self._replicas.add(event, ctx.monotonic())
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Ask no replica that is silent."""
+        """Forget silent replicas."""
         self._replicas.expire(ctx.monotonic())
         return ()
 

@@ -11,41 +11,41 @@ from penstock.messages.task import Purpose, StartRollout
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of everything that an episode waits for; what the policy may do is the task's."""
+    """Limits on what an episode waits for; limits on the policy are in the task."""
 
     num_concurrent: PositiveInt = 16
-    """Episodes at once, and so machines; each branch of a tree is one."""
+    """Concurrent episodes, and so machines; each branch of a tree is one."""
     generate_idle_s: PositiveFloat = 20.0
-    """Longest silence of a generator before the turn is sampled again."""
+    """Maximum silence of a generator before the turn is sampled again."""
     generate_wait_s: PositiveFloat = 180.0
-    """Longest time that one turn is tried before the episode is an infrastructure error."""
+    """Maximum time for one turn before the episode ends as an infrastructure error."""
     acquire_wait_s: PositiveFloat = 120.0
-    """Longest wait for a sandbox host with room."""
+    """Maximum wait for a sandbox host with room."""
     retry_delay_s: PositiveFloat = 0.2
     """First pause before asking again; doubles up to `retry_delay_s_max`."""
     retry_delay_s_max: PositiveFloat = 5.0
     places_groups: bool = False
-    """Ask the scheduler for one host for each group; else any host with room answers."""
+    """Ask the scheduler for one host per group; otherwise any host with room takes the machine."""
     lease_s: PositiveFloat = 60.0
     """A machine is reaped this long after its worker's last request."""
     num_machines_max: PositiveInt = 3
-    """Machines tried for one episode; each resumes from a saved state or the stored turns."""
+    """Machines per episode; each resumes from a saved state or from the stored turns."""
     checkpoint_turns: NonNegativeInt = 0
-    """Save an episode's machine every so many turns, so that a crash costs no more than these;
-    needs machines that can be saved. 0: never, the stored turns' calls are run again."""
+    """Save an episode's machine every this many turns, which bounds what a crash costs; needs
+    machines that can be saved. 0 never saves: the calls of stored turns run again."""
     restore_wait_s: PositiveFloat = 20.0
-    """Longest wait for the host of a saved state, before the machine is rebuilt from the turns."""
+    """Maximum wait for the host of a saved state, before the machine is rebuilt from the turns."""
     ends_on_parse_error: bool = False
-    """Whether a turn that does not parse ends the episode; else the policy sees the error."""
+    """Whether a turn that does not parse ends the episode; otherwise the policy sees the error."""
     num_files_max: PositiveInt = 256
-    """Bound on the files that an episode may leave changed."""
+    """Maximum files that an episode may change."""
     files_bytes_max: PositiveInt = 256 << 10
     summary: SummaryConfig = SummaryConfig()
-    """Summaries, of tasks whose limits allow several segments."""
+    """Summaries, for tasks whose limits allow several segments."""
 
     @property
     def retry(self) -> RetryPolicy:
-        """How long a turn is requested."""
+        """Retries of one turn."""
         return RetryPolicy(
             pause_s=self.retry_delay_s,
             pause_s_max=self.retry_delay_s_max,
@@ -53,7 +53,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         )
 
     def is_save_due(self, num_turns: int) -> bool:
-        """Return whether an episode is saved after its n-th turn."""
+        """Return whether to save an episode after `num_turns` turns."""
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
     def lease_spec(
@@ -64,17 +64,15 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         takes_over: bool,
         avoid_host: str = "",
     ) -> LeaseSpec:
-        """Return how an episode asks for its machine, or for a copy of a saved one.
+        """Return the lease of an episode's machine, or of a copy of a saved one.
 
-        With a host to avoid, it is placed apart from its group, on any other host with room.
-
-        An evaluation's rollouts are of many tasks and images, and more than a host may hold: each
-        is placed by itself.
+        With a host to avoid, the machine is placed apart from its group.
         """
-        is_alone = command.purpose is Purpose.EVAL
+        # Rollouts of an evaluation need many images and may exceed one host's room.
+        is_single = command.purpose is Purpose.EVAL
         group = GroupSpec(
-            group_id=command.rollout_id if is_alone else command.group_id,
-            num_machines=1 if is_alone else command.group_size,
+            group_id=command.rollout_id if is_single else command.group_id,
+            num_machines=1 if is_single else command.group_size,
             holder=command.purpose,
         )
         branch_of = None

@@ -1,4 +1,4 @@
-"""The turns of one episode: their tokens, when the episode ends, and how a turn is sampled or read.
+"""The turns of one episode: tokens, end conditions, sampling, and storage in the log.
 
 ```
  segment 1   prompt │ turn 0 sampled │ observation │ turn 1 sampled │ observation, request │ summary
@@ -6,24 +6,25 @@
  segment 2   prompt, summary │ turn 3 sampled │ observation │ ...
 ```
 `Conversation` is pure. Sampled tokens are never tokenized again: the context of a turn is the
-concatenation of its segment. Where the task's limits allow several segments, one is closed once its
-context fills the window up to the trigger; limits on turns and tokens hold over all of them. Where
-the task has several steps, a user's message asks for the next one.
+concatenation of its segment. If the task's limits allow several segments, a segment closes once its
+context reaches the trigger; limits on turns and tokens hold over all segments. If the task has
+several steps, a user message asks for the next one.
 
-`Journal` reads turns from the log and stores sampled ones, with the episode's saved states. A turn
-that breaks off (its generator died, paused, or fell silent) leaves no tokens behind: it is sampled
-again with the same seed, and only what is stored as `TurnSampled` counts in the ledger.
+`Journal` reads and stores turns and saved states in the log. A turn that breaks off (its generator
+died, paused, or fell silent) leaves no tokens behind: it is sampled again with the same seed, and
+only stored turns (`TurnSampled`) count in the ledger.
 
 ```
  turn       0    1    2    3    4         stored as
  trunk      t0   t1   t2   t3   t4        <trunk>.0 .. <trunk>.4
  branch               b2   b3             <trunk>.0, <trunk>.1, <branch>.2, <branch>.3
 ```
-A branch shares its trunk's first turns and states; what it adds bears its own name. So every
-sampled token is stored, and counted, once.
+A branch shares its trunk's first turns and states, and stores further turns under its own id. So
+every sampled token is stored, and counted, once.
 """
 
 import itertools
+import logging
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -57,17 +58,19 @@ from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, StopReason, Trun
 from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling, StartRollout, Task
 
+log = logging.getLogger(__name__)
+
 
 class GenerationError(PenstockError, RuntimeError):
-    """No generator gave this turn within the time there was."""
+    """No generator sampled the turn in time."""
 
 
 class ContextFullError(GenerationError):
-    """The context is longer than the engine's; the text has both lengths."""
+    """The context exceeds the engine's; the text has both lengths."""
 
 
 class TurnChargedError(GenerationError):
-    """Engines failed at this very turn, and at others in the meantime not."""
+    """Engines failed at this turn, and not at others in the meantime."""
 
 
 _FINAL = {RemoteErrorKind.INVALID, RemoteErrorKind.TOO_LONG, RemoteErrorKind.QUARANTINED}
@@ -75,7 +78,7 @@ _CHARGED = {RemoteErrorKind.CHARGED, RemoteErrorKind.QUARANTINED}
 
 
 def channel_of(command: StartRollout) -> str:
-    """Return what may answer: an evaluation is of one version, training takes the newest."""
+    """Return the weights channel: an evaluation's pinned version, or the newest for training."""
     is_eval = command.purpose is Purpose.EVAL
     return pinned(command.policy_version) if is_eval else NEWEST
 
@@ -83,7 +86,7 @@ def channel_of(command: StartRollout) -> str:
 def turn_sampling(
     sampling: Sampling, index: int, num_tokens_max: int, stop_ids: tuple[int, ...]
 ) -> Sampling:
-    """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
+    """Return the sampling of turn `index`, with a seed derived from the rollout's."""
     seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
     return msgspec.structs.replace(
         sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=stop_ids
@@ -98,17 +101,12 @@ async def sample_turn(
     *,
     idle_s: float,
 ) -> SampledTokens:
-    """Ask until a generator gives the whole turn; one that is silent for `idle_s` has failed.
-
-    Each attempt has an id of its own: a replica may still be busy with an earlier one.
-
-    Returns:
-        The turn.
+    """Request a whole turn, with retries; a generator that is silent for `idle_s` has failed.
 
     Raises:
         ContextFullError: The engine cannot hold the context.
-        TurnChargedError: Engines failed at this very turn, `CHARGES_MAX` times.
-        GenerationError: The policy gave up, or the request itself is invalid.
+        TurnChargedError: Engines failed at this turn `CHARGES_MAX` times.
+        GenerationError: The retries are used up, or the request is invalid.
 
     """
     num_charges = 0
@@ -118,7 +116,8 @@ async def sample_turn(
 
     async def attempt() -> SampledTokens:
         number = next(attempts)
-        again = await _as_charged(ctx, request) if number else request
+        again = await _marked_suspect(ctx, request) if number else request
+        # An id per attempt: a replica may still be busy with an earlier one.
         attempt_id = f"{request.request_id}.{number}"
         again = msgspec.structs.replace(again, request_id=attempt_id)
         chunks = stream_chunks(ctx, replicas, again, asked, idle_s=idle_s, reason=attempt_id)
@@ -128,6 +127,7 @@ async def sample_turn(
         nonlocal num_charges
         kind = getattr(error, "kind", "")
         num_charges += kind == RemoteErrorKind.CHARGED
+        log.warning("%s: attempt failed: %s", request.request_id, error)
         return kind in _FINAL or num_charges >= CHARGES_MAX
 
     try:
@@ -135,24 +135,25 @@ async def sample_turn(
             attempt, retry, retry_on=(DeadlineError, RemoteCallError, BusError), is_final=is_final
         )
     except (DeadlineError, RemoteCallError, BusError) as error:
-        raise _given_up(error)(f"{request.request_id}: {error}") from error
+        raise _error_type(error)(f"{request.request_id}: {error}") from error
 
 
-async def _as_charged(ctx: Context, request: Generate) -> Generate:
-    """Return a request that failed as it is to be tried again: if generators died, by itself.
+async def _marked_suspect(ctx: Context, request: Generate) -> Generate:
+    """Return a request for another attempt.
 
     Raises:
-        RemoteCallError: It is not to be tried again.
+        RemoteCallError: The request is quarantined.
 
     """
     item = generate_item(request.request_id)
     if await ctx.last(ItemQuarantined, item) is not None:
-        raise RemoteCallError(RemoteErrorKind.QUARANTINED, "generators died of this request twice")
+        raise RemoteCallError(RemoteErrorKind.QUARANTINED, "two generators died of this request")
+    # A generator runs a suspect by itself, so that its death tells which request is to blame.
     is_suspect = await ctx.last(ItemCharged, f"{item}.1") is not None
     return msgspec.structs.replace(request, is_suspect=is_suspect)
 
 
-def _given_up(error: Exception) -> type[GenerationError]:
+def _error_type(error: Exception) -> type[GenerationError]:
     kind = getattr(error, "kind", "")
     if kind == RemoteErrorKind.TOO_LONG:
         return ContextFullError
@@ -170,7 +171,7 @@ async def _whole_turn(chunks: AsyncGenerator[TokensSampled]) -> SampledTokens:
 
 
 class Journal:
-    """Reads and writes one episode's record."""
+    """Reads and writes one episode's turns, saved states and step ends in the log."""
 
     def __init__(self, ctx: Context, command: StartRollout, trunk: Trunk | None) -> None:
         self._ctx = ctx
@@ -179,11 +180,11 @@ class Journal:
 
     @property
     def num_trunk_turns(self) -> int:
-        """Turns that are another rollout's."""
+        """Number of turns that belong to the trunk."""
         return self._trunk.num_turns if self._trunk else 0
 
     async def turns(self, first: int = 0) -> list[Turn]:
-        """Return the stored turns from an index on, as far as they go."""
+        """Return the stored turns from `first` on."""
         turns: list[Turn] = []
         for index in range(first, self._command.task.limits.num_turns_max):
             event = await self._ctx.last(TurnSampled, f"{self._owner(index)}.{index}")
@@ -193,7 +194,7 @@ class Journal:
         return turns
 
     async def add(self, index: int, turn: Turn) -> list[Turn]:
-        """Store a turn; where another incarnation stored it first, return its turns from there."""
+        """Store a turn and return it, or the turns from there that another worker stored first."""
         command = self._command
         [receipt] = await self._ctx.publish(
             TurnSampled(
@@ -206,13 +207,15 @@ class Journal:
         )
         if not receipt.is_duplicate:
             return [turn]
+        # A worker that was presumed dead got here first. Its turn counts, not this one.
         stored = await self.turns(index)
-        if not stored:  # Some other message has its place in the log.
+        if not stored:  # Some other message has that place in the log.
             raise CodecError(f"turn {command.rollout_id}.{index}: its place in the log is taken")
+        log.warning("turn %s.%d: another worker stored it first", command.rollout_id, index)
         return stored
 
     async def saved_after(self, num_turns: int) -> EpisodeSaved | None:
-        """Return the state after that many turns, if it was saved."""
+        """Return the state that was saved after `num_turns` turns, or None."""
         owner = self._owner(num_turns - 1)
         return await self._ctx.last(EpisodeSaved, f"{owner}.{num_turns}")
 
@@ -225,12 +228,12 @@ class Journal:
         return None
 
     async def has_step_end(self, turn_index: int) -> bool:
-        """Return whether it is stored what the step left that a turn ended."""
+        """Return whether the end of the step that a turn ended is stored."""
         key = f"{self._owner(turn_index)}.{turn_index}"
         return await self._ctx.last(EpisodeStepEnded, key) is not None
 
     async def end_step(self, step: int, turn_index: int, left: Changes) -> None:
-        """Store that; the first to do so counts."""
+        """Store the files of a step that ended; the first to do so counts."""
         ended = EpisodeStepEnded(
             rollout_id=self._owner(turn_index),
             group_id=self._command.group_id,
@@ -242,22 +245,21 @@ class Journal:
         await self._ctx.publish(ended)
 
     def _owner(self, index: int) -> str:
-        """Return the rollout whose turn this is."""
         if self._trunk is not None and index < self._trunk.num_turns:
             return self._trunk.rollout_id
         return self._command.rollout_id
 
 
 def offered_tools(harness: str) -> OfferedTools:
-    """Return the tools of a version of the harness, in both forms that prompts take."""
+    """Return the tools of a harness version, in both forms that prompts use."""
     return OfferedTools(words=tools_prompt(harness), schemas=functions_of(harness))
 
 
 class Conversation:
-    """One episode from its prompt on.
+    """The tokens of one episode, and when it ends.
 
-    Each turn goes through `append`, then, unless that ended the episode or it was a summary,
-    `observe`.
+    Call `append` with each turn, then `observe` with its results, unless the turn ended the episode
+    or was a summary.
     """
 
     def __init__(
@@ -269,11 +271,10 @@ class Conversation:
         ends_on_parse_error: bool,
         summary: SummaryConfig | None = None,
     ) -> None:
-        """Render the prompt."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
         self.step_ends: list[int] = []
-        """The turns that ended a step of the task; another one follows each."""
+        """Indices of the turns that ended a step, except for the last step."""
         self._chat = chat
         self._tools = tools
         self._task = task
@@ -283,25 +284,26 @@ class Conversation:
         self._summary = summary or SummaryConfig()
         self._num_summaries = 0
         self._num_segments = 1
-        """Begun, by turns that are appended."""
+        """Segments that appended turns belong to."""
         self._num_charged = 0
-        """Tokens of the appended turns; prompts count once."""
+        """Tokens of the appended turns, without the prompts of later segments."""
         self._past: list[int] = []
-        """Of the segment."""
+        """Tokens of the segment up to the last turn."""
         self._context = self._prompt("")
         self.starts_segment = False
-        """Of the next turn, like the one below."""
+        """Whether the next turn starts a segment."""
         self.is_summary = False
+        """Whether the next turn is a summary."""
         self._end_without_room()
 
     @property
     def token_ids(self) -> list[int]:
-        """The whole context of the next turn."""
+        """Whole context of the next turn."""
         return self._past + self._context
 
     @property
     def observation_ids(self) -> list[int]:
-        """Tokens since the last turn; the prompt where a segment begins."""
+        """Tokens since the last turn; at the beginning of a segment, its prompt."""
         return self._context
 
     @property
@@ -314,23 +316,21 @@ class Conversation:
         """Maximum tokens of the next turn."""
         limits = self._limits
         longest = self._summary.num_tokens_max if self.is_summary else limits.turn_tokens_max
+        # The prompt of a later segment is not charged again.
         new = 0 if self.starts_segment else len(self._context)
         left = limits.num_tokens_max - self._num_charged - new
         return min(longest, left, self._window - len(self._past) - len(self._context))
 
     def make_turn(self, sampled: SampledTokens, sampling: Sampling) -> Turn:
-        """Parse what was sampled by `sampling` into the next turn, not yet appended."""
+        """Parse sampled tokens into the next turn, without appending it."""
         turn = make_turn(self._chat, self._context, sampled, self._tools, sampling)
         if self.is_summary:
             is_withheld = self._summary.mode is SummaryMode.MASKED
-            turn = as_summary(turn, self._fault(turn), is_withheld=is_withheld)
+            turn = as_summary(turn, self._summary_fault(turn), is_withheld=is_withheld)
         return msgspec.structs.replace(turn, starts_segment=self.starts_segment)
 
     def append(self, turn: Turn) -> None:
-        """Take a turn, just sampled or stored by an earlier incarnation.
-
-        A stored turn proves that the episode continued, whatever a tool returns when it runs again.
-        """
+        """Append a turn, just sampled or read from the log."""
         self._take(turn)
         if turn.is_summary:
             return
@@ -340,6 +340,7 @@ class Conversation:
             self._finish([])
 
     def _take(self, turn: Turn) -> None:
+        # A stored turn proves that the episode went on, whatever tools return in a replay.
         self.end = None
         self.turns.append(turn)
         if turn.starts_segment:
@@ -354,7 +355,7 @@ class Conversation:
             self._take_summary(turn)
 
     def resume(self, turns: Sequence[Turn], saved: EpisodeSaved) -> None:
-        """Take stored turns whose calls have run, and what the last of them left."""
+        """Append the turns before a saved state, and restore the state."""
         for turn in turns:
             self._take(turn)
         self.end = None
@@ -365,14 +366,13 @@ class Conversation:
             self._past = []
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
-        """Take what the last turn's calls returned, or why it does not parse."""
+        """Append the results of the last turn's calls, or its parse error, to the context."""
         if is_finished:
             self._finish(results)
         else:
             self._go_on(results)
 
     def _finish(self, results: Sequence[str]) -> None:
-        """Ask for the next step; after the last one the episode is over."""
         if len(self.step_ends) == len(self._task.steps):
             self.end = EpisodeEnd.FINISHED
             return
@@ -391,7 +391,6 @@ class Conversation:
 
     @property
     def _instruction(self) -> str:
-        """That of the current step."""
         step = len(self.step_ends)
         return self._task.steps[step - 1].instruction if step else self._task.instruction
 
@@ -408,12 +407,10 @@ class Conversation:
         )
 
     def _is_closing(self) -> bool:
-        """Return whether this segment has no further turn but its summary."""
         has_next = self._num_segments < self._limits.num_segments_max
         return has_next and self._summary.is_due(len(self.token_ids), self._window)
 
     def _close(self, results: Sequence[str]) -> None:
-        """Ask for a summary, or begin the next segment without one."""
         if not self._summary.is_asked:
             self._begin("")
             return
@@ -424,13 +421,12 @@ class Conversation:
             self._context, self.is_summary = observation, True
 
     def _take_summary(self, turn: Turn) -> None:
-        """Begin the next segment with a summary; one that is none is the policy's failure."""
         self._num_summaries += 1
-        if turn.parse_error:
+        if turn.parse_error:  # No segment can follow without a summary: the policy's failure.
             is_cut = turn.stop_reason is StopReason.LENGTH
             self.end = EpisodeEnd.TOKEN_LIMIT if is_cut else EpisodeEnd.POLICY_ERROR
         elif self._has_turn_left():
-            self._begin(self._read(turn))
+            self._begin(self._read_summary(turn))
             self._end_without_room()
 
     def _begin(self, summary: str) -> None:
@@ -443,14 +439,14 @@ class Conversation:
         message = ChatMessage(role=Role.USER, content=text)
         return self._chat.render_prompt([message], self._tools)
 
-    def _fault(self, turn: Turn) -> str:
+    def _summary_fault(self, turn: Turn) -> str:
         try:
-            self._read(turn)
+            self._read_summary(turn)
         except NoSummaryError as error:
             return str(error)
         return ""
 
-    def _read(self, turn: Turn) -> str:
+    def _read_summary(self, turn: Turn) -> str:
         token_ids, context_ids = from_array(turn.token_ids), from_array(turn.context_ids)
         return read_summary(self._chat, token_ids.tolist(), context_ids.tolist(), self._tools)
 
@@ -462,5 +458,6 @@ class Conversation:
         return False
 
     def _end_without_room(self) -> None:
+        # Before a turn is requested: engines refuse requests for no tokens.
         if self.end is None and self.num_tokens_next_max < 1:
             self.end = EpisodeEnd.TOKEN_LIMIT

@@ -5,31 +5,27 @@
  lease ─▶ │ turn ─▶ TurnSampled stored ─▶ calls run in the machine ─▶ observation ─▶  │ ─▶ changes
           └── machine lost: a copy of the newest saved state, else a fresh machine ───┘
 ```
-A turn counts from the moment it is stored. Any worker that resumes an episode (this one in another
+A turn counts from the moment it is stored. Whoever resumes an episode (the same worker in another
 machine, another worker after a crash, a branch) takes the stored turns as they are and never
-samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine resumes from
-it, and no call before it runs again; else the stored turns' calls run in a fresh machine.
+samples them again. A copy of a saved machine (`EpisodeSaved`) resumes after its turns; without
+one, the calls of all stored turns run again in a fresh machine.
 
-One attempt at an episode in one machine: plays stored turns there and counts what they cost.
+`SandboxKilled` means that a machine ended by itself during an operation, while its host and the
+host's other machines lived. One such death may be a coincidence: the episode continues in another
+machine, if possible on another host. Two of them under the same turn, or within all machines that
+the episode may use, are the policy's doing. Other deaths say nothing about the policy.
 
-Machines that died under an episode, and whether the policy did it. Pure: no I/O.
-
-A host that says `SandboxKilled` has seen a machine end, by itself, under an operation, while the
-host and the other machines on it lived. Once may be chance; the episode goes on in another machine,
-on another host where there is one. Twice under the same turn, or twice before the machines that one
-episode may have are used up, is the policy's doing. Any other death says nothing about it.
-
-A task of several steps, in one machine: what a step left is stored before the next is laid out.
+A task of several steps runs in one machine. The files of a step are stored before the next begins:
 
 ```
  turn that ends step 0 ─▶ its files as EpisodeStepEnded ─▶ files, setup.sh of step 1 ─▶ next turn
 ```
-The judge grades the stored files in machines of its own when the episode is over, so that no hidden
-test comes near the worker.
+The judge grades the stored files in its own machines, so no hidden test reaches the worker.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -83,37 +79,38 @@ from penstock.messages.rollout import (
 )
 from penstock.messages.task import StartRollout, Task
 
+log = logging.getLogger(__name__)
+
 
 class EpisodeStats(msgspec.Struct, kw_only=True):
     """Counts of an episode, from its first turn or from a saved state."""
 
     started_at: float = 0.0
-    """Start of the episode, as if it had never been interrupted; monotonic seconds."""
+    """Monotonic start of the episode in seconds, without interruptions."""
     sandbox: SandboxRecord | None = None
     num_calls: int = 0
     num_invalid_calls: int = 0
     tool_s: float = 0.0
     call_s: list[list[float]] = []
-    """Seconds of each call, by turn played."""
-    own_s: float = 0.0
-    """Seconds that the policy's programs ran: what its time limit counts. Neither sampling nor
-    waiting is in it, for a machine, a generator, a host or a processor: turns and tokens bound the
-    sampling, and the rest is not the policy's."""
+    """Seconds of each call, by turn."""
+    guest_s: float = 0.0
+    """Seconds that the policy's programs ran, which its time limit counts. Sampling (bounded by
+    turns and tokens) and waiting for machines, generators, hosts or CPUs do not count."""
     egress_before: list[EgressAttempt] = []
-    """Attempts to reach the network up to where the machine was saved."""
+    """Network attempts before the machine was saved."""
     egress: list[EgressAttempt] = []
-    """The same, and those in this machine as far as they were read."""
+    """All network attempts, including those read from this machine."""
 
     @classmethod
     def resumed(
         cls, sandbox: SandboxRecord, saved: EpisodeSaved | None, now: float
     ) -> "EpisodeStats":
-        """Return the counts of an episode that begins in a machine, or resumes in it."""
+        """Return the counts of an episode that begins or resumes in a machine."""
         if saved is None:
             return cls(started_at=now, sandbox=sandbox)
         return cls(
             started_at=now - saved.elapsed_s,
-            own_s=saved.own_s,
+            guest_s=saved.own_s,
             sandbox=sandbox,
             num_calls=saved.num_calls,
             num_invalid_calls=saved.num_invalid_calls,
@@ -124,7 +121,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
         )
 
     def add_egress(self, attempts: list[EgressAttempt]) -> None:
-        """Add all attempts that this machine has on record."""
+        """Set the network attempts of this machine."""
         self.egress = EgressRecord([*self.egress_before, *attempts]).lines
 
     def saved(self, command: StartRollout, conversation: Conversation, now: float) -> EpisodeSaved:
@@ -140,7 +137,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             num_invalid_calls=self.num_invalid_calls,
             tool_s=self.tool_s,
             elapsed_s=now - self.started_at,
-            own_s=self.own_s,
+            own_s=self.guest_s,
             call_s=list(self.call_s),
             egress=self.egress,
             starts_segment=conversation.starts_segment,
@@ -150,16 +147,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
 
 
 class EpisodeRunner:
-    """Runs an episode's turns in one machine.
-
-    Args:
-        sandbox: The machine.
-        conversation: The episode's tokens, up to the turns played in this machine.
-        session: The harness over that machine.
-        stats: Counts what is played.
-        ctx: The worker's context, for the time.
-
-    """
+    """Runs an episode's turns in one machine."""
 
     def __init__(
         self,
@@ -176,7 +164,7 @@ class EpisodeRunner:
         self._ctx = ctx
 
     async def play(self, turn: Turn) -> None:
-        """Run a stored turn's calls, and append what they returned to the context.
+        """Run a stored turn's calls and append their results to the context.
 
         Raises:
             SandboxError: The machine failed.
@@ -207,51 +195,48 @@ class EpisodeRunner:
         results = await self._session.run(turn.calls, self._ctx.monotonic)
         elapsed_s = self._ctx.monotonic() - started_at
         self._stats.tool_s += elapsed_s
-        self._stats.own_s += min(elapsed_s, self.sandbox.guest_s - guest_s)
+        self._stats.guest_s += min(elapsed_s, self.sandbox.guest_s - guest_s)
         return results
 
 
 KILLS_MAX = 2
-"""Machines that a policy may kill under one turn before the episode is its failure."""
+"""Machines that may die under one turn before the episode is the policy's failure."""
 
 
 class MachineDeaths:
-    """Deaths under one episode."""
+    """Machines that died under one episode, and whether the policy killed them."""
 
     def __init__(self) -> None:
         self._kills: Counter[int] = Counter()
-        """Turn -> machines that it killed."""
+        """Machines killed by turn."""
         self.num_kills = 0
-        """Machines killed, over all turns."""
         self.turn = -1
-        """Turn whose calls run, or whose files are read; -1 before any of the policy's."""
+        """Turn whose calls run or whose files are read; -1 before the policy's first."""
         self.avoid_host = ""
-        """Host of the machine killed last: the next one should be on another."""
+        """Host of the machine that died last; the next machine should be elsewhere."""
 
     def add_kill(self, host: str, *, is_copy: bool) -> None:
-        """Count a machine that ended under the policy's own turn.
-
-        A copy of a saved machine runs where that was: its death is no second one elsewhere.
-        """
+        """Count a machine that ended by itself under a turn of the policy."""
         if self.turn >= 0:
             self.num_kills += 1
+            # A copy runs on the host of the saved machine: no second host confirms the death.
             self._kills[self.turn] += not (is_copy and self._kills[self.turn])
             self.avoid_host = host
 
     @property
-    def is_policys(self) -> bool:
-        """Whether one turn has killed machine after machine."""
+    def is_repeated(self) -> bool:
+        """Whether one turn killed `KILLS_MAX` machines."""
         return max(self._kills.values(), default=0) >= KILLS_MAX
 
 
-async def read_left(
+async def read_step_changes(
     sandbox: Sandbox,
     task: Task,
     step: int,
     config: RolloutWorkerConfig,
     layer: Mapping[bytes, FileState],
 ) -> Changes:
-    """Return what an episode changed by the end of a step; raises as `read_changes` does."""
+    """Return the changes up to the end of a step; raises what `read_changes` raises."""
     return await read_changes(
         sandbox,
         contents_at(task, step),
@@ -270,11 +255,11 @@ async def open_next_step(
     journal: Journal,
     layer: Mapping[bytes, FileState],
 ) -> None:
-    """Store what the step that has just ended left, once, and lay out the next one.
+    """Store the files of the step that just ended, and set up the next step.
 
     Raises:
-        ChangesError: What it left cannot be carried over.
-        SetupError: The next one cannot be laid out on it.
+        ChangesError: The step's files exceed the limits.
+        SetupError: The next step cannot be set up on them.
         SandboxError: The machine failed.
 
     """
@@ -287,16 +272,12 @@ async def open_next_step(
 
 
 class Episode:
-    """Carries out one rollout.
+    """Runs one rollout.
 
     Args:
-        command: The rollout's own; `RolloutRunner` handles its branches.
-        chat: Format of the policy.
-        config: Bounds.
-        ctx: The worker's.
-        replicas: Of generators, as the worker sees them.
-        trunk: Where it branches off, if it does.
-        fork_at: Save the state after so many turns, for others to branch off; 0 for none.
+        command: Command of this rollout; `RolloutRunner` handles branches.
+        trunk: Trunk that this rollout branches off, if any.
+        fork_at: Number of turns after which to save the state for branches; 0 for none.
 
     """
 
@@ -320,51 +301,57 @@ class Episode:
         self._fork_at = fork_at
         self._journal = Journal(ctx, command, trunk)
         self._turns: list[Turn] = []
-        """Those stored."""
+        """Stored turns."""
         self._stats = EpisodeStats()
         self._deaths = MachineDeaths()
         self._layer: dict[bytes, FileState] = {}
         """Files of the image layer, listed in a fresh machine: a copy mixes them with changes."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Whether it continued after `fork_at` turns; set at its end at the latest."""
+        """Whether the episode continued after `fork_at` turns; set at its end at the latest."""
 
     async def run(self) -> RolloutFinished:
-        """Run to a typed end; only errors of the bus itself are raised."""
+        """Run to a typed end; raises only errors of the bus."""
+        rollout_id = self._command.rollout_id
         try:
             self._turns = await self._journal.turns()
-            return await self._in_machines()
-        except CodecError as error:  # A turn in the log or the store is none.
-            return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), str(error))
+            if self._turns:
+                log.info("rollout %s: resuming after %d turns", rollout_id, len(self._turns))
+            finished = await self._in_machines()
+        except CodecError as error:  # A stored turn is damaged.
+            finished = self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), str(error))
         finally:
+            # Even if the bus failed: branches wait for it while they hold no slot.
             self._set_forked(continued=False)
+        is_failed = finished.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        log.log(
+            logging.WARNING if is_failed else logging.INFO,
+            "rollout %s: %s after %d turns and %.1f s %s",
+            *(rollout_id, finished.end, len(finished.turns), finished.wall_s, finished.error),
+        )
+        return finished
 
     async def abandon(self, cause: str, *, is_charged: bool) -> RolloutFinished:
-        """Report an episode that no worker will continue as failed.
-
-        One that is at fault itself and has sampled something is the policy's failure: else
-        whatever breaks a worker would be a way to have bad episodes masked.
-        """
+        """Report an episode that no worker will continue as failed."""
         with contextlib.suppress(CodecError):
             self._turns = await self._journal.turns()
         saved = await self._journal.newest_saved(len(self._turns), above=0)
         self._stats.egress = saved.egress if saved else []
-        is_policys = is_charged and self._turns
-        end = EpisodeEnd.POLICY_ERROR if is_policys else EpisodeEnd.INFRASTRUCTURE_ERROR
+        # A policy that breaks workers must not get its bad episodes masked.
+        is_at_fault = is_charged and self._turns
+        end = EpisodeEnd.POLICY_ERROR if is_at_fault else EpisodeEnd.INFRASTRUCTURE_ERROR
         return self._finished(end, Changes(), cause)
 
     async def _in_machines(self) -> RolloutFinished:
-        """Try some machines; a saved state that failed once is not tried again.
-
-        The first ends the machine of a worker that had the episode before: a dead one's would be
-        leased for long, and keep others out of a full host. Should it live, it takes another one.
-        """
         error, tried, deaths = "", 0, self._deaths
         for num_tried in range(self._config.num_machines_max + KILLS_MAX):
+            # More machines than the limit only to decide whether the policy kills them.
             if num_tried >= self._config.num_machines_max and not deaths.num_kills:
                 break
             saved = await self._journal.newest_saved(len(self._turns), above=tried)
-            tried = saved.num_turns if saved else tried
+            tried = saved.num_turns if saved else tried  # A state that failed is not tried again.
             lease_id = self._ctx.new_id("lease")
+            # The first lease takes over from a dead worker, whose machine would stay leased and
+            # fill its host. If that worker lives, its episode continues in another machine.
             spec = self._config.lease_spec(
                 self._command, saved, takes_over=num_tried == 0, avoid_host=deaths.avoid_host
             )
@@ -382,7 +369,8 @@ class Episode:
                     break
             except (SandboxError, DeadlineError) as failure:
                 error = str(failure)
-                if deaths.is_policys:
+                log.warning("rollout %s: machine %s: %s", self._command.rollout_id, lease_id, error)
+                if deaths.is_repeated:
                     break
         end = EpisodeEnd.INFRASTRUCTURE_ERROR
         if deaths.num_kills >= KILLS_MAX:
@@ -392,22 +380,21 @@ class Episode:
     async def _run_or_lose(
         self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
     ) -> RolloutFinished:
-        """Run in one machine; if it is lost, its host may still report what it tried."""
         lost = self._stats.egress
         self._stats = EpisodeStats.resumed(sandbox.info, saved, self._ctx.monotonic())
-        if lost:  # It has all that was saved meanwhile, and more.
+        if lost:  # A superset of the attempts in the saved state.
             self._stats.egress_before = self._stats.egress = lost
         try:
             return await self._run_in(sandbox, saved)
         except SandboxError as error:
             if isinstance(error, SandboxKilled):
                 self._deaths.add_kill(sandbox.host, is_copy=saved is not None)
+            # The host's proxy may still have the lost machine's attempts.
             with contextlib.suppress(SandboxError, DeadlineError):
                 self._stats.add_egress(await read_egress(sandbox, self._command.task))
             raise
 
     async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
-        """Go through the turns, from the beginning or from a saved state; stored ones first."""
         self._deaths.turn = -1
         runner = await self._open(sandbox, saved)
         conversation = runner.conversation
@@ -416,7 +403,7 @@ class Episode:
         while conversation.end is None or len(conversation.turns) < len(self._turns):
             num_played = len(conversation.turns)
             if num_played == len(self._turns):
-                if self._stats.own_s > self._command.task.limits.wall_s_max:
+                if self._stats.guest_s > self._command.task.limits.wall_s_max:
                     return await self._leave(runner, EpisodeEnd.TIME_LIMIT)
                 try:
                     turn = await self._sample(conversation, num_played)
@@ -433,7 +420,6 @@ class Episode:
         return await self._leave(runner, conversation.end)
 
     async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> EpisodeRunner:
-        """Give a fresh machine its files; of a copy take up the conversation."""
         command, task = self._command, self._command.task
         conversation = Conversation(
             self._chat,
@@ -480,7 +466,6 @@ class Episode:
         return conversation.make_turn(sampled, request.sampling)
 
     async def _save_if_due(self, runner: EpisodeRunner) -> None:
-        """Save the state after a turn where the settings or the tree ask for it."""
         count = len(runner.conversation.turns)
         continues = runner.conversation.end is None or count < len(self._turns)
         if not continues or count <= self._journal.num_trunk_turns:
@@ -493,12 +478,12 @@ class Episode:
             self._set_forked(continued=True)
 
     async def _save(self, runner: EpisodeRunner, num_turns: int) -> None:
-        """Save the machine and publish that; an episode that cannot be saved continues without."""
         checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
         try:
             saved = await runner.sandbox.save(checkpoint_id)
             self._stats.add_egress(await read_egress(runner.sandbox, self._command.task))
-        except SandboxError:
+        except SandboxError as error:  # The episode can go on; a crash costs it more.
+            log.warning("rollout %s: not saved: %s", self._command.rollout_id, error)
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
         event = self._stats.saved(self._command, runner.conversation, self._ctx.monotonic())
@@ -506,7 +491,6 @@ class Episode:
         await self._ctx.publish(event)
 
     async def _leave(self, runner: EpisodeRunner, end: EpisodeEnd) -> RolloutFinished:
-        """Read what the episode changed, and return its end."""
         task, step = self._command.task, len(runner.conversation.step_ends)
         self._stats.add_egress(await read_egress(runner.sandbox, task))
         left = await read_left(runner.sandbox, task, step, self._config, self._layer)

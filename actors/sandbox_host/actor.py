@@ -1,20 +1,17 @@
-"""The sandbox host: answers requests for machines and to machines.
+"""The sandbox host: leases machines and runs operations on them.
 
 ```
  sandbox.acquire (shared by all hosts) ──AcquireSandbox──▶ a lease of the pool, or busy
- sandbox.<host>  (this host's own)     ──Exec, Read, Write, List, Release, or Acquire to renew──▶
+ sandbox.<host>  (this host only)      ──Exec, Read, Write, List, Release, or Acquire to renew──▶
                                        ──AcquireGroup, RenewGroups, ReleaseGroup: many at once──▶
 ```
-Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
-command once for each `op_key`, however often it is requested.
-
-Operations on a leased machine, message by message; and what dead machines tried to reach.
-
-Whose fault a machine's death is: the guest's own, the host's, or somebody's from outside.
+Every request that names a lease renews it; the pool reaps leases that nobody renews. The guest runs
+a command once per `op_key`, however often it is requested.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -78,25 +75,24 @@ from penstock.messages.sandbox import (
     unpacked_name,
 )
 
+log = logging.getLogger(__name__)
+
 Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
 RECORDS_MAX = 1024
+"""Egress records of dead machines that a host keeps."""
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
 async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
-    """Carry out one operation; return the answer.
-
-    Args:
-        sandbox: The machine.
-        message: The operation.
-        egress_addresses: See `SandboxHostConfig`.
+    """Run one operation and return its answer.
 
     Raises:
-        SandboxError: As the operation of `Sandbox`.
+        SandboxError: The operation of `Sandbox` failed.
 
     """
     match message:
         case ExecCommand():
+            # An overloaded host must not use up the time limits of policies.
             before = _starved_us()
             result = await _execute(sandbox, message)
             starved_ms = min((_starved_us() - before) / 1e3, result.duration_ms)
@@ -145,7 +141,7 @@ async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
 
 
 def _starved_us() -> int:
-    """Return for how long some program of this host has waited for a processor; 0 if unknown."""
+    """Return how long any program of this host has waited for a CPU, in us; 0 if unknown."""
     try:
         some = _PRESSURE.read_text().partition("\n")[0]
         return int(some.rpartition("total=")[2])
@@ -154,52 +150,48 @@ def _starved_us() -> int:
 
 
 class LostRecords:
-    """Egress records of machines that died in use, by lease; the oldest are forgotten.
-
-    The proxy's record is the host's, not the guest's, so it outlives the machine.
-    """
+    """Egress records of machines that died in use; the proxy keeps them on the host."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, list[EgressAttempt]] = OrderedDict()
 
     def keep(self, lease_id: str, attempts: Sequence[EgressAttempt]) -> None:
-        """Keep the record of one machine."""
+        """Keep the record of a machine."""
         self._records[lease_id] = list(attempts)
         if len(self._records) > RECORDS_MAX:
             self._records.popitem(last=False)
 
     def find(self, lease_id: str) -> list[EgressAttempt] | None:
-        """Return the record of one machine; None if there is none."""
+        """Return the record of a machine, or None."""
         return self._records.get(lease_id)
 
 
 SETTLE_S = 0.5
-"""Time for the neighbors of a dead machine to show whether they died, too."""
+"""Seconds in which other machines of the host may turn out to be dead, too."""
 NEIGHBOR_S = 5.0
-"""Deaths of several machines within this time are the host's."""
+"""Several deaths within this many seconds are the host's failure."""
 
 
 class Deaths:
-    """The machines of one host that died or hung in use."""
+    """Decides whether the guest, the host or somebody outside ended a machine."""
 
     def __init__(self) -> None:
         self.memory = OutOfMemoryWatch()
         self._last: deque[tuple[str, float]] = deque(maxlen=64)
-        """Lease, and when it died."""
+        """(lease, time of death) of recent deaths."""
 
     async def is_own(self, lease_id: str, pool: Pool) -> bool:
-        """Return whether a machine that died ended by itself, alone of all on this host.
-
-        One that was killed by a signal from outside, out of memory excepted, did not.
-        """
+        """Return whether a machine ended by itself, while the host's other machines live."""
         try:
             machine = pool.lease(lease_id).sandbox
-        except NotFoundError:  # Its lease is over: nobody's death.
+        except NotFoundError:  # The lease has ended in the meantime.
             return False
         now = asyncio.get_running_loop().time
         died_at = now()
         self._last.append((lease_id, died_at))
+        # Machines of a failing host die one after another: decide once they had the time to.
         await asyncio.sleep(SETTLE_S)
+        # A signal from outside is not the guest's doing, unless its memory use provoked it.
         if getattr(machine, "was_killed", False) and not self.memory.has_risen():
             return False
         has_neighbor = any(
@@ -223,7 +215,7 @@ class SandboxHost(Actor):
     tick_s = 1.0
 
     def __init__(self, pool: Pool, host_name: str, config: SandboxHostConfig) -> None:
-        """Take a pool that is not entered yet: it lives as long as the actor."""
+        # The pool is not entered yet: `start` does so, and `stop` closes it.
         self._pool = pool
         self._groups = Groups(pool)
         self._host = host_name
@@ -233,23 +225,28 @@ class SandboxHost(Actor):
         self._reserved_slots = min(config.reserved_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
         self._newest: dict[str, str] = {}
-        """Holder -> the lease that it requested last."""
+        """Newest lease of each holder."""
 
     def services(self) -> Mapping[str, Serve]:
-        """Return both services."""
+        """Return the shared service and this host's own."""
         return {ACQUIRE_SERVICE: self._answer_acquire, f"sandbox.{self._host}": self._answer}
 
     async def start(self, ctx: Context) -> Effects:
-        """Start warming machines; remove what a host of this name left behind."""
+        """Start warming machines; remove leftovers of an earlier host of this name."""
         if folder := self._config.checkpoints:
             num_max = self._config.checkpoints_max
             self._checkpoints = Checkpoints(self._pool, Path(folder), num_max, ctx)
             await self._checkpoints.clean()
         await self._pool.__aenter__()
+        log.info(
+            "host %s: up to %d machines, %d reserved for grading, checkpoints in %s",
+            *(self._host, self._pool.live_max, self._reserved_slots),
+            self._config.checkpoints or "no folder",
+        )
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Show the pool's counters and report to the scheduler."""
+        """Publish the pool's counters and report to the scheduler."""
         self._deaths.memory.sample()
         for name, value in msgspec.structs.asdict(self._pool.counters()).items():
             ctx.set_gauge(name, value)
@@ -260,7 +257,6 @@ class SandboxHost(Actor):
         return ()
 
     async def _report(self, ctx: Context) -> None:
-        """Report to the scheduler; without one the host serves every client."""
         counters = self._pool.counters()
         report = ReportHost(
             host=self._host,
@@ -270,20 +266,21 @@ class SandboxHost(Actor):
             groups=self._groups.held(),
             reserved_slots=self._reserved_slots,
         )
+        # Without a scheduler the host serves clients all the same; the next tick tries again.
         with contextlib.suppress(DeadlineError):
             await ctx.request(SCHEDULER_SERVICE, report, deadline_s=self.tick_s, reason="scheduler")
 
     def processor_s(self) -> Mapping[str, float]:
-        """Return what the machines used that were ended."""
+        """Return the CPU seconds of machines that have ended."""
         return {"machines": HostProcess.ended_s}
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
+        log.info("host %s: destroying %d machines", self._host, self._pool.counters().live)
         await self._pool.close()
         return ()
 
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
-        """Lease a machine; a repeated request with one lease id gets the same one."""
         if not isinstance(message, AcquireSandbox):
             yield _unexpected(message)
             return
@@ -293,12 +290,14 @@ class SandboxHost(Actor):
         try:
             yield await self._acquire(message)
         except SandboxError as error:
+            log.info("lease %s: refused: %s", message.lease_id, error)
             yield to_remote_error(error)
 
     async def _acquire(self, message: AcquireSandbox) -> Message:
         lease_id, lease_s = message.lease_id, self._lease_s(message)
         earlier = self._newest.get(message.holder, lease_id)
         if message.takes_over and earlier != lease_id:
+            log.info("lease %s: ended, %s takes over for %s", earlier, lease_id, message.holder)
             await self._pool.release(earlier)
         try:
             if message.checkpoint_id:
@@ -320,13 +319,12 @@ class SandboxHost(Actor):
         return self._leased(message.lease_id, lease.sandbox)
 
     def _lease_s(self, request: AcquireSandbox | AcquireGroup) -> float:
-        """Return how long a lease is; NaN or a negative number would never expire."""
-        if not request.lease_s > 0:
+        if not request.lease_s > 0:  # Written so that NaN, which would never expire, is refused.
             raise SandboxRequestError(f"lease_s: expected > 0, got {request.lease_s}")
         return min(request.lease_s, self._config.lease_s_max)
 
     def _reserved_against(self, request: AcquireSandbox) -> int:
-        """Return how many machines it must leave for grading; groups were placed with that room."""
+        # Room for grading was already left when the scheduler placed the group.
         return 0 if request.is_grading or request.group_id else self._reserved_slots
 
     async def _acquire_group(self, request: AcquireGroup) -> GroupLeased:
@@ -339,16 +337,19 @@ class SandboxHost(Actor):
         return GroupLeased(group_id=request.group_id, host=self._host, sandboxes=records)
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
-        """Serve this host's own service; a machine that died loses its lease."""
         try:
             yield await self._operate(message)
         except (SandboxDied, SandboxTimeout) as error:
-            is_own = await self._deaths.is_own(getattr(message, "lease_id", ""), self._pool)
-            await self._lose(getattr(message, "lease_id", ""))
+            lease_id = getattr(message, "lease_id", "")
+            is_own = await self._deaths.is_own(lease_id, self._pool)
+            cause = "by itself" if is_own else "or its host failed"
+            log.warning("lease %s: machine ended %s: %s", lease_id, cause, error)
+            await self._lose(lease_id)
             yield to_remote_error(SandboxKilled(str(error)) if is_own else error)
         except SandboxError as error:
             yield to_remote_error(error)
         except NotFoundError as error:
+            # A worker asks for the attempts of the machine that has just died under it.
             lost = self._lost.find(message.lease_id) if isinstance(message, ReadEgress) else None
             if lost is None:
                 yield to_remote_error(SandboxDied(str(error)))
@@ -356,7 +357,6 @@ class SandboxHost(Actor):
                 yield EgressRead(attempts=lost)
 
     async def _lose(self, lease_id: str) -> None:
-        """End a machine that died; its egress record can still be read."""
         with contextlib.suppress(SandboxError, NotFoundError):
             machine = networked(self._machine(lease_id))
             self._lost.keep(lease_id, await machine.egress_attempts())
@@ -407,4 +407,4 @@ class SandboxHost(Actor):
 
 def _unexpected(message: Message) -> RemoteError:
     name = type(message).__name__
-    return RemoteError(kind=RemoteErrorKind.INVALID, error=f"{name} is no request to a sandbox")
+    return RemoteError(kind=RemoteErrorKind.INVALID, error=f"{name} is not a sandbox request")

@@ -1,7 +1,8 @@
-"""A host's checkpoints: saved from leased machines, restored, the oldest removed."""
+"""Checkpoints of a host's machines: save, restore, remove the oldest."""
 
 import asyncio
 import functools
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -20,19 +21,13 @@ from penstock.envs.sandbox import (
 from penstock.messages.episode import EpisodeSaved
 from penstock.messages.sandbox import AcquireSandbox
 
+log = logging.getLogger(__name__)
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 class Checkpoints:
-    """Checkpoints below one folder.
-
-    Args:
-        pool: Its machines are saved, and restored ones are leased from it.
-        folder: Holds one folder per checkpoint.
-        num_max: Checkpoints to keep; the oldest is removed first.
-        ctx: For work with the disk.
-
-    """
+    """Checkpoints in one folder."""
 
     def __init__(self, pool: Pool, folder: Path, num_max: int, ctx: Context) -> None:
         self._ctx = ctx
@@ -42,15 +37,16 @@ class Checkpoints:
         self._saving = asyncio.Lock()
 
     async def clean(self) -> None:
-        """Remove what no event names: a killed host left it, half written or unreported."""
+        """Remove checkpoints without an event: a killed host left them partial or unreported."""
         names = await self._ctx.offload(self._names)
         for name in names:
             if not await self._is_named(name):
+                log.info("checkpoint %s: removed, no event names it", name)
                 remove = functools.partial(shutil.rmtree, ignore_errors=True)
                 await self._ctx.offload(remove, self._folder / name)
 
     async def _is_named(self, checkpoint_id: str) -> bool:
-        """Return whether an event names it; the id begins with rollout and number of turns."""
+        # Ids are `<rollout>-<number of turns>-...`; a rollout's id may contain such parts, too.
         for turns in re.finditer(r"-(\d+)(?=-)", checkpoint_id):
             key = f"{checkpoint_id[: turns.start()]}.{turns[1]}"
             saved = await self._ctx.last(EpisodeSaved, key)
@@ -64,24 +60,25 @@ class Checkpoints:
         return [path.name for path in self._folder.iterdir()]
 
     async def save(self, lease_id: str, checkpoint_id: str) -> None:
-        """Save a leased machine; a checkpoint that is there already stays as it is.
+        """Save a leased machine; an existing checkpoint is kept, which makes retries harmless.
 
         Raises:
-            CapabilityMissing: The backend cannot.
-            NotFoundError: No such lease.
-            SandboxRequestError: The id cannot be a folder's name.
+            CapabilityMissing: The backend cannot save machines.
+            NotFoundError: The lease does not exist.
+            SandboxRequestError: The id is not a valid folder name.
 
         """
         require(self._pool.backend, [Capability.CHECKPOINT])
         folder = self._path(checkpoint_id)
         machine = cast(SavingMachine, self._pool.lease(lease_id).sandbox)
+        # One at a time: each writes the memory of a machine, and trimming must not meet a write.
         async with self._saving:
             if not await self._ctx.offload(folder.exists):
                 await machine.checkpoint(folder)
             await self._ctx.offload(self._trim)
 
     async def restore(self, request: AcquireSandbox, lease_s: float, reserved_slots: int) -> Lease:
-        """Lease a machine that resumes from a checkpoint; raises as `Pool.restore`."""
+        """Lease a machine that resumes from a checkpoint; raises what `Pool.restore` raises."""
         return await self._pool.restore(
             self._path(request.checkpoint_id),
             lease_s,

@@ -19,65 +19,64 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backend: str = "uml"
     """`uml`, `qemu-tcg`, `qemu-kvm`, `process` or, experimental, `firecracker`."""
     allow_process: bool = False
-    """Accept the `process` backend, which isolates less, and train on its rollouts."""
+    """Allow the less isolated `process` backend, and train on its rollouts."""
     size: NonNegativeInt = 4
     """Maximum idle machines kept ready."""
     live_max: PositiveInt = 40
-    """Maximum machines, idle and leased; bounds memory, as a larger one counts as several."""
+    """Maximum machines, idle and leased; a larger machine counts as several."""
     memory_mib: NonNegativeInt = 0
-    """Memory of a machine in MiB, its files included; 0: the backend's own (uml 128, QEMU 256).
-    `live_max` times it is what a task's machine may have at most."""
+    """Memory of a machine in MiB, including its files; 0 is the backend's default (uml 128, QEMU
+    256). A task's machine may have at most `live_max` times as much."""
     disk_mib: NonNegativeInt = 0
-    """Files of a machine in MiB, at most 70% of its memory; 0: all of these."""
+    """Maximum MiB of files in a machine, at most 70% of its memory; 0 is that maximum."""
     processors: PositiveInt = 1
-    """Processors of each machine; `uml` has one."""
+    """CPUs of each machine; `uml` has one."""
 
     @property
     def needs(self) -> MachineNeeds:
-        """The size of its machines."""
+        """Default size of a machine."""
         return MachineNeeds(
             memory_mib=self.memory_mib, disk_mib=self.disk_mib, processors=self.processors
         )
 
 
 class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of what one host leases."""
+    """One sandbox host: its pool and limits."""
 
     host: str = "local"
-    """Its name, unique among a run's hosts: one subject token."""
+    """Name of the host, unique within a run; a single subject token."""
     pool: PoolConfig = PoolConfig()
-    """Its machines."""
     lease_s_max: PositiveFloat = 600.0
-    """Longest lease that a client may name."""
+    """Maximum seconds of a lease."""
     acquire_s_max: PositiveFloat = 5.0
-    """Longest wait for a free machine, before the client hears that this host is busy."""
+    """Maximum seconds to wait for a free machine before the host answers that it is busy."""
 
     checkpoints: str = ""
-    """Folder of saved machines, of a run: one below it for each run and host. By default in the
-    run's folder. Of a host: its own, which no other one shares."""
+    """Folder of saved machines. In a run's configuration, each run and host gets a subfolder, and
+    the default is in the run's folder. On a host, the folder is not shared with another host."""
     checkpoints_max: PositiveInt = 64
-    """Kept; the oldest goes first. Each has the memory that its machine used."""
+    """Maximum checkpoints, each as large as its machine's used memory; the oldest is removed."""
     reports_to_scheduler: bool = False
     """Whether a scheduler places groups on this host (`actors/scheduler/actor.py`)."""
 
     images: str = ""
-    """Folder of image layers, one below it for each host: a layer that a task names is copied there
-    from the shared cache (`penstock images`). By default machines use those of the cache."""
+    """Folder of image layers, with a subfolder per host, to which layers of tasks are copied from
+    the shared cache (`penstock images`). By default machines use the cache itself."""
     images_max: PositiveInt = 8
-    """Images ready at once besides the one that all machines have by default, each with a machine
-    that waits; the least recently requested one is removed first."""
+    """Maximum images ready besides the default one, each with an idle machine; the least recently
+    requested image is removed first."""
 
     reserved_slots: NonNegativeInt = 1
-    """Machines of a host that are reserved for grading: rollouts that need more machines than there
-    are leave room for it. A host of one machine reserves none."""
+    """Machines reserved for grading, which rollouts cannot take. A host with a single machine
+    reserves none."""
     quota: NonNegativeInt = 0
-    """Maximum machines that the scheduler places for one holder; 0 for no bound."""
+    """Maximum machines that the scheduler places for one holder; 0 for no limit."""
     quotas: dict[Annotated[str, one_of(Purpose)], NonNegativeInt] = {}
-    """A purpose's own quota (train, eval), in place of `quota`."""
+    """Quotas of single purposes (train, eval) that replace `quota`."""
 
     isolation_min: str = ""
-    """Least isolation of machines for strangers' tasks, which bring a verifier of their own:
-    `process`, `user_mode_kernel`, `emulated_vm` or `hardware_vm`. A host that offers less refuses
-    them. By default any will do."""
+    """Minimum isolation for foreign tasks, which bring their own verifiers: `process`,
+    `user_mode_kernel`, `emulated_vm` or `hardware_vm`. A host with less refuses them. By default
+    any isolation is accepted."""
     egress_addresses: bool = False
     """Whether a task's rule may name an address (`name:port@address`), private ones included."""

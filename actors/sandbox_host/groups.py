@@ -1,4 +1,4 @@
-"""A host's groups: the machines of one group are leased, counted and ended together."""
+"""Groups of machines that a host leases, counts and ends together."""
 
 import asyncio
 from collections import Counter
@@ -17,15 +17,15 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    """Which leases of a pool belong to which placed group."""
+    """Placed groups and their leases."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._members: dict[str, _Member] = {}
-        """Lease id -> its group."""
+        """Group by lease id."""
 
     def join(self, message: AcquireSandbox) -> None:
-        """Add one machine that was leased alone."""
+        """Add a machine of a group that was leased by itself."""
         if message.group_id:
             self._members[message.lease_id] = _Member(message.group_id, message.holder)
 
@@ -33,11 +33,11 @@ class Groups:
         """Lease all machines of a group, in the order of its lease ids, or none.
 
         Raises:
-            DeadlineError: The pool had no room for all of them in time.
-            QueueFullError: Too many wait already.
-            ImageAbsent: Their image is not available.
-            NeedsRefused: This host's machines have less than they need.
-            SandboxError: Booting failed.
+            DeadlineError: The pool did not have room for all of them in time.
+            QueueFullError: Too many requests are waiting.
+            ImageAbsent: The image is not available.
+            NeedsRefused: The group needs larger machines than this host has.
+            SandboxError: A machine did not boot.
 
         """
         leases = [
@@ -51,6 +51,7 @@ class Groups:
             for lease_id in request.lease_ids
         ]
         given = await asyncio.gather(*leases, return_exceptions=True)
+        # Without `return_exceptions`, leases granted after the first failure would be lost.
         failures = [lease for lease in given if isinstance(lease, BaseException)]
         if failures:
             await self._release(request.lease_ids)
@@ -60,13 +61,13 @@ class Groups:
         return [lease for lease in given if isinstance(lease, Lease)]
 
     async def release(self, group_id: str) -> None:
-        """End all machines of a group; repeating it does nothing."""
+        """End all machines of a group; repeated calls have no effect."""
         await self._release(
             [lease_id for lease_id, m in self._members.items() if m.group_id == group_id]
         )
 
     def renew(self, group_ids: list[str]) -> list[str]:
-        """Renew all leases of some groups; return the groups that have none."""
+        """Renew all leases of some groups; return the groups without leases."""
         missing = set(group_ids)
         live = self._pool.lease_ids()
         for lease_id, member in self._members.items():
@@ -81,10 +82,9 @@ class Groups:
             self._members.pop(lease_id, None)
 
     def held(self) -> list[HeldGroup]:
-        """Return the groups that have machines here, or had some at the last call.
-
-        Otherwise the scheduler would keep room for a short-lived group as for one that never came.
-        """
+        """Return the groups that have machines here, or had some since the last call."""
+        # With past ones, so that the scheduler can tell a group that has ended from one whose
+        # machines are still to come, for which it keeps room.
         live = self._pool.lease_ids()
         seen, self._members = self._members, {k: m for k, m in self._members.items() if k in live}
         counts = Counter(self._members.values())

@@ -1,9 +1,10 @@
-"""The sandbox scheduler: hosts report to it, and it decides where a group's machines go.
+"""The sandbox scheduler: decides which host gets the machines of a group.
 
-It keeps nothing on disk: after a restart the hosts report within a second, with the groups that
-they hold, and those are adopted. Hosts bound themselves, so a wrong guess costs only a wait.
+It keeps nothing on disk: after a restart, hosts report their groups within a second, and the
+scheduler adopts them. Hosts enforce their own limits, so a wrong placement only costs a wait.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 
 from penstock.actors.runtime.actor import Actor, Effects
@@ -15,17 +16,19 @@ from penstock.messages.bus import Serve
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 
+log = logging.getLogger(__name__)
+
 LEARN_S = 2.5
-"""After a start, how long only groups that hosts report are placed: others might get two hosts."""
+"""Seconds after a start in which no new group is placed: it may have a host that did not report
+yet, and would get a second one."""
 
 
 class SandboxScheduler(Actor):
     """Places groups on sandbox hosts; a run has at most one.
 
     Args:
-        quota: Most machines that one holder may have placed; 0 for no bound.
-        quotas: Those of holders that have one of their own.
-        registry_type: Chooses hosts; a simulation compares others.
+        quota: Maximum machines placed for one holder; 0 for no limit.
+        quotas: Quotas of single holders that replace `quota`.
 
     """
 
@@ -44,19 +47,23 @@ class SandboxScheduler(Actor):
         self._tally = {"placed": 0, "refused": 0, "expired": 0, "image_hits": 0}
 
     def services(self) -> Mapping[str, Serve]:
-        """Return the one service."""
+        """Return the service for clients and hosts."""
         return {SCHEDULER_SERVICE: self._answer}
 
     async def start(self, ctx: Context) -> Effects:
-        """Begin without any host."""
+        """Start without any host."""
         self._ctx = ctx
         self._hosts = self._registry_type(ctx.random, quota=self._quota, quotas=self._quotas)
         self._learns_until = ctx.monotonic() + LEARN_S
+        log.info("waiting %g s for reports of hosts", LEARN_S)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Forget silent hosts and expired groups; set gauges."""
-        self._tally["expired"] += self._hosts.expire(ctx.monotonic())
+        num_expired = self._hosts.expire(ctx.monotonic())
+        self._tally["expired"] += num_expired
+        if num_expired:
+            log.warning("%d silent hosts and unrenewed groups forgotten", num_expired)
         for name, value in self._tally.items():
             ctx.set_gauge(name, value)
         ctx.set_gauge("hosts", self._hosts.num_hosts)
@@ -82,12 +89,12 @@ class SandboxScheduler(Actor):
                 )
                 yield Ack()
             case _:
-                yield _refused(f"{type(message).__name__} is no request to a scheduler")
+                yield _refused(f"{type(message).__name__} is not a scheduler request")
 
     def _place(self, request: PlaceGroup) -> Message:
         now = self._ctx.monotonic()
         if now < self._learns_until and not self._hosts.knows(request.group_id):
-            return self._busy("the scheduler has just started and waits for hosts' reports")
+            return self._busy("the scheduler has just started and waits for reports of hosts")
         try:
             placement = self._hosts.place(
                 request.group_id,
@@ -100,19 +107,22 @@ class SandboxScheduler(Actor):
                 is_grading=request.is_grading,
             )
         except HostsFullError as error:
+            log.info("group %s: refused for now: %s", request.group_id, error)
             return self._busy(str(error))
         except ValueError as error:
+            log.warning("group %s: refused: %s", request.group_id, error)
             return _refused(str(error))
+        log.debug("group %s: placed on %s", request.group_id, placement.host)
         self._tally["placed"] += 1
         self._tally["image_hits"] += placement.has_image
         return GroupPlaced(
             group_id=request.group_id, host=placement.host, has_image=placement.has_image
         )
 
-    def _busy(self, words: str) -> RemoteError:
+    def _busy(self, text: str) -> RemoteError:
         self._tally["refused"] += 1
-        return to_remote_error(SandboxBusyError(words))
+        return to_remote_error(SandboxBusyError(text))
 
 
-def _refused(words: str) -> RemoteError:
-    return RemoteError(kind=RemoteErrorKind.INVALID, error=words)
+def _refused(text: str) -> RemoteError:
+    return RemoteError(kind=RemoteErrorKind.INVALID, error=text)

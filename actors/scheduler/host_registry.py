@@ -1,16 +1,15 @@
-"""Which host gets a group's machines: pure bookkeeping, no task, no clock and no bus of its own.
+"""Chooses the host of each group's machines. Pure: no tasks, no clock, no bus.
 
 ```
- place(group) ─▶ has it a host? ── yes ─▶ the same host, renewed
+ place(group) ─▶ has a host? ── yes ─▶ the same host, renewed
                    │ no
-                   ├─▶ of two hosts that hold its image the emptier, if below the soft cap
-                   ├─▶ of any two hosts the emptier, if it has room; it holds the image then
+                   ├─▶ the emptier of two hosts with its image, if below the soft cap
+                   ├─▶ the emptier of any two hosts, if it has room; it then gets the image
                    └─▶ any host with room, else `HostsFullError`: the client waits and retries
 ```
-A group is placed as a unit: its machines share one image and begin alike, so a host pages that
-image in once. The soft cap keeps holders of popular images from becoming hot spots. Hosts report
-the groups that they hold: room ends with the machines, and a scheduler with empty books (after a
-crash) adopts what is there instead of placing it again.
+A group is placed as a unit: its machines share one image, which the host pages in once. The soft
+cap keeps hosts with popular images from becoming hot spots. Hosts report their groups: room ends
+with the machines, and a restarted scheduler adopts reported groups instead of placing them again.
 """
 
 import random
@@ -23,47 +22,49 @@ from penstock.messages.errors import QueueFullError
 from penstock.messages.requests.scheduler import HeldGroup
 
 SOFT_CAP = 1.08
-"""A holder is preferred as long as its load is at most this multiple of its share of the whole."""
+"""A host with the image is preferred while its fill is at most this multiple of the mean fill."""
 HOST_SILENCE_S = 5.0
+"""Seconds without a report after which a host is forgotten; hosts report every second."""
 LEASE_S_MAX = 86400.0
 
 
 class Host(msgspec.Struct):
-    """A sandbox host, as the scheduler sees it."""
+    """A sandbox host by its last report, with the groups placed on it."""
 
     name: str
     num_slots: int = 0
     reserved_slots: int = 0
-    """Slots that only grading may have."""
+    """Slots that only grading may use."""
     num_others: int = 0
-    """Machines of no group that is placed here, by its last report: a judge's, for example."""
+    """Machines outside of placed groups, such as a judge's."""
     num_placed: int = 0
-    """Machines of the groups that are placed here."""
+    """Machines of the placed groups."""
     seen_at: float = 0.0
     is_silent: bool = False
-    """It did not answer a client since its last report: nothing new is placed here."""
+    """Whether it failed to answer a client since its last report; nothing new is placed then."""
     images: set[str] = msgspec.field(default_factory=set[str])
     groups: set[str] = msgspec.field(default_factory=set[str])
-    """Ids of the groups that are placed here."""
+    """Ids of the placed groups."""
 
     @property
     def load(self) -> int:
-        """Machines that it has or will have."""
+        """Machines that the host has or will have."""
         return self.num_others + self.num_placed
 
     @property
     def fill(self) -> float:
-        """Load as a fraction of what it can hold."""
+        """Load as a fraction of the slots."""
         return self.load / self.num_slots if self.num_slots else 1.0
 
     def has_room(self, num_machines: int, *, is_grading: bool) -> bool:
-        """Return whether a group fits; what is not grading may fill an empty host alone."""
+        """Return whether a group fits."""
+        # An empty host reserves nothing, or a group of its size could never be placed.
         reserved = 0 if is_grading or not self.load else self.reserved_slots
         return not self.is_silent and self.load + num_machines + reserved <= self.num_slots
 
 
 class Placement(msgspec.Struct):
-    """Room that a group has: kept for its lease's time, then as long as its host reports it."""
+    """Room of a group, kept for the time of its lease and then while its host reports it."""
 
     host: str
     holder: str
@@ -73,20 +74,19 @@ class Placement(msgspec.Struct):
     expires_at: float = 0.0
     image: str = ""
     is_held: bool = False
-    """Its host has reported machines of it."""
+    """Whether its host has reported machines of the group."""
 
 
 class HostsFullError(QueueFullError):
-    """No host has room now, or the holder's quota is used up; retry later."""
+    """No host has room, or the holder's quota is used up; retry later."""
 
 
 class HostRegistry:
     """Places groups on hosts.
 
     Args:
-        rng: Draws the candidates.
-        quota: Most machines that one holder may have placed; 0 for no bound.
-        quotas: Those of holders that have one of their own.
+        quota: Maximum machines placed for one holder; 0 for no limit.
+        quotas: Quotas of single holders that replace `quota`.
 
     """
 
@@ -97,11 +97,11 @@ class HostRegistry:
         self._quota = quota
         self._quotas = quotas or {}
         self.hosts: dict[str, Host] = {}
-        """Those that report, by name."""
+        """Reporting hosts by name."""
         self.names: list[str] = []
-        """The keys of `hosts`, to draw from."""
+        """Keys of `hosts` as a list, for random draws."""
         self._holders: defaultdict[str, list[str]] = defaultdict(list)
-        """Image -> names of the hosts that hold it."""
+        """Names of hosts by image."""
         self._placements: dict[str, Placement] = {}
         self._by_holder: Counter[str] = Counter()
         self._num_slots = 0
@@ -109,16 +109,16 @@ class HostRegistry:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts that report."""
+        """Number of reporting hosts."""
         return len(self.names)
 
     @property
     def num_placed(self) -> int:
-        """Machines that have room."""
+        """Number of placed machines."""
         return self._num_placed
 
     def knows(self, group_id: str) -> bool:
-        """Return whether a group has room."""
+        """Return whether a group is placed."""
         return group_id in self._placements
 
     def report(  # noqa: PLR0913
@@ -137,6 +137,7 @@ class HostRegistry:
         if host is None:
             host = self.hosts[name] = Host(name)
             self.names.append(name)
+        # By difference, so that the totals never need a pass over all hosts.
         self._num_slots += num_slots - host.num_slots
         host.num_slots, host.reserved_slots, host.seen_at = num_slots, reserved_slots, now
         host.is_silent = False
@@ -146,27 +147,29 @@ class HostRegistry:
         host.num_others = max(0, num_live - held)
 
     def _note_images(self, host: Host, images: Sequence[str]) -> None:
-        """Record which images a host has ready; those of groups placed there count, too."""
+        # Images of placed groups count as held before the host has fetched them: otherwise every
+        # group in between would spread the image to another host.
         coming = {self._placements[group_id].image for group_id in host.groups}
         for image in host.images - coming.difference([""]) - set(images):
             host.images.remove(image)
-            self._let_go(image, host)
+            self._remove_image(image, host)
         for image in images:
-            self._hold(image, host)
+            self._add_image(image, host)
 
     def _adopt(self, host: Host, groups: Sequence[HeldGroup], now: float) -> None:
-        """Renew the groups that a host holds; end those that it no longer holds."""
         for group in groups:
             placement = self._placements.get(group.group_id)
+            # The host reports a group of the past, which is not placed here any more.
             if placement is None and group.num_machines == 0:
                 continue
             if placement is None:
                 count = group.num_machines
                 placement = Placement(host.name, group.holder, count, 0.0, has_image=True)
-                self._keep(group.group_id, placement, host)
+                self._add_placement(group.group_id, placement, host)
             if placement.host == host.name:
                 placement.is_held = True
                 placement.expires_at = max(placement.expires_at, now + HOST_SILENCE_S)
+        # Only groups that had machines end; the others may still be on their way.
         ended = host.groups.difference(group.group_id for group in groups)
         for group_id in ended:
             if self._placements[group_id].is_held:
@@ -184,22 +187,22 @@ class HostRegistry:
         avoid: str = "",
         is_grading: bool = False,
     ) -> Placement:
-        """Return the room of a group, and renew it.
+        """Place a group, or renew its placement.
 
         Args:
-            group_id: Whose room; a repeat gets the same host.
-            num_machines: All of the group, on one host.
-            image: What they start from.
-            holder: Whose quota it counts against.
-            lease_s: How long the room is kept for machines that do not come.
-            now: Seconds.
-            avoid: A host that did not answer: its placement of the group is given up, and nothing
-                new is placed there until it reports again.
-            is_grading: It may use the slots that hosts reserve for grading.
+            group_id: Id of the group; a repeated call returns the same host.
+            num_machines: Machines of the group, all on one host.
+            image: Digest of their image.
+            holder: Holder whose quota counts.
+            lease_s: Seconds to keep the room until the machines are reported.
+            now: Monotonic seconds.
+            avoid: Host that did not answer: the group leaves it, and nothing new is placed there
+                until it reports again.
+            is_grading: Whether the group may use slots reserved for grading.
 
         Raises:
-            HostsFullError: No host has room for all of it, or the quota is used up.
-            ValueError: A group of no machines, or room for no time or for ever.
+            HostsFullError: No host has room for the whole group, or the quota is used up.
+            ValueError: `num_machines` or `lease_s` is out of range.
 
         """
         if not 0 < lease_s <= LEASE_S_MAX:
@@ -216,9 +219,9 @@ class HostRegistry:
             placement = Placement(
                 host.name, holder, num_machines, lease_s, has_image=has_image, image=image
             )
-            self._keep(group_id, placement, host)
+            self._add_placement(group_id, placement, host)
             if image:
-                self._hold(image, host)
+                self._add_image(image, host)
         placement.expires_at = now + max(lease_s, placement.lease_s)
         return placement
 
@@ -232,7 +235,7 @@ class HostRegistry:
     def choose_host(
         self, image: str, num_machines: int, avoid: str, is_grading: bool
     ) -> tuple[Host, bool]:
-        """Return a host, and whether it was chosen for holding the image.
+        """Return a host, and whether it was chosen because it has the image.
 
         Raises:
             HostsFullError: No host has room for all machines.
@@ -252,23 +255,24 @@ class HostRegistry:
         raise HostsFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 
     def _draw_two(self, names: Sequence[str]) -> list[Host]:
-        """Return two hosts drawn at random, the emptier one first."""
+        # The emptier of two random choices spreads load nearly as well as the emptiest of all, and
+        # costs constant time.
         if not names:
             return []
         pair = [self.hosts[names[self._rng.randrange(len(names))]] for _ in range(2)]
         return sorted(pair, key=lambda host: host.fill)
 
-    def _hold(self, image: str, host: Host) -> None:
+    def _add_image(self, image: str, host: Host) -> None:
         if image not in host.images:
             host.images.add(image)
             self._holders[image].append(host.name)
 
-    def _let_go(self, image: str, host: Host) -> None:
+    def _remove_image(self, image: str, host: Host) -> None:
         self._holders[image].remove(host.name)
         if not self._holders[image]:
             del self._holders[image]
 
-    def _keep(self, group_id: str, placement: Placement, host: Host) -> None:
+    def _add_placement(self, group_id: str, placement: Placement, host: Host) -> None:
         self._placements[group_id] = placement
         self._by_holder[placement.holder] += placement.num_machines
         self._num_placed += placement.num_machines
@@ -276,23 +280,21 @@ class HostRegistry:
         host.groups.add(group_id)
 
     def release(self, group_id: str) -> None:
-        """Release a group's room; repeating it does nothing."""
+        """Release a group's room; repeated calls have no effect."""
         placement = self._placements.pop(group_id, None)
         if placement is None:
             return
         self._num_placed -= placement.num_machines
         self._by_holder[placement.holder] -= placement.num_machines
         if self._by_holder[placement.holder] == 0:
-            del self._by_holder[placement.holder]  # Each grading has a holder of its own.
+            # Each grading is a holder of its own: without this, the counter would grow forever.
+            del self._by_holder[placement.holder]
         host = self.hosts[placement.host]
         host.num_placed -= placement.num_machines
         host.groups.discard(group_id)
 
     def expire(self, now: float) -> int:
-        """Forget hosts that fell silent and groups that nobody renewed; return how many of both.
-
-        A group whose host is gone is placed again on its next request.
-        """
+        """Forget silent hosts and expired groups; return how many."""
         silent = [h for h in self.hosts.values() if h.seen_at + HOST_SILENCE_S < now]
         late = {g for g, placement in self._placements.items() if placement.expires_at <= now}
         late.update(*(host.groups for host in silent))
@@ -302,6 +304,6 @@ class HostRegistry:
             self._num_slots -= host.num_slots
             self.names.remove(host.name)
             for image in host.images:
-                self._let_go(image, host)
+                self._remove_image(image, host)
             del self.hosts[host.name]
         return len(silent) + len(late)

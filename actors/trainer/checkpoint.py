@@ -1,13 +1,12 @@
-"""Checkpoints of training: all of the learner, and the facts of its step.
+"""Checkpoints of training: the whole state of the learner, and its step's event.
 
 ```
- checkpoint-pieces/<step>-<digest>   tensors, from each rank its own (`engines/pieces.py`)
- checkpoints/<step>-<digest>         the head, stored last: with it the checkpoint is complete
+ checkpoint-pieces/<step>-<digest>   tensors, written by each rank (`engines/pieces.py`)
+ checkpoints/<step>-<digest>         the head, written last: it completes the checkpoint
 ```
-Stores put atomically, so a checkpoint is there whole or not at all: a process that dies before the
-head is stored leaves pieces that nothing names, which go when a later step has a checkpoint. All
-digests are checked on loading. RL draws no random numbers, and pending groups are folded again from
-the log, so that neither is kept: the step is the whole position.
+A process that dies before the head is stored leaves pieces that no head names; they are deleted
+once a later step has a checkpoint. All digests are checked on loading. Random state and pending
+groups are not saved: RL draws no random numbers, and the log has the groups.
 """
 
 import logging
@@ -45,32 +44,32 @@ _WEIGHTS = "weights."
 
 
 class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint knows of itself."""
+    """The head of a checkpoint."""
 
     step: int
-    """= policy version; 0 after mid-training."""
+    """Step, which is the policy version; 0 after mid-training."""
     weights_digest: str
     optimizer_digest: str
     completed: Completed
-    """The fact that announces this version. Published again at a start from here, in case that the
-    trainer died between saving and publishing; the bus refuses it where it is known."""
+    """Event that announces this version. A trainer that resumes here publishes it again, in case
+    its predecessor died before; the bus drops the duplicate."""
     ledger: dict[int, LedgerRow] = {}
-    """Sampled tokens by fate and policy version, as the trainer saw them."""
+    """Sampled tokens by fate, for each policy version."""
     stored: StoredTensors
     format: int = FORMAT
 
 
-class _Versioned(msgspec.Struct):
-    """The one field of a checkpoint's head that every version reads."""
+class _FormatField(msgspec.Struct):
+    """The only field of a head that all versions can read."""
 
     format: int = 1
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes that hold a learner together; all of them call what takes this."""
+    """The ranks that share a learner; each function that takes them is a collective call."""
 
     rank: int = 0
-    """This one."""
+    """Rank of this process."""
     gather: Gather = alone
 
 
@@ -84,13 +83,15 @@ async def save_checkpoint(
     ledger: dict[int, LedgerRow],
     ranks: Ranks = ALONE,
 ) -> CheckpointSaved:
-    """Store a checkpoint of the learner as it is; a step that has one keeps it."""
+    """Store a checkpoint of the learner, unless its step has one."""
     step = completed.step if isinstance(completed, StepCompleted) else 0
+    # Rank 0's listing decides for all: ranks that disagreed would wait for each other forever.
     there = (await place.offload(ranks.gather, await place.store.keys(_step_prefix(step))))[0]
     if there:
         key = there[0]
     else:
         key = await _save(place, learner, completed, ledger, ranks)
+        log.info("step %d: checkpoint %s stored", step, key)
     return CheckpointSaved(step=step, object_key=key, weights_digest=completed.weights_digest)
 
 
@@ -101,17 +102,15 @@ async def _save(
     ledger: dict[int, LedgerRow],
     ranks: Ranks,
 ) -> str:
-    """Store this rank's pieces, and as rank 0 the head when all pieces are stored; return its key.
-
-    Nothing changes the learner meanwhile: an engine does one thing at a time.
-    """
     step = completed.step if isinstance(completed, StepCompleted) else 0
     weights_digest = await place.offload(learner.weights_digest)
+    # An engine does one thing at a time, so that nothing changes the learner in the meantime.
     assert weights_digest == completed.weights_digest, "the learner moved on"
     optimizer_digest = await place.offload(learner.optimizer_digest)
     state = learner.state()
     writes = await place.offload(plan_writes, state, ranks.rank, ranks.gather)
     own = await write_pieces(place.store, step, writes)
+    # Gathering waits for all ranks: rank 0 stores the head only after every piece is stored.
     pieces = [each for part in await place.offload(ranks.gather, own) for each in part]
     head = CheckpointHead(
         step=step,
@@ -129,32 +128,34 @@ async def _save(
 
 
 async def load_checkpoint(place: Place, key: str, learner: Learner) -> CheckpointHead:
-    """Put the learner where the checkpoint was; of several ranks, each puts its own part there.
+    """Restore the learner from a checkpoint; each rank restores its part.
 
     Raises:
-        NotFoundError: No such checkpoint, or a piece of it is missing.
-        CorruptDataError: Not a checkpoint, damaged, or of another policy.
-        FormatError: Saved by a version of another format.
+        NotFoundError: The checkpoint or one of its pieces does not exist.
+        CorruptDataError: The checkpoint is damaged, or belongs to another policy.
+        FormatError: The checkpoint has another format version.
 
     """
     head = await read_head(place.store, key)
     target = _allocated(learner, head.stored.tensors)
     await read_pieces(place.store, head.stored, target)
     await place.offload(learner.load_state, target)
+    # Pieces have digests of their own; these also cover how they were put together.
     found = (
         await place.offload(learner.weights_digest),
         await place.offload(learner.optimizer_digest),
     )
     if found != (head.weights_digest, head.optimizer_digest):
         raise CorruptDataError(f"{key}: weights or moments do not match their digests")
+    log.info("resuming from checkpoint %s, step %d", key, head.step)
     return head
 
 
 async def load_reference(place: Place, learner: Learner) -> None:
-    """Give the learner version 0 to compare with; a store without its checkpoint has none.
+    """Load version 0 into the learner as its reference, if the store has its checkpoint.
 
     Raises:
-        CorruptDataError: The checkpoint is damaged, or of another policy.
+        CorruptDataError: The checkpoint is damaged, or belongs to another policy.
 
     """
     key = await first_checkpoint(place.store)
@@ -163,10 +164,7 @@ async def load_reference(place: Place, learner: Learner) -> None:
 
 
 async def read_policy_weights(store: ObjectStore, key: str) -> State:
-    """Return the whole weights of a checkpoint by parameter, and nothing else of it.
-
-    Raises as `load_checkpoint`.
-    """
+    """Return the weights of a checkpoint by parameter; raises what `load_checkpoint` raises."""
     stored = (await read_head(store, key)).stored
     target = {
         name: torch.empty(each.shape, dtype=getattr(torch, each.dtype))
@@ -186,10 +184,10 @@ async def _read_weights(store: ObjectStore, key: str, learner: Learner) -> State
 
 
 def _allocated(learner: Learner, tensors: dict[str, StoredTensor]) -> State:
-    """Return empty tensors for what is stored, cut as the learner's parameters are.
+    """Return empty tensors for stored ones, sharded as the learner's parameters.
 
     Raises:
-        CorruptDataError: Of another policy's shapes.
+        CorruptDataError: The shapes are not this policy's.
 
     """
     parameters = dict(learner.policy.named_parameters())
@@ -198,6 +196,7 @@ def _allocated(learner: Learner, tensors: dict[str, StoredTensor]) -> State:
         kind, _, rest = name.partition(".")
         parameter = parameters.get(rest if kind == "weights" else rest.partition(".")[2])
         is_whole = parameter is not None and tuple(parameter.shape) == each.shape
+        # Optimizer state has the shape of its parameter, or is a scalar such as the step.
         if parameter is None or not (is_whole or not each.shape):
             raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
         dtype = getattr(torch, each.dtype)
@@ -255,47 +254,45 @@ async def _delete_checkpoint(store: ObjectStore, key: str) -> None:
 
 
 async def first_checkpoint(store: ObjectStore) -> str | None:
-    """Return the key of step 0's checkpoint, from which replay starts, or None."""
+    """Return the key of the checkpoint of step 0, where replay starts, or None."""
     keys = await store.keys(_step_prefix(0))
     return keys[0] if keys else None
 
 
 async def next_checkpoint(store: ObjectStore, step: int) -> str | None:
-    """Return the key of the oldest checkpoint of a step or of one after it, or None."""
+    """Return the key of the first checkpoint at or after a step, or None."""
     keys = await store.keys(_PREFIX)
     return next((key for key in keys if key >= _step_prefix(step)), None)
 
 
 async def checkpoint_before(store: ObjectStore, step: int) -> str | None:
-    """Return the key of the newest checkpoint of a step before this one, or None."""
+    """Return the key of the newest checkpoint before a step, or None."""
     keys = [key for key in await store.keys(_PREFIX) if key < _step_prefix(step)]
     return keys[-1] if keys else None
 
 
 async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
-    """Delete all but step 0's and the `num_kept` newest, and pieces that no head names.
-
-    Pieces of steps after the newest checkpoint may be of one that is being saved.
-    """
+    """Keep the checkpoint of step 0 and the `num_kept` newest; delete others and stray pieces."""
     keys = await store.keys(_PREFIX)
     later = [key for key in keys if not key.startswith(_step_prefix(0))]
     dropped = later[:-num_kept]
     for key in dropped:
-        await store.delete(key)  # First: a head never lacks a piece.
+        await store.delete(key)  # Heads before pieces, so that no head lacks a piece.
     kept = {_step_of(key, _PREFIX) for key in keys if key not in dropped}
     for key in await store.keys(PIECE_PREFIX):
         step = _step_of(key, PIECE_PREFIX)
+        # Pieces after the newest checkpoint may belong to one that is being saved.
         if step not in kept and step < max(kept, default=0):
             await store.delete(key)
 
 
 async def read_head(store: ObjectStore, key: str) -> CheckpointHead:
-    """Read what a checkpoint says of itself; raises as `load_checkpoint`."""
+    """Read the head of a checkpoint; raises what `load_checkpoint` raises."""
     data = await store.get(key)
     if _digest(data) != key.rpartition("-")[2]:
         raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
     try:
-        check_format(parse_json(data, _Versioned, key).format, key)
+        check_format(parse_json(data, _FormatField, key).format, key)
         return parse_json(data, CheckpointHead, key)
     except CodecError as error:
         text = f"{key}: not a checkpoint of this build (runs of earlier ones cannot be continued)"

@@ -1,8 +1,8 @@
-"""How each turn was drawn, and the same of the trainer's logits.
+"""The distribution from which each turn was sampled, recomputed from the trainer's logits.
 
-What cannot be computed again is said so by type, and is never trained: a turn whose settings nobody
-recorded, one of an arithmetic or of values that this trainer does not have, or one that left tokens
-out without saying which.
+A turn whose distribution cannot be recomputed raises a typed error and is never trained: its
+settings are missing, unsupported by this trainer, or truncated the vocabulary without recording
+which tokens were left.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from penstock.messages.task import Sampling
 
 
 class NotReproducibleError(PenstockError, ValueError):
-    """The distribution that a turn was drawn from cannot be computed again."""
+    """The distribution from which a turn was sampled cannot be recomputed."""
 
 
 class GreedyTurnError(PenstockError, ValueError):
-    """A turn drawn at temperature 0: it explored nothing, so there is no policy gradient."""
+    """A turn was sampled at temperature 0, so there is no policy gradient."""
 
 
 def outcome_of(error: ValueError) -> Outcome:
-    """Return as what a sample counts that cannot be trained for this reason."""
+    """Return the outcome of a sample that cannot be trained because of an error."""
     match error:
         case NotReproducibleError():
             return Outcome.NOT_REPRODUCIBLE
@@ -43,35 +43,33 @@ def outcome_of(error: ValueError) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnDraw:
-    """How the n trained tokens of one turn were drawn.
-
-    Shapes: V tokens of the vocabulary.
-    """
+    """How the n trained tokens of one turn were sampled, from a vocabulary of V tokens."""
 
     sampling: Sampling
     start: int
-    """Position of the turn's first sampled token in its sequence; all before is context."""
+    """Position of the turn's first sampled token in its sequence."""
     at: np.ndarray
-    """[n] int64: the trained tokens, counted from `start`; forced and withheld ones are none."""
+    """[n] int64: positions of trained tokens from `start`, without forced and withheld ones."""
     support: np.ndarray | None = None
-    """uint8 [n, row_bytes(V)]: what could be drawn; None for every token."""
+    """uint8 [n, row_bytes(V)]: bit mask of tokens that could be sampled; None for all tokens."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but a temperature shaped the distribution."""
+        """Whether only a temperature shaped the distribution."""
         penalized = self.sampling.is_penalized or bool(self.sampling.logit_bias)
         return self.support is None and not penalized
 
     def since(self, policy_version: int, spans: Sequence[VersionSpan]) -> "TurnDraw":
-        """Return the draw of those tokens alone that this version or a newer one sampled.
+        """Return the draw of the tokens that this version or a newer one sampled.
 
         Args:
-            policy_version: The oldest whose tokens are trained.
-            spans: Of all tokens of the turn.
+            policy_version: Oldest version whose tokens are trained; 0 keeps all.
+            spans: Version spans of all tokens of the turn.
 
         """
         if not policy_version:
             return self
+        # One span per version: a swap in the middle of a turn begins another one.
         versions = np.repeat(
             [span.policy_version for span in spans], [span.num_tokens for span in spans]
         )
@@ -81,11 +79,11 @@ class TurnDraw:
 
 
 def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:
-    """Return how a turn was drawn whose sampled tokens begin at `start` of its sequence.
+    """Return how a turn was sampled whose sampled tokens begin at `start` of its sequence.
 
     Raises:
-        NotReproducibleError, GreedyTurnError: It cannot be trained.
-        ValueError: Spans or supports that are not as `Turn` says.
+        NotReproducibleError, GreedyTurnError: The turn cannot be trained.
+        ValueError: Spans or supports are malformed.
 
     """
     sampling, token_ids = turn.sampling, from_array(turn.token_ids)
@@ -103,6 +101,7 @@ def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:
             raise NotReproducibleError("support: the settings leave tokens out, and it is missing")
         support = open_support(turn.support, token_ids.size, vocab_size)[at]
         chosen = token_ids[at]
+        # A sampled token outside of its support would have probability 0, and an infinite loss.
         if not (support[np.arange(at.size), chosen // 8] >> (chosen % 8) & 1).all():
             raise ValueError("support: expected every sampled token in it")
     return TurnDraw(sampling=sampling, start=start, at=at, support=support)
@@ -115,11 +114,11 @@ def temperatures_of(draws: Sequence[TurnDraw]) -> np.ndarray:
 
 
 def shaped(logits: torch.Tensor, draws: Sequence[tuple[np.ndarray, TurnDraw]]) -> torch.Tensor:
-    """Return logits [N, V] as the sampler shaped them, but for the temperature; with a gradient.
+    """Return logits [N, V] as the sampler shaped them, except for the temperature; differentiable.
 
     Args:
-        logits: of the trained tokens of all draws, in their order.
-        draws: the sequence [T] that each is of, and how it was drawn.
+        logits: Logits of the trained tokens of all draws, in their order.
+        draws: (token ids [T] of the sequence, draw) of each turn.
 
     """
     if all(draw.is_plain for _, draw in draws):
@@ -137,6 +136,7 @@ def _shaped_turn(logits: torch.Tensor, token_ids: np.ndarray, draw: TurnDraw) ->
     window = None
     if draw.sampling.is_penalized:
         context, turn = token_ids[: draw.start], token_ids[draw.start :]
+        # Penalties depend on all tokens before each one, whether trained or not.
         longest = int(draw.at[-1]) + 1 if draw.at.size else 0
         every = TokenWindow.of_turn(
             torch.from_numpy(context), torch.from_numpy(turn[:longest]), vocab_size

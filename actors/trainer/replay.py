@@ -1,8 +1,8 @@
-"""Replay: recompute a run's training from its log alone and compare every digest.
+"""Replay: recomputes a run's training from its log and compares every digest.
 
-Rewards are summed again from the verdicts' components, advantages and the live baseline are
-computed again from rewards, and every optimizer step is taken again from version 0's checkpoint.
-`counterfactual/` takes the same steps with other settings or rewards.
+It recomputes rewards from the components of verdicts, advantages and the live baseline from
+rewards, and repeats every optimizer step from the checkpoint of version 0. `counterfactual/`
+repeats the steps with other settings or rewards.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ REPLAY_TYPES: tuple[type[Event], ...] = (
     BatchManifest,
     StepCompleted,
 )
-"""What replay reads of the log."""
+"""Event types that replay needs."""
 
 
 class ReplaySpan(msgspec.Struct, kw_only=True):
@@ -72,45 +72,45 @@ class ReplaySpan(msgspec.Struct, kw_only=True):
 
 
 class ReplayReport(msgspec.Struct, kw_only=True):
-    """What replay found."""
+    """Result of a replay."""
 
     steps: int = 0
-    """Steps taken again."""
+    """Repeated steps."""
     steps_compared: int = 0
-    """Steps whose digests the log records."""
+    """Steps whose digests are in the log."""
     steps_erased: int = 0
-    """Steps that cannot be taken again, as they trained users who were erased since: replay goes on
-    from the next checkpoint after them."""
+    """Steps that cannot be repeated because a user whom they trained was erased; replay continues
+    from the next checkpoint."""
     identical: bool = False
-    """Whether all that was compared is equal, and something was compared."""
+    """Whether everything compared is equal, and something was compared."""
     first_difference: str = ""
     spans: list[ReplaySpan] = []
     """Steps in a row that were computed alike, and how far they are repeated."""
     wall_s: float = 0.0
-    """Wall clock of the steps taken again, log reading included."""
+    """Wall-clock seconds of the replay, including reading the log."""
     live_midtrain_s: float = 0.0
-    """Wall clock of the mid-training in the run itself, from its events."""
+    """Wall-clock seconds of the run's mid-training."""
     live_rl_s: float = 0.0
-    """Wall clock of its recorded steps: waiting and training, but no time when stopped."""
+    """Wall-clock seconds of the run's recorded steps, waiting included, stops excluded."""
     losses: list[float] = []
     weights_digest: str = ""
     """Digest of the last version's weights."""
     ended: str = ""
-    """Why a what-if ended before the log did; empty where it did not."""
+    """Reason why a what-if ended before the log did, or empty."""
 
     @property
     def live_s(self) -> float:
-        """Wall clock of the run itself, mid-training and RL."""
+        """Wall-clock seconds of the run's mid-training and RL."""
         return self.live_midtrain_s + self.live_rl_s
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the whole run the replay gave the same final weights."""
+        """Speedup of the replay over mid-training and RL together."""
         return self.live_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def speedup_rl(self) -> float:
-        """How many times faster than RL alone, whose steps it takes again."""
+        """Speedup of the replay over RL, whose steps it repeats."""
         return self.live_rl_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
@@ -123,13 +123,13 @@ class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
     """A run's log and objects."""
 
     deliveries: AsyncIterator[Delivery]
-    """Events of `REPLAY_TYPES` at least, each stream in order."""
+    """Events, at least those of `REPLAY_TYPES`, each stream in order."""
     last: Last
-    """Reads one event: turns that are not in memory."""
+    """Reader of single events, for turns that are not in memory."""
     store: ObjectStore
-    """The run's: version 0's checkpoint, and turns."""
+    """Objects of the run: the checkpoint of version 0, and turns."""
     opener: Vault
-    """Opens users' turns."""
+    """Opener of users' sealed turns."""
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run blocking work in a thread."""
@@ -137,10 +137,10 @@ class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayStart(NamedTuple):
-    """What a replay starts with."""
+    """Starting point of a replay."""
 
     engine: TrainingEngine
-    """At the version of `weights_digest`."""
+    """Engine at the version of `weights_digest`."""
     policy_config: PolicyConfig
     config: TrainerConfig
     weights_digest: str
@@ -150,10 +150,10 @@ OnStep = Callable[[BatchManifest, StepResult], None]
 
 
 class Replay:
-    """Folds deliveries, in the order of the log, into a report."""
+    """Processes the deliveries of a log, in order, into a report."""
 
     compares: ClassVar[bool] = True
-    """Whether each step is to be as recorded."""
+    """Whether each step should equal the recorded one."""
 
     def __init__(self, start: ReplayStart, log: ReplayLog, *, on_step: OnStep | None) -> None:
         self._engine, self._config = start.engine, start.config
@@ -170,11 +170,11 @@ class Replay:
         self._is_off = False
         """Whether the weights differ from the run's, as another machine rounded them."""
         self._resumed_at = 0
-        """Steps up to this one are not taken again: a checkpoint after them was loaded."""
+        """Step of the checkpoint from which replay continued; earlier steps are skipped."""
         self.report = ReplayReport(weights_digest=start.weights_digest)
 
     async def add(self, delivery: Delivery) -> None:
-        """Take one event of the log."""
+        """Process one event of the log."""
         match delivery.event:
             case MidtrainCompleted() as event:
                 self.report.live_midtrain_s = event.wall_s
@@ -205,14 +205,14 @@ class Replay:
         await self._advance()
 
     async def read(self) -> None:
-        """Take the whole log, or what there is to take of it."""
+        """Process the log to its end, or until a what-if ends."""
         async for delivery in self._log.deliveries:
             await self.add(delivery)
             if self.report.ended:
                 return
 
     def finish(self) -> ReplayReport:
-        """Close the report: what is left could not be trained."""
+        """Return the final report; manifests that are left are differences."""
         if self.report.ended:
             return self.report
         for manifest in self._manifests:
@@ -226,18 +226,20 @@ class Replay:
         return self.report
 
     async def _advance(self) -> None:
-        while self._manifests and not self.report.ended and self._has(self._manifests[0]):
+        # Streams have no common order: a manifest may come before the turns that it names.
+        while self._manifests and not self.report.ended:
+            first = self._manifests[0]
+            if not (self._turns.has(first) and self._audit.preferences.has(first)):
+                break
             await self._train(self._manifests.pop(0))
         for step in [step for step in self._recorded if step in self._results]:
             self._compare_step(self._recorded.pop(step), self._results.pop(step))
-
-    def _has(self, manifest: BatchManifest) -> bool:
-        return self._turns.has(manifest) and self._audit.preferences.has(manifest)
 
     async def _train(self, manifest: BatchManifest) -> None:
         config = self._config.of_step(manifest.settings)
         for difference in self._audit.differences(manifest):
             self._differ(difference)
+        # The checkpoint after the erased step already contains these steps.
         if manifest.step <= self._resumed_at:
             return self._leave_out(manifest)
         try:
@@ -262,7 +264,7 @@ class Replay:
     async def take(
         self, manifest: BatchManifest, config: TrainerConfig, data: StepData
     ) -> StepResult:
-        """Take a step; it does not count if `report.ended` says so afterwards."""
+        """Take a step; an override sets `report.ended` if the step does not count."""
 
         async def read() -> StepData:
             return data
@@ -274,7 +276,7 @@ class Replay:
         self.report.steps_erased += 1
 
     async def _resume_after(self, manifest: BatchManifest, error: ErasedError) -> None:
-        """Go on from the next checkpoint: a user whom this step trained was erased."""
+        """Continue from the next checkpoint, because a user of this step was erased."""
         key = await next_checkpoint(self._log.store, manifest.step)
         if key is None:
             self._resumed_at = sys.maxsize
@@ -301,6 +303,7 @@ class Replay:
         self._compare(f"{name}: weights", result.weights_digest, recorded.weights_digest)
         self._compare(f"{name}: optimizer", result.optimizer_digest, recorded.optimizer_digest)
         self._compare(f"{name}: skipped", result.skipped, recorded.skipped)
+        # NaN equals nothing: a log without the loss counts as different.
         loss = recorded.metrics.get("loss", math.nan)
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
 
@@ -347,19 +350,15 @@ async def replay(
     on_step: OnStep | None = None,
     world: World | None = None,
 ) -> ReplayReport:
-    """Retrain a run.
+    """Repeat a run's training and compare it with the log.
 
     Args:
-        log: the run's.
-        policy_config: shape of the run's policy.
-        config: the run's own settings.
-        on_step: called with each step.
-        world: of the ranks that replay it together, each reading the whole log; None: alone.
+        world: Ranks that replay together, each of which reads the whole log; None for one process.
 
     Raises:
         NotFoundError: The store has no checkpoint of step 0.
         CorruptDataError: The checkpoint is damaged.
-        CodecError: A turn that was trained is not as the log names it.
+        CodecError: A trained turn does not match the log.
 
     """
     started = time.perf_counter()
@@ -374,7 +373,7 @@ async def replay(
 async def first_version(
     log: ReplayLog, engine: TrainingEngine, policy_config: PolicyConfig, config: TrainerConfig
 ) -> ReplayStart:
-    """Put an engine at version 0, with settings that use all cores; raises as `replay`."""
+    """Load version 0 into an engine, with settings for all cores; raises what `replay` raises."""
     key = await first_checkpoint(log.store)
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
@@ -383,7 +382,8 @@ async def first_version(
 
 
 def on_all_cores(config: TrainerConfig) -> TrainerConfig:
-    """Return settings that use all cores, as nothing else runs; on a GPU, memory sets the bound."""
+    """Return settings with one worker per core, as nothing else runs."""
+    # On a GPU, memory limits the number of workers.
     if config.device != "cpu":
         return config
     return msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)

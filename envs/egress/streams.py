@@ -55,7 +55,7 @@ class GuestStream:
         """Queue a piece from the agent.
 
         Raises:
-            StreamLie: The piece is too long, or arrived before the last one was acknowledged.
+            StreamProtocolError: The piece is too long or was not requested.
 
         """
         if len(piece) > PIECE_BYTES_MAX or self._is_ended or self._pieces.full():
@@ -113,8 +113,7 @@ class GuestStreams:
         """Queue a piece; the first piece with a new id begins a stream.
 
         Raises:
-            StreamLie: The piece violates the protocol (see `GuestStream.put`), or too many streams
-                are open.
+            StreamProtocolError: As `GuestStream.put`, or too many streams are open.
 
         """
         stream = self._streams.get(stream_id)

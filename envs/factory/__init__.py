@@ -1,4 +1,4 @@
-"""The task factory: gated coding tasks from local repositories, without a network or a model.
+"""The task factory makes gated coding tasks from local repositories, without network or model.
 
 ```
  TaskSource.plans() ─▶ TaskPlan.draft(lab) ─▶ TaskCandidate ─▶ gates (machines) ─▶ task set
@@ -6,7 +6,7 @@
    library, package      and tries bugs         hidden tests,   gold passes,         Harbor
    commits               in machines            origin          twice                folders
 ```
-A source yields cheap plans; a plan drafts candidates, and may run code for it, but only in the
-lab's machines. To add a source: one file with a class that has `name` and `plans()`, and a line in
+A source yields cheap plans; a plan drafts candidates, for which it may run code, but only in the
+lab's machines. To add a source, write a class with `name` and `plans()`, and add a line to
 `factory.open_source`.
 """

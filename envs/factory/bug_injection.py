@@ -1,8 +1,8 @@
-"""Bug injection and feature deletion: tasks made of the functions of a module.
+"""Bug injection and feature deletion: makes tasks from the functions of a module.
 
-For each function: draw calls, record what the original gives (twice, under different hash seeds),
-draw bugs, see in the same machine which calls each bug changes, and keep the bug that shows in the
-fewest calls: the subtle one. A function with a docstring gives a second task without its body.
+For each function: draw calls, record the original's results (twice, under different hash seeds),
+draw bugs, find in the same machine which calls each bug changes, and keep the subtlest bug, which
+changes the fewest calls. A function with a docstring also gives a task without its body.
 """
 
 import ast
@@ -18,7 +18,7 @@ from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.modules import Module, needed_files
 from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.plans import TaskPlan
-from penstock.envs.factory.recording import Tried, record, try_changes
+from penstock.envs.factory.recording import TriedChange, record, try_changes
 from penstock.envs.factory.targets import Target, find_targets, promise
 from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
@@ -26,31 +26,30 @@ from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedErr
 _CALLS_DRAWN = 48
 _POINTS_MIN = 3
 _HANDFUL = 12
-"""Modules read at once."""
+"""Modules whose plans are sorted together; all modules at once would take long to parse."""
 _BUGS_TRIED = 6
 
 
 class InjectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is made of each function."""
+    """Settings of bug injection."""
 
     seed: int = 0
     bugs_per_function: int = 3
-    """Maximum bugs per function, each of another kind."""
+    """Maximum bugs per function, each of a different kind."""
     features: bool = True
     functions_per_module: int = 8
 
 
 class InjectedSource:
-    """Tasks from a list of modules."""
+    """Tasks from a list of modules, in a random order."""
 
     def __init__(self, name: str, modules: Sequence[Module], config: InjectConfig) -> None:
-        """Take the modules in an order that the seed decides."""
         self.name = name
         self._modules, self._config = list(modules), config
         random.Random(f"{name}/{config.seed}").shuffle(self._modules)
 
     def plans(self) -> Iterator[TaskPlan]:
-        """Yield one plan per function, the promising ones of each handful of modules first."""
+        """Yield one plan per function, the most promising ones of each few modules first."""
         for start in range(0, len(self._modules), _HANDFUL):
             plans = [
                 plan
@@ -69,7 +68,7 @@ def _module_plans(source_name: str, module: Module, config: InjectConfig) -> lis
     plans = [
         FunctionPlan(source_name, module, target.qualname, points, config)
         for target in find_targets(tree)
-        # A C module, `_json` for one, gives the right answers of such a function.
+        # Their C versions are importable in the machine, e.g. `_json`, and give the right answers.
         if not (module.prefix and target.node.name.startswith("py_"))
         if promise(target) and (points := promise(target) + familiarity(target)) >= _POINTS_MIN
     ]
@@ -82,7 +81,7 @@ def parsed(module: Module) -> ast.Module:
     """Parse a module.
 
     Raises:
-        TaskRejectedError: It does not parse, or is too large.
+        TaskRejectedError: The module does not parse, or is too large.
 
     """
     try:
@@ -102,7 +101,6 @@ class FunctionPlan:
         points: int,
         config: InjectConfig,
     ) -> None:
-        """Draw nothing yet."""
         self.name = f"{module.name}:{qualname}"
         self.promise = points
         self._source_name, self._module, self._config = source_name, module, config
@@ -110,11 +108,12 @@ class FunctionPlan:
         self._rng = random.Random(f"{config.seed}/{self.name}")
 
     async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
-        """Record, try bugs, and make a task of each that shows."""
+        """Record the original, try bugs, and make a task of the subtlest visible ones."""
         module, tree = self._module, parsed(self._module)
         target = next(one for one in find_targets(tree) if one.qualname == self._qualname)
         files = needed_files(module)
         calls = CallWriter(tree, self._rng).calls(target, _CALLS_DRAWN)
+        # One machine for all variants: booting takes longer than a run.
         async with lab.bench() as bench:
             recording = await record(bench, module, files, calls, self.name)
             changes = self._changes(files[module.file], target)
@@ -136,15 +135,14 @@ class FunctionPlan:
         ]
 
     def _changes(self, source: str, target: Target) -> list[tuple[str, str]]:
-        """Return the kind and the module's source of each change to try."""
         bugs = draw_bugs(source, target, self._rng, _BUGS_TRIED)
         changes = [(bug.kind, bug.source) for bug in bugs]
         if self._config.features and target.docstring:
             changes.append((FEATURE, without_body(source, target)))
         return changes
 
-    def _choose(self, tried: Sequence[Tried]) -> list[Tried]:
-        """Return the subtlest bug of some kinds, subtlest kind first, and the missing body."""
+    def _choose(self, tried: Sequence[TriedChange]) -> list[TriedChange]:
+        # The last entry per kind wins, which is the one with the fewest failing calls.
         ordered = sorted(tried, key=lambda one: -len(one.failed))
         by_kind = {one.kind: one for one in ordered}
         feature = by_kind.pop(FEATURE, None)

@@ -1,10 +1,10 @@
-"""Commit-based tasks: the tree before a fix, judged by the tests that came with the fix.
+"""Commit-based tasks: the tree before a fix, graded by the tests that came with the fix.
 
 A commit qualifies if it changes tests and other Python files, and few lines. The agent gets the
-parent's files; the hidden tests are the commit's own, run on `unittest` apart from the code under
-test (`envs/tasks/apart`), one line per test. Kept are the tests that fail before and pass after,
-and those that pass in both; a test that needs more of the code than plain values is none of them.
-Later history never enters a machine.
+parent's files. The hidden tests are the commit's, run by `unittest` in a process apart from the
+code under test (`envs/tasks/apart`), one line per test. Tests that pass after the fix are kept;
+tests that need more from the code than plain values do not pass there. Later history never enters a
+machine.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Commit:
 
 
 def read_commit(repository: GitRepository, digest: str) -> Commit | None:
-    """Return a commit if it has one parent, changes tests and sources, and few lines."""
+    """Return a commit if it qualifies: one parent, tests and sources changed, few lines."""
     shown = repository.git("show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
     subject, parents, *rows = shown.splitlines()
     if len(parents.split()) != 1:
@@ -45,16 +45,17 @@ def read_commit(repository: GitRepository, digest: str) -> Commit | None:
     changes = [row.split("\t") for row in rows if row.count("\t") == 2]
     paths = [path for _, _, path in changes if path.endswith(".py")]
     num_lines = sum(int(n) for added, gone, _ in changes for n in (added, gone) if n.isdigit())
-    existing = [path for path in paths if _exists(repository, digest, path)]
+    existing = [path for path in paths if repository.git("ls-tree", digest, "--", path)]
     tests = tuple(path for path in existing if is_test(path))
     sources = tuple(path for path in existing if not is_test(path))
+    # Deleted files make the numbers differ: a task cannot ask for a deletion by its tests.
     if not tests or not sources or num_lines > CHANGED_LINES_MAX or len(existing) != len(paths):
         return None
     return Commit(digest, subject, sources, tests, num_lines)
 
 
 def is_test(path: str) -> bool:
-    """Return whether a path is of a test by its name or folder."""
+    """Return whether a path is a test by its name or folder."""
     pure = PurePosixPath(path)
     return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
 
@@ -63,7 +64,7 @@ def read_tree(repository: GitRepository, commit: str) -> dict[str, str]:
     """Return the text files of a commit.
 
     Raises:
-        TaskRejectedError: They are too many or too large.
+        TaskRejectedError: The files are too many or too large.
 
     """
     names = repository.git("ls-tree", "-r", "--name-only", "-z", commit).split("\0")
@@ -74,10 +75,6 @@ def read_tree(repository: GitRepository, commit: str) -> dict[str, str]:
     if sum(map(len, files.values())) > FILES_BYTES_MAX:
         raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
     return files
-
-
-def _exists(repository: GitRepository, commit: str, path: str) -> bool:
-    return bool(repository.git("ls-tree", commit, "--", path))
 
 
 def show(repository: GitRepository, commit: str, path: str) -> str:
@@ -95,11 +92,11 @@ class CommitSource:
     name = "commits"
 
     def __init__(self, folder: Path) -> None:
-        """Look at nothing yet.
+        """Open the repository.
 
         Raises:
-            NotFoundError: No git repository is there.
-            GitError: It cannot be read safely.
+            NotFoundError: The folder is not a git repository.
+            GitError: The repository cannot be read safely.
 
         """
         self._repository = GitRepository(folder)
@@ -120,7 +117,7 @@ class CommitPlan:
         self._repository, self._commit = repository, commit
 
     async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
-        """Run the commit's tests before and after, and keep those that distinguish."""
+        """Run the commit's tests before and after the fix, and keep those that pass after it."""
         commit = self._commit
         before = read_tree(self._repository, f"{commit.digest}~1")
         tests = {path: show(self._repository, commit.digest, path) for path in commit.tests}
@@ -131,6 +128,7 @@ class CommitPlan:
             passing_before = _passed(await bench.test(draft.task, draft.hidden, {}))
             passing = _passed(await bench.test(draft.task, draft.hidden, gold))
         turned = [name for name in passing if name not in passing_before]
+        # Without a test that fails before, unchanged files would pass.
         if not turned:
             raise TaskRejectedError(Rejection.TESTS_UNCHANGED, self.name)
         return [self._candidate(files, tests, gold, passing, len(turned))]

@@ -1,10 +1,10 @@
-"""Writes a task of a tried change: its instruction, its hidden tests, and its origin."""
+"""Turns a tried change into a task: instruction, hidden tests, and origin."""
 
 import random
 from collections.abc import Sequence
 
 from penstock.envs.factory.modules import Module
-from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, Recording, Tried, program
+from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, Recording, TriedChange, program
 from penstock.envs.factory.targets import Target
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.task import HiddenTests, Limits, Split, Task
@@ -15,7 +15,7 @@ LIMITS = Limits(num_turns_max=24, num_tokens_max=32_768, turn_tokens_max=2_048, 
                 tool_s_max=30.0, output_bytes_max=16_384)  # fmt: skip
 _HIDDEN_MAX = 16
 _HIDDEN_RIGHT_MIN = 4
-"""Hidden calls that the bug leaves right, where there are so many."""
+"""Minimum hidden calls that the bug does not affect, if there are as many."""
 _SHOWN = 2
 _GRADE_S_MAX = 20.0
 
@@ -27,21 +27,10 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     target: Target,
     files: dict[str, str],
     recording: Recording,
-    tried: Tried,
+    tried: TriedChange,
     rng: random.Random,
 ) -> TaskCandidate:
-    """Return the task of one change.
-
-    Args:
-        source_name: Of the source.
-        module: Where the function lies.
-        target: The function.
-        files: The repository with the original.
-        recording: Calls and their right results.
-        tried: The change and the calls that it shows in.
-        rng: Decides what is shown and what the instruction names.
-
-    """
+    """Return the task of one change."""
     shown, hidden = _divide(tried, len(recording.calls), rng)
     kind = FEATURE if tried.kind == FEATURE else BUG
     hint = rng.choice(HINTS) if kind == BUG else "function"
@@ -64,7 +53,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         expected=[recording.lines[index] for index in hidden],
         gold_files={module.file: files[module.file]},
         timeout_s=_GRADE_S_MAX,
-        # The machine has a right copy of the standard library's modules.
+        # The machine has an unchanged copy of the standard library.
         sealed_modules=[module.name.removeprefix(f"{module.prefix}.")] if module.prefix else [],
     )
     origin = TaskOrigin(
@@ -84,20 +73,22 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     return TaskCandidate(task=task, hidden=tests, origin=origin)
 
 
-def _divide(tried: Tried, num: int, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Return the indexes of shown and of hidden calls, which share none.
+def _divide(tried: TriedChange, num: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Return the indexes of shown and of hidden calls, which are disjoint.
 
-    One failing call is shown, unless it is the only one; the rest of the shown ones are right.
+    One failing call is shown, unless it is the only one; other shown calls are unaffected.
     """
     failed = rng.sample(tried.failed, len(tried.failed))
     right = [index for index in range(num) if index not in tried.failed]
     rng.shuffle(right)
     num_failing = 1 if len(failed) > 1 else 0
     shown = failed[:num_failing] + right[: _SHOWN - num_failing]
+    # Without unaffected calls, failing ones are the only examples.
     if not right and len(failed) > _SHOWN:
         shown = failed[:_SHOWN]
     rest_failed = [index for index in failed if index not in shown]
     rest_right = [index for index in right if index not in shown]
+    # Some unaffected calls stay hidden tests, so that a fix must not break them.
     num_right = min(len(rest_right), max(_HIDDEN_RIGHT_MIN, _HIDDEN_MAX - len(rest_failed)))
     hidden = rest_failed[: _HIDDEN_MAX - num_right] + rest_right[:num_right]
     return sorted(shown), sorted(hidden)
@@ -112,10 +103,7 @@ def bug_instruction(
     """Describe a bug.
 
     Args:
-        target: the wrong function.
-        path: its file.
-        hint: one of `HINTS`: what is named.
-        examples: calls and what they must give.
+        hint: One of `HINTS`, how precisely to name the place.
 
     """
     where = {
@@ -137,7 +125,7 @@ def feature_instruction(
 
 
 def commit_instruction(subject: str, tests: Sequence[str]) -> str:
-    """Ask for what a commit did."""
+    """Ask for the change of a commit."""
     names = ", ".join(f"`{name}`" for name in tests)
     return f"{subject}\n\nTests that will be run: {names}. They are not in the repository yet."
 

@@ -1,4 +1,4 @@
-"""Makes tasks: plans are drafted and pass their gates, several at once; rejections are counted."""
+"""Makes tasks: drafts plans and gates candidates concurrently, and counts rejections."""
 
 import asyncio
 import time
@@ -27,55 +27,48 @@ from penstock.messages.task import Split
 DRAFT_S_MAX = 900.0
 EXAMPLES_MAX = 5
 MACHINES_MAX = 3
-"""Tried for one piece of work."""
+"""Machines to try for one draft or one gate."""
 T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
-class Yield(msgspec.Struct, kw_only=True):
-    """How many plans became tasks, and why the others did not."""
+class MakingCounts(msgspec.Struct, kw_only=True):
+    """Number of plans that became tasks, and reasons why others did not."""
 
     num_plans: int = 0
     num_candidates: int = 0
     num_tasks: int = 0
     rejected: dict[str, int] = {}
-    """Reason -> number of plans or candidates."""
+    """Number of rejected plans or candidates by reason."""
     examples: dict[str, list[str]] = {}
-    """Reason -> some of their names."""
+    """Some of their names by reason."""
     wall_s: float = 0.0
     by_source: dict[str, int] = {}
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """When a making ends, and how much is done at once."""
+    """Limits of making a task set."""
 
     num_tasks_max: int = 300
     num_concurrent: int = 2
-    """Plans in work."""
+    """Plans drafted at once."""
     wall_s_max: float = 7200.0
-    """After it no further plan is begun; what is there by then is kept."""
+    """Seconds after which no further plan is begun."""
 
 
 class Factory:
-    """One making of a task set.
-
-    Args:
-        lab: Machines.
-        bounds: Of the work.
-        say: Called with the progress, now and then.
-
-    """
+    """Makes one task set."""
 
     def __init__(self, lab: MachineLab, bounds: Bounds, say: Progress) -> None:
         self._lab, self._bounds, self._say = lab, bounds, say
         self._started = 0.0
         self.tasks: list[TaskCandidate] = []
-        self.counts = Yield()
+        self.counts = MakingCounts()
         self._seen: set[tuple[str, str]] = set()
         self._rejected: Counter[str] = Counter()
 
     async def make(self, sources: list[TaskSource]) -> list[TaskCandidate]:
-        """Draft and gate until the plans, the number or the time run out; return tasks by name."""
+        """Draft and gate until plans, number or time run out; return tasks sorted by id."""
         self._started = time.monotonic()
         plans = _in_turns(sources)
         async with asyncio.TaskGroup() as group:
@@ -88,11 +81,13 @@ class Factory:
         return sorted(self.tasks, key=lambda one: one.task.task_id)
 
     async def _work(self, plans: Iterator[TaskPlan]) -> None:
+        # All workers draw from one iterator.
         for plan in plans:
             if self._is_full() or time.monotonic() - self._started > self._bounds.wall_s_max:
                 return
             self.counts.num_plans += 1
             try:
+                # One plan whose code hangs must not stop its worker.
                 async with asyncio.timeout(DRAFT_S_MAX):
                     for candidate in await _again(partial(plan.draft, self._lab)):
                         if not self._is_full():
@@ -109,6 +104,7 @@ class Factory:
 
     async def _gate(self, candidate: TaskCandidate) -> None:
         self.counts.num_candidates += 1
+        # By digest, because repositories contain copies of each other's functions.
         key = (candidate.origin.digest, candidate.origin.change)
         if key in self._seen:
             self._reject(TaskRejectedError(Rejection.DUPLICATE, candidate.task.task_id))
@@ -136,14 +132,13 @@ class Factory:
 
 
 def open_source(name: str, config: InjectConfig) -> TaskSource:
-    """Return the source that a word of the command line means.
+    """Return the source that a command-line argument names.
 
     Args:
         name: `stdlib`, the path of a folder, or the import name of an installed package.
-        config: of bug injection.
 
     Raises:
-        NotFoundError: It is none of these.
+        NotFoundError: The name is none of these.
 
     """
     if name == "stdlib":
@@ -155,7 +150,6 @@ def open_source(name: str, config: InjectConfig) -> TaskSource:
 
 
 async def _again(work: Callable[[], Awaitable[T]]) -> T:
-    """Do some work; where a machine fails, once more in another one."""
     for _ in range(MACHINES_MAX - 1):
         try:
             return await work()
@@ -166,7 +160,6 @@ async def _again(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
-    """Yield a plan of each source, then the next of each."""
     waiting = [source.plans() for source in sources]
     while waiting:
         for plans in list(waiting):
@@ -178,9 +171,9 @@ def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
 
 
 def statistics(
-    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: Yield
+    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: MakingCounts
 ) -> dict[str, Any]:
-    """Return counts by split, source, kind, change, difficulty, and the yield with its reasons."""
+    """Return counts by split, source, kind, change and difficulty, and of rejections by reason."""
     origins = [one.origin for one in candidates]
     estimates = sorted(difficulty(origin) for origin in origins)
     return {

@@ -1,7 +1,7 @@
 """Draws calls of a function from its signature, its doctests and the literals around it.
 
-A call is text, `name(arguments)` or `Class(arguments).method(arguments)`: nothing is imported or
-run here. Which calls are informative is found out in a machine.
+A call is text, `name(arguments)` or `Class(arguments).method(arguments)`. Nothing is imported or
+run here; a machine finds out which calls are informative.
 """
 
 import ast
@@ -76,20 +76,14 @@ class CallWriter:
     """Writes calls of one module's functions."""
 
     def __init__(self, tree: ast.Module, rng: random.Random) -> None:
-        """Mine the module's short literals: they are what its functions take."""
         self._rng = rng
+        # Literals of a module are often valid arguments of its functions.
         self._mined = _mined_literals(tree)
 
     def calls(self, target: Target, num: int) -> list[str]:
-        """Return distinct calls: those of doctests first, then drawn ones.
-
-        Args:
-            target: a function or method of the module.
-            num: at most so many.
-
-        """
+        """Return up to `num` distinct calls: those of doctests first, then random ones."""
         found = dict.fromkeys(doctest_calls(target)[:_DOCTEST_CALLS_MAX])
-        for _ in range(4 * num):
+        for _ in range(4 * num):  # Bounded: a function may have few distinct calls.
             if len(found) >= num:
                 break
             found[self._call(target)] = None
@@ -100,12 +94,11 @@ class CallWriter:
         if target.owner is None:
             return f"{target.node.name}({arguments})"
         makers = [m for m in target.owner.body if isinstance(m, Function) and m.name == "__init__"]
-        made = self._arguments(makers[0]) if makers else self._maybe_one()
+        if makers:
+            made = self._arguments(makers[0])
+        else:  # `__init__` is inherited: try none, or one of any kind.
+            made = self._rng.choice(["", self._value(_ANY), self._value(("str",))])
         return f"{target.owner.name}({made}).{target.node.name}({arguments})"
-
-    def _maybe_one(self) -> str:
-        """Return arguments for a class whose `__init__` is elsewhere."""
-        return self._rng.choice(["", self._value(_ANY), self._value(("str",))])
 
     def _arguments(self, function: Function) -> str:
         given = parameters(function)
@@ -120,20 +113,21 @@ class CallWriter:
     def _value(self, pools: Sequence[str]) -> str:
         pool = self._rng.choice(pools)
         mined = self._mined.get(pool)
+        # Not always: a module's literals cover only the cases that its author thought of.
         if mined and self._rng.random() < 0.4:
             return self._rng.choice(mined)
         return self._rng.choice(_POOLS[pool])
 
 
 def familiarity(target: Target) -> int:
-    """Return points for parameters whose values can be guessed, less those that cannot."""
+    """Return a score: higher for required parameters whose values can be guessed."""
     given = parameters(target.node)
     required = given[: max(1, len(given) - len(target.node.args.defaults))]
     return sum(1 if _pools(argument) is not _ANY else -2 for argument in required)
 
 
 def doctest_calls(target: Target) -> list[str]:
-    """Return the expressions of a docstring's examples that name the function itself."""
+    """Return the expressions of a docstring's examples that call the function."""
     if ">>>" not in target.docstring:
         return []
     try:
@@ -150,6 +144,7 @@ def doctest_calls(target: Target) -> list[str]:
 
 def _pools(argument: ast.arg) -> Sequence[str]:
     if argument.annotation is not None:
+        # Annotations first: they are more reliable than names.
         words = {node.id for node in ast.walk(argument.annotation) if isinstance(node, ast.Name)}
         annotated = [pool for word in sorted(words) for pool in _ANNOTATED.get(word, ())]
         if annotated:

@@ -40,21 +40,21 @@ NUM_FILES_MAX, NUM_BYTES_MAX = 1_000, 8 << 20
 
 
 class MachineBench:
-    """One machine that runs a plan's code."""
+    """One machine that runs a plan's code; its owner closes it."""
 
     def __init__(self, machine: Sandbox) -> None:
-        """Use a machine that its owner closes."""
         self._machine = machine
 
     async def run(
         self, files: Mapping[str, str], argv: list[str], variants: Sequence[Mapping[str, str]]
     ) -> list[list[str] | None]:
-        """Run a program once for each variant of the files; the n-th has hash seed n.
+        """Run a program once per variant of the files; the n-th run has hash seed n.
 
         Returns:
-            Its lines of output for each; None where it failed or did not end.
+            Lines of output of each run; None if it failed or did not end.
 
         """
+        # Files that any variant changes are restored before each run.
         touched = {path: files[path] for one in variants for path in one if path in files}
         await self._machine.write_files(_encoded(files))
         runs: list[list[str] | None] = []
@@ -64,6 +64,7 @@ class MachineBench:
             done = await self._machine.exec(
                 argv,
                 timeout_s=RUN_S_MAX,
+                # Another seed per run reveals results that depend on the order of sets.
                 env={"PYTHONHASHSEED": str(number + 1)},
                 output_bytes_max=OUTPUT_BYTES_MAX,
             )
@@ -73,28 +74,24 @@ class MachineBench:
     async def test(
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> list[str] | None:
-        """Run a task's hidden tests on its files with some changed.
-
-        Returns:
-            As `run`.
+        """Run a task's hidden tests on its files with changes; returns lines as `run` does.
 
         Raises:
-            TaskRejectedError: Its files do not fit into the machine.
+            TaskRejectedError: The files do not fit into the machine.
 
         """
         return _lines(await _test(self._machine, task, hidden, Changes(files=_encoded(changes))))
 
 
 class MachineLab:
-    """Machines of a pool for plans: each bench and each grading has a machine of its own."""
+    """Fresh machines for benches and gradings, from a pool that its owner closes."""
 
     def __init__(self, pool: Pool) -> None:
-        """Use a pool that its owner closes."""
         self._pool = pool
 
     @asynccontextmanager
     async def bench(self) -> AsyncIterator[MachineBench]:
-        """Lend a fresh machine; one that fails raises `TaskRejectedError` of `MACHINE`."""
+        """Lease a fresh machine; its failure raises `TaskRejectedError` with `MACHINE`."""
         async with self._machine() as machine:
             yield MachineBench(machine)
 

@@ -1,9 +1,8 @@
-"""Modules of a repository, and the files that one needs: the small repository that an agent gets.
+"""Modules of a repository, and the files that a module needs: the repository that an agent gets.
 
-Imports are followed below the module's root, transitively. Those for a type checker never run and
-are not followed. Where all of it would be too much, what functions import only when they are called
-is left out, and then what the packages around the module would load; whether the rest works so is
-found out in a machine.
+Imports below the module's root are followed transitively, except for those under `TYPE_CHECKING`.
+If that is too much, imports inside functions are left out, and then those of the packages around
+the module. A machine finds out whether the rest still works.
 """
 
 import ast
@@ -18,7 +17,7 @@ from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import NotFoundError
 
 LIBRARY = "stdlib"
-"""Folder that the standard library's modules lie in: their own names would hide the machine's."""
+"""Folder for modules of the standard library, whose plain names would shadow the machine's."""
 MODULE_BYTES_MAX = 160 << 10
 _SKIPPED = frozenset(
     {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo",
@@ -28,7 +27,7 @@ _FROZEN = frozenset(
     {"_collections_abc", "_sitebuiltins", "abc", "codecs", "genericpath", "importlib", "io",
      "ntpath", "os", "posixpath", "runpy", "site", "stat", "zipimport"}
 )  # fmt: skip
-"""Modules that the interpreter's program holds, from Python 3.11 on."""
+"""Modules frozen into the interpreter, from Python 3.11 on."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,17 @@ class Module:
     path: PurePosixPath
     """Path below the root, e.g. `networkx/utils/misc.py`."""
     prefix: str = ""
-    """Folder that the agent sees the root as."""
+    """Folder of the root in the agent's repository."""
 
     @property
     def repository(self) -> str:
-        """The top-level package or module it belongs to."""
+        """Top-level package or module."""
         top = self.path.parts[0].removesuffix(".py")
         return f"{self.prefix}/{top}" if self.prefix else top
 
     @property
     def name(self) -> str:
-        """Dotted, as the agent's repository has it."""
+        """Dotted name in the agent's repository."""
         parts = [*([self.prefix] if self.prefix else []), *self.path.with_suffix("").parts]
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -59,10 +58,10 @@ class Module:
         return str(PurePosixPath(self.prefix) / self.path)
 
     def read(self) -> str:
-        """Return its source.
+        """Return the source.
 
         Raises:
-            TaskRejectedError: It is too large or no UTF-8.
+            TaskRejectedError: The source is too large or not UTF-8.
 
         """
         data = (self.root / self.path).read_bytes()
@@ -77,15 +76,13 @@ class Module:
 def library_modules() -> list[Module]:
     """Return the standard library's modules, without its tests, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [path for path in _python_files(root, root) if not _is_elsewhere(path)]
+    paths = [path for path in _python_files(root, root) if not _has_copy(path)]
     return [Module(root, path, LIBRARY) for path in paths]
 
 
-def _is_elsewhere(path: PurePosixPath) -> bool:
-    """Return whether the machine has a module's right answers in a place that no file covers.
-
-    The interpreter itself holds some modules; `_pydecimal` and its kind are others in Python.
-    """
+def _has_copy(path: PurePosixPath) -> bool:
+    # The machine has the right answers under a name that no file shadows: some modules are frozen
+    # into the interpreter, and `_pydecimal` and the like are copies in Python.
     top = path.parts[0].removesuffix(".py")
     return top in _FROZEN or top.startswith("_py")
 
@@ -94,7 +91,7 @@ def package_modules(name: str) -> list[Module]:
     """Return the modules of one installed package, sorted.
 
     Raises:
-        NotFoundError: No package or module of that import name is installed.
+        NotFoundError: No package or module of that name is installed.
 
     """
     root = Path(sysconfig.get_paths()["purelib"])
@@ -131,10 +128,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def needed_files(module: Module) -> dict[str, str]:
-    """Return the module with all that it imports from its root, by path in the repository.
+    """Return the module and everything that it imports from its root, by path.
 
     Raises:
-        TaskRejectedError: They are too many or too large.
+        TaskRejectedError: The files are too many or too large.
 
     """
     found = _needed(module)
@@ -145,7 +142,8 @@ def needed_files(module: Module) -> dict[str, str]:
 
 @lru_cache(maxsize=128)
 def _needed(module: Module) -> dict[str, str] | TaskRejectedError:
-    """Return the files or why there are none: many functions of one module ask."""
+    # Cached, with the error if any, because all functions of a module need the same files.
+    # From the most complete repository to the smallest.
     for is_lazy_left_out, cuts_parents in ((False, False), (True, False), (True, True)):
         try:
             return _closure(module, is_lazy_left_out=is_lazy_left_out, cuts_parents=cuts_parents)
@@ -175,13 +173,14 @@ def _closure(module: Module, *, is_lazy_left_out: bool, cuts_parents: bool) -> d
             ]
     files = {str(PurePosixPath(module.prefix) / path): text for path, text in found.items()}
     folders = {PurePosixPath(path).parent for path in files}
+    # Without a file of their own, packages would be namespace packages, which may be shadowed.
     marks = {str(folder / "__init__.py"): "" for folder in folders if folder.name}
     return marks | files
 
 
 @lru_cache(maxsize=4096)
 def _loaded(module: Module) -> tuple[tuple[PurePosixPath, bool], ...]:
-    """Return the files that a module loads, its parents' first; whether a call alone loads them."""
+    """Return (path, whether only calls load it) of the files that a module loads."""
     try:
         tree = parse_python(module.read())
     except PythonSourceError as error:
@@ -197,7 +196,7 @@ def _loaded(module: Module) -> tuple[tuple[PurePosixPath, bool], ...]:
 
 
 def _imports(node: ast.AST, *, is_lazy: bool) -> Iterator[tuple[_Import, bool]]:
-    """Yield the import statements that can run, and whether only in a function."""
+    """Yield (import statement, whether it is inside a function), except for type checking."""
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         for one in node.orelse:
             yield from _imports(one, is_lazy=is_lazy)

@@ -1,7 +1,7 @@
-"""Small bugs: edits of a function's syntax tree, and of a real module's text with one of them.
+"""Small bugs: edits of a function's syntax tree, applied to the text of its module.
 
-In a module a changed node's text is replaced in place, so comments and layout stay. The function is
-parsed again and must be the tree that was meant: what cannot be written in place is left out.
+The text of a changed node is replaced in place, so that comments and layout stay. The result is
+parsed again and must be the intended tree; edits that cannot be written in place are dropped.
 """
 
 import ast
@@ -56,11 +56,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Edit:
-    """Fields of a tree's nodes that change together."""
+    """A change of one or more fields of a syntax tree."""
 
     category: str
     changes: tuple[tuple[ast.AST, str, object], ...]
-    """(node, field, new value), made together."""
+    """(node, field, new value)."""
 
 
 def _edit(category: str, node: ast.AST, field: str, value: object) -> Edit:
@@ -69,7 +69,7 @@ def _edit(category: str, node: ast.AST, field: str, value: object) -> Edit:
 
 @contextmanager
 def applied(edit: Edit) -> Iterator[None]:
-    """Make an edit for the time of the block."""
+    """Apply an edit inside the block."""
     originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
     for node, field, value in edit.changes:
         setattr(node, field, value)
@@ -81,11 +81,11 @@ def applied(edit: Edit) -> Iterator[None]:
 
 
 def edits(body: list[ast.stmt], names: list[str]) -> Iterator[Edit]:
-    """Yield every edit of some statements, in a fixed order.
+    """Yield every edit of some statements, in a deterministic order.
 
     Args:
-        body: without the docstring.
-        names: variables, of which one may replace another.
+        body: Statements without the docstring.
+        names: Variables that may replace each other.
 
     """
     statements = ast.Module(body=body, type_ignores=[])
@@ -168,15 +168,15 @@ class Bug:
     """A module with one bug."""
 
     kind: str
-    """Category of the edit, e.g. `comparison`, or `condition`, `statement`."""
+    """Category of an edit, e.g. `comparison`, or `condition` or `statement`."""
     source: str
 
 
 class ModuleText:
-    """A module's source by the positions that `ast` gives, and one function in it."""
+    """A module's source, addressed by `ast` positions, and one function in it."""
 
     def __init__(self, source: str, target: Target) -> None:
-        """Index the lines; positions count bytes."""
+        # Column offsets of `ast` count UTF-8 bytes, not characters.
         self._data = source.encode()
         self._starts = [0]
         for line in self._data.splitlines(keepends=True):
@@ -201,7 +201,7 @@ class ModuleText:
         return (self._data[:first] + text.encode() + self._data[last:]).decode()
 
     def parsed(self, first: int, last: int, text: str) -> ast.Module | None:
-        """Parse the function with another text in a byte range; lines count as in the module."""
+        """Parse the function with another text in a byte range; lines are those of the module."""
         start, end = self._range
         function = (self._data[start:first] + text.encode() + self._data[last:end]).decode()
         is_indented = function[:1].isspace()
@@ -213,15 +213,7 @@ class ModuleText:
 
 
 def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> list[Bug]:
-    """Draw distinct bugs of a function, its kinds taking turns.
-
-    Args:
-        source: the module's.
-        target: found in the tree of `source`.
-        rng: decides which.
-        num_max: at most so many.
-
-    """
+    """Draw up to `num_max` distinct bugs of a function, its kinds in turn."""
     module = ModuleText(source, target)
     by_kind: dict[str, list[Callable[[], str | None]]] = {}
     for kind, write in _all_bugs(module, target):
@@ -229,6 +221,7 @@ def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> 
     for writers in by_kind.values():
         rng.shuffle(writers)
     chosen: dict[str, Bug] = {}
+    # Kinds take turns, or the most frequent kind of edit would dominate.
     for turn in range(num_max):
         for kind in sorted(by_kind):
             if turn < len(by_kind[kind]) and len(chosen) < num_max:
@@ -247,10 +240,8 @@ def without_body(source: str, target: Target) -> str:
 
 
 def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """Yield the kind of each bug and what writes the module with it.
-
-    Writing parses the function, and most bugs are never drawn.
-    """
+    """Yield (kind, function that writes the module with the bug)."""
+    # Functions, because writing parses the target and most bugs are never drawn.
     body = body_of(target.node)
     for edit in edits(body, variables(target.node)):
         yield edit.category, partial(_written_in_place, module, edit)
@@ -270,14 +261,15 @@ def _replaced(module: ModuleText, node: ast.AST, text: str) -> str | None:
 
 
 def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
-    """Return the module with the edit made, or None where its text cannot express it."""
     placed = [node for node, _, _ in edit.changes if hasattr(node, "lineno")]
     if not placed:
         return None
+    # The outermost changed node contains all the others.
     outer = max(placed, key=lambda node: module.span(node)[1] - module.span(node)[0])
     span = module.span(outer)
     with applied(edit):
         text, meant = ast.unparse(outer), ast.dump(outer)
+    # With parentheses where precedence would otherwise change the tree.
     for written in (text, f"({text})"):
         tree = module.parsed(*span, written)
         if tree is not None and _holds(tree, meant, outer):
@@ -286,7 +278,6 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
 
 
 def _holds(tree: ast.Module, meant: str, outer: ast.AST) -> bool:
-    """Return whether the changed node is in the function as it was meant, on its own line."""
     line = outer.lineno  # type: ignore[attr-defined]
     return any(
         isinstance(node, type(outer)) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a source of tasks is: plans, each of which is drafted in the lab's machines."""
+"""The protocols of task sources and their plans."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,20 +13,20 @@ class TaskPlan(Protocol):
     name: str
 
     async def draft(self, lab: MachineLab) -> list[TaskCandidate]:
-        """Make candidates.
+        """Draft candidates.
 
         Raises:
-            TaskRejectedError: Nothing can be made of it.
+            TaskRejectedError: The plan gives no task.
 
         """
         ...
 
 
 class TaskSource(Protocol):
-    """Where tasks come from."""
+    """A source of tasks."""
 
     name: str
 
     def plans(self) -> Iterator[TaskPlan]:
-        """Yield plans in an order that the source's seed decides."""
+        """Yield plans in an order that depends on the source's seed."""
         ...

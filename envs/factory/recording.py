@@ -1,9 +1,9 @@
-"""Hidden tests that compare a function with its original: calls, recorded in a machine.
+"""Hidden tests that compare a function with its original by recorded calls.
 
-The program below prints one line per call; it has the calls and never the right results. The same
-program records the original's lines, tries changes, passes the gates and grades. It imports only
-what is built into the interpreter: a library's modules would take as long as the interpreter's own
-start, and each task runs it two dozen times before a policy tries it.
+The program below prints one line per call; it contains the calls but never the right results. The
+same program records the original, tries changes, passes the gates and grades. It only imports
+built-in modules: others would double the start-up time of the interpreter, and each task runs the
+program two dozen times before a policy attempts it.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from penstock.envs.tasks.source import Rejection, TaskRejectedError
 
 PROGRAM_FILE = "_hidden.py"
 ARGV = ["python3", "-I", "-S", "-B", PROGRAM_FILE]
-"""Isolated: no module of the working directory replaces one that the program needs."""
+"""Isolated (-I), so that no module of the working directory shadows one that the program needs."""
 RECORD_ARGV = ["python3", "-S", "-B", PROGRAM_FILE]
-"""Heeds PYTHONHASHSEED."""
+"""Not isolated, because -I ignores PYTHONHASHSEED."""
 FAILED_IMPORT = "failed to import"
 RAISED = "raised "
 _MISUSES = tuple(
@@ -84,20 +84,20 @@ sys.__stdout__.write("\\n".join(lines) + "\\n")
 
 
 def program(module: str, calls: Sequence[str]) -> str:
-    """Return the program that prints what each call of a module gives, one per line."""
+    """Return the program that prints the result of each call of a module, one per line."""
     rows = "".join(f"\n    {call!r}," for call in calls)
     return _PROGRAM.replace("{calls}", f"[{rows}\n]").replace("{module}", module)
 
 
 def is_informative(line: str) -> bool:
-    """Return whether a recorded line is worth comparing: about a value, not about the caller."""
+    """Return whether a recorded line shows a value, not an address or a misuse by the caller."""
     is_about_place = " at 0x" in line or "<built-in" in line or "object>" in line
     is_misuse = line.startswith(_MISUSES)
     return not (is_about_place or is_misuse or line == FAILED_IMPORT)
 
 
 def is_weak(line: str) -> bool:
-    """Return whether a line is weak evidence: None, or an error."""
+    """Return whether a line is weak evidence: None or an error."""
     return line == "None" or line.startswith(RAISED)
 
 
@@ -108,14 +108,14 @@ _WEAK_SHARE_MAX = 0.34
 
 @dataclass(frozen=True)
 class Recording:
-    """Calls and what the original gives for each."""
+    """Calls and the original's result for each."""
 
     calls: tuple[str, ...]
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedChange:
     """A change of the module and the indexes of the calls whose results it changes."""
 
     kind: str
@@ -126,7 +126,7 @@ class Tried:
 async def record(
     bench: MachineBench, module: Module, files: dict[str, str], drawn: Sequence[str], name: str
 ) -> Recording:
-    """Run calls on the original twice and keep the informative ones, the same both times.
+    """Run calls on the original twice and keep informative ones with equal results.
 
     Raises:
         TaskRejectedError: The module does not run in the machine, or too few calls are informative.
@@ -144,6 +144,7 @@ async def record(
         if line == again and is_informative(line)
     ]
     values = [pair for pair in stable if not is_weak(pair[1])]
+    # Bounded: tests that mostly expect None or errors pass with almost any code.
     weak = [pair for pair in stable if is_weak(pair[1])][: int(len(values) * _WEAK_SHARE_MAX)]
     kept = values + weak
     if len(values) < _CALLS_MIN or len({line for _, line in kept}) < _RESULTS_MIN:
@@ -158,26 +159,23 @@ async def try_changes(
     files: dict[str, str],
     recording: Recording,
     changes: Sequence[tuple[str, str]],
-) -> list[Tried]:
-    """Return the changes that show, with the calls that they show in.
+) -> list[TriedChange]:
+    """Return the changes that affect results, with the affected calls.
 
     Args:
-        bench: A machine.
-        module: The changed one.
-        files: The repository.
-        recording: Of the original.
-        changes: Kind and the module's whole source of each.
+        changes: (kind, whole source of the module) of each change.
 
     """
     text = program(module.name, recording.calls)
     variants = [{module.file: source} for _, source in changes]
     runs = await bench.run(files | {PROGRAM_FILE: text}, RECORD_ARGV, variants)
-    found: list[Tried] = []
+    found: list[TriedChange] = []
     for (kind, source), run in zip(changes, runs, strict=True):
+        # A change that breaks the import fails every call, which makes too easy a task.
         if run is None or len(run) != len(recording.lines) or run[0] == FAILED_IMPORT:
             continue
         pairs = enumerate(zip(run, recording.lines, strict=True))
         failed = tuple(index for index, (got, expected) in pairs if got != expected)
         if failed:
-            found.append(Tried(kind, source, failed))
+            found.append(TriedChange(kind, source, failed))
     return found

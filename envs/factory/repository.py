@@ -1,9 +1,9 @@
-"""A stranger's git repository, read without running anything that it names.
+"""Reads an untrusted git repository without running any program that it names.
 
 Its `config`, hooks and attributes may name programs (`core.fsmonitor`, `diff.external`, text
-conversions), and git runs them. So git never sees them here: a bare repository of our own, with
-an empty configuration, borrows the stranger's objects, and git reads it under bubblewrap, which
-shows it those objects read-only, no network and nothing else of the host.
+conversions) that git runs. So git never sees them: a temporary bare repository with an empty
+configuration borrows the objects, and git reads it under bubblewrap, with those objects read-only,
+no network and nothing else of the host.
 """
 
 import os
@@ -18,7 +18,7 @@ from penstock.messages.errors import NotFoundError, PenstockError
 
 GIT_S_MAX = 60.0
 OUTPUT_BYTES_MAX = 32 << 20
-"""Of one command: a few kilobytes of objects may inflate to gigabytes."""
+"""Maximum output of one command: a few kilobytes of objects may inflate to gigabytes."""
 MEMORY_BYTES_MAX = 2 << 30
 _REF_BYTES_MAX = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -28,18 +28,18 @@ _HEAD_OF = {
     64: "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
     "[extensions]\n\tobjectFormat = sha256\n",
 }
-"""Configuration by the length of a digest."""
+"""Configuration by length of the digests (SHA-1 or SHA-256)."""
 
 
 class GitError(PenstockError, RuntimeError):
-    """Git refused, or the repository is not one that can be read safely."""
+    """Git failed, or the repository cannot be read safely."""
 
 
 class GitRepository:
-    """Commits and files of the checkout at `folder`, as its HEAD reaches them.
+    """Commits and files of the checkout at `folder` that its HEAD reaches.
 
     Raises:
-        NotFoundError: No git repository is there.
+        NotFoundError: The folder is not a git repository.
         GitError: `.git` is not a plain folder with objects and a HEAD.
         BackendUnavailable: Bubblewrap is missing.
 
@@ -59,26 +59,27 @@ class GitRepository:
         self._bubblewrap = find_bubblewrap()
 
     def commits(self, num_max: int) -> list[str]:
-        """Return the digests of the newest commits without merges, newest first."""
+        """Return the digests of the newest non-merge commits, newest first."""
         return self.git("log", "--no-merges", f"-n{num_max}", "--format=%H", "HEAD").split()
 
     def git(self, *arguments: str) -> str:
-        """Run git; return what it wrote, as text.
+        """Run git and return its output as text.
 
         Raises:
-            GitError: It failed, took longer than `GIT_S_MAX` or wrote over `OUTPUT_BYTES_MAX`.
+            GitError: Git failed, exceeded `GIT_S_MAX`, or wrote more than `OUTPUT_BYTES_MAX`.
 
         """
+        # A new repository per command, so that no state of one reaches the next.
         with tempfile.TemporaryDirectory(prefix="penstock-git-") as name:
             bare = Path(name)
             self._lay_out(bare)
             command = [*self._prefix(bare), "git", "--no-pager", "-c", "core.quotepath=off"]
-            code, out, said = _run([*command, *arguments])
+            code, out, errors = _run([*command, *arguments])
         if code != 0:
             what = f"git {arguments[0]} in {self.folder}"
             if len(out) >= OUTPUT_BYTES_MAX:
                 raise GitError(f"{what}: wrote over {OUTPUT_BYTES_MAX} bytes")
-            raise GitError(f"{what}: {said.decode(errors='replace').strip()[:500]}")
+            raise GitError(f"{what}: {errors.decode(errors='replace').strip()[:500]}")
         return out.decode("utf-8", "replace")
 
     def _lay_out(self, bare: Path) -> None:
@@ -110,7 +111,8 @@ class GitRepository:
 
 
 def _run(command: list[str]) -> tuple[int, bytes, bytes]:
-    """Return exit code, output and the beginning of the errors; files bound what git may write."""
+    """Return exit code, output and the beginning of the error output."""
+    # Into files, whose size `prlimit` bounds; pipes would fill this process's memory.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
@@ -129,7 +131,6 @@ def _run(command: list[str]) -> tuple[int, bytes, bytes]:
 
 
 def _resolve_head(git_folder: Path) -> str:
-    """Return the digest that HEAD names, as git itself would."""
     head = _read_text(git_folder / "HEAD").strip()
     name = head.removeprefix("ref: ")
     if name != head:
@@ -150,7 +151,7 @@ def _read_ref(git_folder: Path, name: str) -> str:
 
 
 def _read_shallow(git_folder: Path) -> str:
-    """Return where a shallow clone's history ends."""
+    """Return the commits at which a shallow clone's history ends."""
     path = git_folder / "shallow"
     if not path.is_file():
         return ""
@@ -161,7 +162,7 @@ def _read_shallow(git_folder: Path) -> str:
 
 
 def _read_text(path: Path) -> str:
-    """Read a small file that may be anything: a link, a pipe, gigabytes."""
+    # The path may be anything: a link out of the repository, a pipe that never ends, gigabytes.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:

@@ -1,7 +1,8 @@
-"""Train and held-out sets that share nothing that could be remembered.
+"""Splits tasks into train and held-out sets that share nothing a policy could remember.
 
-Tasks that share a function (by digest: copies count), or a repository where the split is by it,
-form one class, transitively; a whole class goes to one side, by a hash of its smallest name.
+Tasks that share a function (by digest, so that copies count), or a repository if the split is by
+repository, form a class, transitively. A whole class goes to one side, by a hash of its smallest
+name.
 """
 
 import hashlib
@@ -14,15 +15,15 @@ from penstock.messages.task import Split
 
 
 class SplitBy(StrEnum):
-    """What must not lie on both sides."""
+    """What must not be on both sides."""
 
     FUNCTION = "function"
     REPOSITORY = "repository"
-    """Repositories, and so functions: copies pull their repositories together."""
+    """Neither repositories nor functions: copies of a function join their repositories."""
 
 
 class SplitLeakError(PenstockError, ValueError):
-    """Something lies on both sides of a split; the text names it."""
+    """A function or repository is on both sides of a split; the text names it."""
 
 
 def split_tasks(
@@ -31,9 +32,7 @@ def split_tasks(
     """Return the split of each task by its id.
 
     Args:
-        candidates: all tasks.
-        by: what keeps together.
-        heldout_share: of the classes, 0 to 1; of the tasks about so many.
+        heldout_share: Share of classes that are held out, 0 to 1.
 
     """
     classes = _Classes()
@@ -47,6 +46,7 @@ def split_tasks(
     for one in candidates:
         name = names[classes.root(_ties(one, by)[0])]
         splits[one.task.task_id] = Split.HELDOUT if _draw(name) < heldout_share else Split.TRAIN
+    # Checked on the result: a leak would make held-out numbers worthless without any other sign.
     check_no_leak(candidates, splits, by)
     return splits
 
@@ -54,10 +54,10 @@ def split_tasks(
 def check_no_leak(
     candidates: Iterable[TaskCandidate], splits: dict[str, Split], by: SplitBy
 ) -> None:
-    """Demand that nothing lies on both sides.
+    """Check that nothing is on both sides.
 
     Raises:
-        SplitLeakError: A function or a repository does.
+        SplitLeakError: A function or a repository is.
 
     """
     side: dict[str, Split] = {}
@@ -85,14 +85,15 @@ class _Classes:
         self._parents: dict[str, str] = {}
 
     def root(self, name: str) -> str:
-        """Return the name that stands for a set."""
+        """Return the name that represents a set."""
         while (parent := self._parents.setdefault(name, name)) != name:
+            # Path compression keeps later look-ups short.
             self._parents[name] = self._parents[parent] = self._parents.setdefault(parent, parent)
             name = parent
         return name
 
     def join(self, *names: str) -> None:
-        """Make one set of those that hold the names."""
+        """Merge the sets of some names."""
         first = self.root(names[0])
         for name in names[1:]:
             self._parents[self.root(name)] = first

@@ -1,4 +1,4 @@
-"""Finds functions of a module that tasks can be made of, and names what is in them."""
+"""Finds functions of a module from which tasks can be made."""
 
 import ast
 import copy
@@ -16,7 +16,7 @@ _OUTSIDE = frozenset(
      "ctypes", "select", "ssl", "signal", "random", "warnings", "logging", "shutil", "tempfile",
      "io", "print"}
 )  # fmt: skip
-"""Names of what reaches out of a function, or differs from one time to the next."""
+"""Names of modules and functions with effects outside or with varying results."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Target:
     """`name` or `Class.name`."""
     node: Function
     owner: ast.ClassDef | None
-    """The class of a method."""
+    """Class of a method."""
 
     @property
     def digest(self) -> str:
@@ -36,17 +36,17 @@ class Target:
 
     @property
     def num_lines(self) -> int:
-        """Lines from `def` to the last one."""
+        """Number of lines from `def` to the last one."""
         return (self.node.end_lineno or self.node.lineno) - self.node.lineno + 1
 
     @property
     def docstring(self) -> str:
-        """The function's own, or nothing."""
+        """Docstring, or an empty string."""
         return ast.get_docstring(self.node) or ""
 
 
 def find_targets(tree: ast.Module) -> Iterator[Target]:
-    """Yield the functions and plain methods of fitting size, in the order of the file."""
+    """Yield functions and undecorated methods of suitable size, in the order of the file."""
     for node in tree.body:
         if isinstance(node, Function) and _fits(node):
             yield Target(node.name, node, None)
@@ -58,9 +58,9 @@ def find_targets(tree: ast.Module) -> Iterator[Target]:
 
 
 def promise(target: Target) -> int:
-    """Guess how well random calls will reveal a function's bugs: higher is better, 0 is hopeless.
+    """Return a score of how well random calls will reveal a function's bugs; 0 is hopeless.
 
-    What returns a value of its parameters alone does well; what speaks to the outside does not.
+    A function that only returns a value of its parameters scores well; side effects score 0.
     """
     nodes = list(ast.walk(target.node))
     gives = any(
@@ -82,19 +82,20 @@ def body_of(function: Function) -> list[ast.stmt]:
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    """Return the parameters that a caller gives by position, without `self`."""
+    """Return the positional parameters without `self`."""
     given = [*function.args.posonlyargs, *function.args.args]
     return [argument for argument in given if argument.arg not in _SELF]
 
 
 def function_digest(function: Function) -> str:
-    """Return a digest that copies of a function share: names and docstring play no part."""
+    """Return a digest that copies of a function share, whatever their names and docstrings."""
     plain = copy.deepcopy(function)
     plain.body, plain.decorator_list, plain.name = body_of(plain) or plain.body, [], "f"
     names: dict[str, str] = {}
     for node in ast.walk(plain):
         if isinstance(node, ast.arg):
             node.annotation = None
+            # Renamed by order of occurrence, so that copies with other names get the same digest.
             node.arg = names.setdefault(node.arg, f"v{len(names)}")
         elif isinstance(node, ast.Name):
             node.id = names.setdefault(node.id, f"v{len(names)}")

@@ -1,4 +1,4 @@
-"""Tools on single files. They go through the guest agent's file operations: no process starts."""
+"""Tools for single files. They use the guest agent's file operations and start no process."""
 
 import difflib
 from typing import Any
@@ -15,9 +15,9 @@ from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 
 FILE_BYTES_MAX = 256 * 1024
-"""Largest file that a tool reads or writes."""
+"""Maximum size of a file that a tool reads or writes."""
 LINES_COMPARED_MAX = 2_000
-"""Lines of a file before and after an edit that are compared whole."""
+"""Maximum lines, before and after an edit together, for a full comparison."""
 
 
 async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def write_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Write a whole file, new or not."""
+    """Create or overwrite a file."""
     path = checked_path(arguments["path"])
     content: str = arguments["content"]
     if "\n" in content and "\r" not in content:
@@ -36,7 +36,7 @@ async def write_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Replace the one occurrence of `old` by `new`; return the changed lines."""
+    """Replace the only occurrence of `old` by `new`; return the changed lines."""
     path = checked_path(arguments["path"])
     old, new = arguments["old"], arguments["new"]
     if not old:
@@ -56,6 +56,7 @@ async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Delete one file."""
     path = checked_path(arguments["path"])
+    # `rm` alone would not tell a missing file from one that cannot be deleted.
     if path not in await toolbox.sandbox.list_files(WORK_DIR):
         raise InvalidCallError(f"no file {path}")
     command = ["rm", "--", path]
@@ -66,10 +67,10 @@ async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def readable_text(toolbox: Toolbox, path: str) -> str:
-    """Return what `read_file` shows of a path: a page of the task, once, or a file of the machine.
+    """Return a page of the task, which can be read once, or a file of the machine.
 
     Raises:
-        InvalidCallError: The page was read before; as `read_text`.
+        InvalidCallError: The page was read before, or as `read_text`.
 
     """
     if path in toolbox.pages:
@@ -81,10 +82,11 @@ async def read_text(sandbox: Sandbox, path: str) -> str:
     """Return a text file's content.
 
     Raises:
-        InvalidCallError: It is absent, too large, or no UTF-8 text.
+        InvalidCallError: The file is absent, too large, or not UTF-8.
 
     """
     try:
+        # One byte more than allowed shows that a file is too large.
         data = await sandbox.read_file(path, FILE_BYTES_MAX + 1)
     except SandboxFileError as error:
         raise InvalidCallError(f"no file {path}") from error
@@ -116,7 +118,7 @@ async def _write(sandbox: Sandbox, path: str, text: str) -> None:
 
 
 def _between(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
-    """Return both without the lines that they begin and end with alike."""
+    """Return both without their common first and last lines."""
     shorter = min(len(old), len(new))
     first = next((n for n in range(shorter) if old[n] != new[n]), shorter)
     left = shorter - first
@@ -125,14 +127,11 @@ def _between(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
 
 
 def changed_lines(before: str, after: str) -> str:
-    """Return a unified diff without context and headers.
-
-    Of a large file only what lies between its unchanged first and last lines is compared: the
-    comparison takes time with the square of how often a line repeats.
-    """
+    """Return a unified diff without context and headers."""
     old, new = split_lines(before), split_lines(after)
     if old == new and before != after:
         return "only line endings changed"
+    # difflib takes quadratic time in the number of repeated lines, and the policy wrote both.
     if len(old) + len(new) > LINES_COMPARED_MAX:
         old, new = _between(old, new)
     diff = difflib.unified_diff(old, new, lineterm="", n=0)

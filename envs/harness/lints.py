@@ -1,7 +1,7 @@
-"""Lints of Python files, found in the guest by pyflakes, which is brought along on first use.
+"""Lints of Python files by pyflakes, which runs in the guest.
 
-pyflakes is pure Python: its own files are written into the guest and run by the guest's
-interpreter, so no file of the policy is ever parsed on the host.
+pyflakes is pure Python: on first use its files are written into the guest and run by the guest's
+interpreter, so that the host never parses a file of the policy.
 """
 
 from functools import cache
@@ -23,7 +23,6 @@ class Lints:
     """The linter of one session."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        """Bring nothing yet."""
         self._sandbox, self._limits = sandbox, limits
         self._is_there = False
 
@@ -45,7 +44,7 @@ class Lints:
 
 @cache
 def linter_files() -> dict[str, bytes]:
-    """Return pyflakes' own modules by their path in the guest."""
+    """Return pyflakes' modules by path in the guest."""
     sources = [file for file in files("pyflakes") or [] if file.suffix == ".py"]
     modules = [file for file in sources if "test" not in file.parts and "scripts" not in file.parts]
     return {f"{LINTS_DIR}/{file}": Path(str(file.locate())).read_bytes() for file in modules}

@@ -1,4 +1,4 @@
-"""Reading, listing and finding of version 2: with line numbers, depth and context."""
+"""Tools of version 2 that read, list and search files."""
 
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -23,7 +23,7 @@ async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 def numbered_lines(path: str, text: str, first: int, num: int) -> str:
-    """Return what `read_file` returns for a file with this text.
+    """Return lines of a text with their numbers, and a note of how many follow.
 
     Raises:
         InvalidCallError: The file has no line `first`.
@@ -70,7 +70,7 @@ async def glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Search lines by an extended regular expression; `path:line:text`."""
+    """Search lines by an extended regular expression; returns `path:line:text`."""
     options = ["-i"] if arguments["ignore_case"] else []
     options += [f"-C{arguments['context']}"] if arguments["context"] else []
     options += [f"--include={arguments['include']}"] if arguments["include"] else []
@@ -87,6 +87,7 @@ async def grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip() or "grep failed")
     output = done.stdout.decode("utf-8", "surrogateescape")
     lines = [shown_match(line.removeprefix("./")) for line in split_lines(output)]
+    # Sorted, because grep's order of files depends on the file system and observations must not.
     ordered = lines if arguments["context"] else sorted(lines, key=_by_place)
     return "\n".join(ordered) or "no match"
 

@@ -1,8 +1,7 @@
-"""Pages: texts of a task that `read_file` shows once each. No machine holds them.
+"""Pages: texts of a task that `read_file` shows once each.
 
-What a policy read is in its context or nowhere: no second call and no command brings a page back.
-Which pages were read follows from the calls alone, so that an episode that is resumed elsewhere has
-the same ones left.
+No machine holds them: a page that was read exists only in the policy's context. Which pages were
+read follows from the calls, so that a resumed episode has the same pages left.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,7 @@ class Pages:
         """Return a page, once.
 
         Raises:
-            InvalidCallError: It was read before.
+            InvalidCallError: The page was read before.
 
         """
         if path in self._read:
@@ -36,7 +35,7 @@ class Pages:
         return self._texts[path]
 
     def skip(self, calls: Iterable[ToolCall]) -> None:
-        """Count what earlier calls of this episode read, which do not run again."""
+        """Mark the pages that earlier calls of this episode read."""
         for call in calls:
             if call.name == READ_FILE and call.arguments.keys() >= {"path"}:
                 try:

@@ -1,10 +1,10 @@
-"""The tools of one episode: calls of a turn are checked, and run in its machine.
+"""The tools of one episode: checks the calls of a turn and runs them in the machine.
 
 ```
- calls of a turn ─▶ check ─▶ all at once, but for writes to one path and commands of the terminal
+ calls of a turn ─▶ check ─▶ all at once, except for writes to one path and terminal commands
 ```
-The same session runs in training, over a microVM, and in production, over a checkout: what a tool
-returns depends on the files, the commands and nothing else.
+The same session runs in training, over a microVM, and in production, over a checkout: the result of
+a tool depends only on the files and the commands.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from penstock.messages.rollout import ToolCall, Turn
 from penstock.messages.task import Limits
 
 CALLS_MAX = 8
-"""Calls of one turn that are carried out; further ones are invalid."""
+"""Maximum calls per turn; further ones are invalid."""
 NAME_CHARACTERS_MAX = 64
-"""A longer name is no tool's; what is kept of it is cut."""
+"""Characters recorded of a tool's name, which the policy chooses."""
 _FINISH = "finish"
 _GRACE_S = 20.0
-"""Added to a tool's own time limit: more than a host is given to report that a machine hangs
-(`LeaseSpec.margin_s`), which may be the policy's doing."""
+"""Added to a tool's time limit. Longer than the time that a host has to report a hanging machine
+(`LeaseSpec.margin_s`), because a hang may be the policy's doing and must be reported as such."""
 _TERMINAL = "the terminal"
 _NO_PAGES: Mapping[str, str] = {}
 
@@ -48,15 +48,12 @@ class ToolSession:
     """The tools of one episode.
 
     Args:
-        version: Of the harness.
-        sandbox: Where the tools work.
-        limits: Of the task: seconds of a call, bytes of an observation.
-        embedder: For semantic search; without one it ranks by words alone.
-        sleep_s: Of the task: the machine sleeps for a time between these before each call.
+        embedder: Embedder for semantic search; by default it ranks by words only.
+        sleep_s: Minimum and maximum seconds that the machine sleeps before each call.
         pages: Texts by path that `read_file` shows once each (`Task.pages`).
 
     Raises:
-        NotFoundError: No such version; the text lists them.
+        NotFoundError: The version does not exist; the text lists the others.
 
     Example:
         session = ToolSession("2", machine, task.limits)
@@ -80,28 +77,27 @@ class ToolSession:
         self._sandbox, self._sleep_s = sandbox, sleep_s
         self._toolbox = Toolbox(sandbox, limits, embedder, Pages(pages))
         self.elapsed_s: list[float] = []
-        """How long each call of the newest turn took, its wait for others included."""
+        """Seconds of each call of the newest turn, including waits for other calls."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def resume(self, turns: Iterable[Turn]) -> None:
-        """Take stored turns whose calls have run in this machine."""
+        """Record stored turns whose calls have run in this machine."""
         for turn in turns:
             self._toolbox.pages.skip(turn.calls[:CALLS_MAX])
 
     async def run(
         self, calls: Sequence[ToolCall], now: Callable[[], float] = time.monotonic
     ) -> list[ToolResult]:
-        """Carry out the calls of one turn; a wrong call is an outcome, not an error.
+        """Run the calls of one turn; an invalid call gives a result, not an exception.
 
         Args:
-            calls: The calls.
-            now: The clock that they are timed by, in seconds.
+            now: Clock that times them, in seconds.
 
         Returns:
-            One result per call, in the order of the calls.
+            One result per call, in their order.
 
         Raises:
-            SandboxError: The machine failed; no result of this turn is to be used.
+            SandboxError: The machine failed; no result of this turn may be used.
             DeadlineError: The machine did not answer in time.
 
         """
@@ -129,6 +125,7 @@ class ToolSession:
             raise InvalidCallError(f"at most {CALLS_MAX} calls a turn")
         tool = self._tools.get(call.name)
         if tool is None:
+            # Version 1 keeps its wording: recorded contexts depend on each byte.
             choices = f"; there are {', '.join(self._tools)}" if self._names_tools else ""
             raise InvalidCallError(f"no tool {call.name}{choices}")
         return tool, checked_arguments(call.name, tool.arguments, call.arguments)
@@ -136,35 +133,37 @@ class ToolSession:
     async def _within_time(self, name: str, tool: ToolSpec, arguments: dict[str, Any]) -> str:
         deadline_s = self._limits.tool_s_max + _GRACE_S + self._sleep_s[1]
         async with self._lock(tool, arguments):
+            # Inside the lock: a call does not spend its time waiting for other calls.
             try:
                 async with asyncio.timeout(deadline_s):
                     await self._sleep(name)
                     return await tool.run(self._toolbox, arguments)
-            except DeadlineError:
+            except DeadlineError:  # A `TimeoutError` that already names what was waited for.
                 raise
             except TimeoutError as error:
                 raise DeadlineError(f"{name}: no answer in {deadline_s:g} s") from error
 
     async def _sleep(self, name: str) -> None:
-        """Have the machine sleep, where its task is slow; the end of the work needs no machine."""
+        # `finish` needs no machine, so it does not sleep either.
         if name != _FINISH and self._sleep_s[1] > 0:
             seconds = random.uniform(*self._sleep_s)
             await self._sandbox.exec(["sleep", f"{seconds:.3f}"], timeout_s=2 * seconds + 1.0)
 
     def _lock(self, tool: ToolSpec, arguments: dict[str, Any]) -> asyncio.Lock:
-        """Return what the call waits for: its path's writers, the terminal's turn, or nothing."""
+        # Two writes to a path, or two commands of the stateful terminal, have an order; other calls
+        # are independent and get a lock of their own.
         if tool.is_write:
             return self._locks[checked_path(arguments["path"])]
         return self._locks[_TERMINAL] if tool.is_terminal else asyncio.Lock()
 
 
 def tools_called(calls: Sequence[ToolCall]) -> list[str]:
-    """Return the names of a turn's calls, as far as they are carried out; the policy wrote them."""
+    """Return the names of a turn's calls, bounded in number and length."""
     return [call.name[:NAME_CHARACTERS_MAX] for call in calls[:CALLS_MAX]]
 
 
 async def _in_parallel(works: Iterable[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
-    """Do all works at once; where a machine fails, end the others and raise its error."""
+    # A task group and not `gather`: if the machine fails, the other calls are cancelled.
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(work) for work in works]

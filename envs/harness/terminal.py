@@ -1,12 +1,12 @@
 """The terminal of version 2: a shell with state, and background jobs by number.
 
-No process lives between commands. Each command begins with the working directory and the exported
-variables that the last one left, kept in a file of the guest; so a command that hangs or kills its
-shell loses nothing but itself, and a copy of the machine has the terminal with it.
+No process lives between commands. The working directory and the exported variables are kept in a
+file of the guest and restored for each command. So a command that hangs or kills its shell loses
+only itself, and a copy of the machine includes the terminal.
 
-A job is a process group of its own in the guest, with a folder that holds its output, its exit
-code, the pipe of its input and how much of its output was read. `terminal_io` reads what is new
-since its last call. A copy of the machine has its jobs with it, too.
+A job is a process group in the guest, with a folder for its output, its exit code, its input pipe
+and the number of bytes read. `terminal_io` reads the output since its last call. A copy of the
+machine includes its jobs.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ RESTORE = f"""\
 cd {WORK_DIR}
 [ -r {STATE_DIR}/state ] && . {STATE_DIR}/state 2>/dev/null
 """
-"""Bash that goes where the last command left off."""
+"""Bash that restores the state of the last command."""
 _SCRIPT = f"""\
 _t_command=$1; set --
 {RESTORE}
@@ -36,16 +36,15 @@ _t_leave() {{
 trap _t_leave EXIT
 eval "$_t_command"
 """
-"""Few programs are started: each costs milliseconds in a small machine."""
+"""The wrapper of each command. It starts few programs: each costs milliseconds in a machine."""
 LOCALE = {"LC_ALL": "C"}
-"""Locale of bash: an image need not hold another one, and a warning would be an observation."""
+"""Locale of bash. An image may lack others, and a warning would become an observation."""
 
 
 class Shell:
     """The terminal of one session."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        """Start in the working directory."""
         self._sandbox, self._limits = sandbox, limits
 
     async def run(self, command: str) -> str:
@@ -75,7 +74,7 @@ class Shell:
 JOBS_DIR = "/tmp/.jobs"  # noqa: S108 - in the guest
 JOBS_MAX = 8
 OUTPUT_BYTES_MAX = 1 << 20
-"""A job that writes more is stopped by the size limit of its files."""
+"""Maximum output of a job; the `ulimit` of its files stops it beyond."""
 _POLL_S = 0.05
 _SETTLE_S = 0.2
 """Seconds that a job may continue writing, or end, before its output is returned."""
@@ -103,12 +102,11 @@ class Jobs:
     """The background jobs of one machine."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        """Start none."""
         self._sandbox, self._limits = sandbox, limits
         self._reading = asyncio.Lock()
 
     async def start(self, command: str) -> str:
-        """Start a command where the terminal is, and return its number."""
+        """Start a command in the terminal's directory and return its number."""
         if not command.strip():
             raise InvalidCallError("command is empty")
         done = await self._sandbox.exec(
@@ -123,15 +121,7 @@ class Jobs:
         return f"job {done.stdout.decode('utf-8', 'replace').strip()} started"
 
     async def speak(self, number: int, text: str, wait_s: int, *, stops: bool) -> str:
-        """Write to a job, stop it if asked, wait for new output, and return it with its state.
-
-        Args:
-            number: Returned by `start`.
-            text: For its input; empty for none.
-            wait_s: Longest wait for something new.
-            stops: Whether to end it first.
-
-        """
+        """Write to a job, stop it if asked, wait for new output, and return it with its state."""
         folder = f"{JOBS_DIR}/{number}"
         if not await self._read(f"{folder}/pid", 16):
             raise InvalidCallError(f"no job {number}")
@@ -142,7 +132,9 @@ class Jobs:
         clock = asyncio.get_running_loop().time
         deadline, new = clock() + min(wait_s, self._limits.tool_s_max), ""
         while True:
+            # The code before the output: a job that ends in between has all its output read.
             code = (await self._read(f"{folder}/code", 16)).decode("utf-8", "replace").strip()
+            # New output shortens the wait: most programs print all they have within `_SETTLE_S`.
             if more := await self._new_output(folder):
                 deadline = deadline if new else min(deadline, clock() + _SETTLE_S)
                 new += more
@@ -153,7 +145,7 @@ class Jobs:
         return "\n".join([*([new.rstrip("\n")] if new.strip("\n") else []), f"[{state}]"])
 
     async def _new_output(self, folder: str) -> str:
-        """Return what the job wrote since this was asked last."""
+        # One reader at a time: two calls of a turn would both return the same output.
         async with self._reading:
             data = await self._read(f"{folder}/out", OUTPUT_BYTES_MAX)
             text = await self._read(f"{folder}/num_read", 16)
@@ -164,7 +156,6 @@ class Jobs:
         return new.decode("utf-8", "replace")
 
     async def _read(self, path: str, num_bytes_max: int) -> bytes:
-        """Return a file of the jobs' own; nothing where there is none."""
         try:
             return await self._sandbox.read_file(path, num_bytes_max)
         except SandboxFileError:

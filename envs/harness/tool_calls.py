@@ -1,4 +1,4 @@
-"""A tool call: its arguments, checked and typed, and its result. The policy writes text."""
+"""A tool call: its arguments, which the policy writes as text, parsed and checked; its result."""
 
 import re
 from collections.abc import Mapping
@@ -18,22 +18,23 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     text: str
-    """What the policy reads; bounded by the task's `output_bytes_max`."""
+    """Observation for the policy, bounded by the task's `output_bytes_max`."""
     is_valid: bool = True
-    """False where the call itself was wrong: an unknown tool, a bad argument, no unique match."""
+    """False if the call was wrong: an unknown tool, a bad argument, no unique match."""
     is_finish: bool = False
     """Whether the agent called `finish`."""
 
 
 class InvalidCallError(PenstockError, ValueError):
-    """A call that cannot be carried out; the policy reads this text."""
+    """A call cannot be run; the policy reads the text."""
 
 
 def truncate(text: str, num_bytes_max: int) -> str:
-    """Cut a text to a number of UTF-8 bytes, and append how many it had."""
+    """Truncate a text to a number of UTF-8 bytes and append its full size."""
     data = text.encode("utf-8", "replace")
     if len(data) <= num_bytes_max:
         return text
+    # The cut may be in the middle of a character, which is dropped.
     kept = data[:num_bytes_max].decode("utf-8", "ignore")
     return f"{kept}\n[cut, {len(data)} bytes in all]"
 
@@ -61,13 +62,13 @@ class Argument:
     description: str
     kind: ArgumentType | Literal["string", "integer", "boolean"] = ArgumentType.TEXT
     default: str | int | bool | None = None
-    """None: the call must give it."""
+    """Default value; None if the argument is required."""
     bound_min: int = 0
-    """Least value of an integer, least characters of a text."""
+    """Minimum of an integer, or minimum characters of a text."""
     bound_max: int = 4_096
 
     def __post_init__(self) -> None:
-        """Take the type by its name, too."""
+        """Convert the type if it is given by name."""
         if self.kind not in tuple(ArgumentType):
             choices = ", ".join(ArgumentType)
             raise ConfigError(f"Argument.kind: expected one of {choices}, got {self.kind!r}")
@@ -75,11 +76,11 @@ class Argument:
 
     @property
     def is_required(self) -> bool:
-        """Whether a call without it is invalid."""
+        """Whether the argument has no default."""
         return self.default is None
 
     def schema(self) -> dict[str, object]:
-        """Return its JSON schema."""
+        """Return the JSON schema."""
         schema: dict[str, object] = {"type": str(self.kind), "description": self.description}
         if self.kind is ArgumentType.INTEGER:
             schema |= {"minimum": self.bound_min, "maximum": self.bound_max}
@@ -91,7 +92,7 @@ class Argument:
         """Return the value of a text.
 
         Raises:
-            InvalidCallError: Not of the type, or out of bounds.
+            InvalidCallError: The text is not of the type, or out of bounds.
 
         """
         if self.kind is ArgumentType.FLAG:
@@ -117,26 +118,26 @@ class Argument:
 
 @dataclass(frozen=True)
 class RawText(Argument):
-    """An argument of version 1: a text that only its tool checks."""
+    """An argument of version 1: text that only the tool itself checks."""
 
     description: str = ""
 
     def schema(self) -> dict[str, object]:
-        """Return its JSON schema."""
+        """Return the JSON schema."""
         return {"type": str(self.kind)}
 
     def parse(self, name: str, text: str) -> str:
-        """Return the text as it is."""
+        """Return the text unchanged."""
         return text
 
 
 def checked_arguments(
     tool: str, declared: Mapping[str, Argument], given: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return every declared argument's value.
+    """Return the value of every declared argument.
 
     Raises:
-        InvalidCallError: One is missing, unknown, of a wrong type or out of bounds.
+        InvalidCallError: An argument is missing, unknown, of a wrong type or out of bounds.
 
     """
     missing = [name for name, one in declared.items() if one.is_required and name not in given]
@@ -152,12 +153,12 @@ def checked_arguments(
 
 
 def checked_path(path: str) -> str:
-    """Return a path relative to the working directory, in its shortest form.
+    """Return a normalized path relative to the working directory.
 
-    An absolute path below the working directory is accepted, and bytes in the form of `shown_path`.
+    Absolute paths below it, and bytes in the form of `shown_path`, are accepted.
 
     Raises:
-        InvalidCallError: empty, too long, not printable, or outside the working directory.
+        InvalidCallError: The path is empty, too long, not printable, or outside.
 
     """
     is_printable = _STRAY_BYTE.sub("", path).isprintable()

@@ -1,4 +1,4 @@
-"""What a tool is, and what it works with: one machine and the parts that live as long as it."""
+"""The specification of a tool, and the toolbox that tools share in one machine."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +14,11 @@ from penstock.messages.task import Limits
 
 
 class Toolbox:
-    """One machine, the task's limits, and what remembers something between calls."""
+    """One machine with the task's limits, and the state that tools keep between calls."""
 
     def __init__(
         self, sandbox: Sandbox, limits: Limits, embedder: Embedder | None, pages: Pages
     ) -> None:
-        """Start nothing yet."""
         self.pages = pages
         self.sandbox, self.limits = sandbox, limits
         self.shell = Shell(sandbox, limits)
@@ -30,14 +29,14 @@ class Toolbox:
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """One tool; `run` gets every declared argument's value."""
+    """A tool; `run` receives the value of every declared argument."""
 
     run: Callable[[Toolbox, dict[str, Any]], Awaitable[str]]
     description: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     is_read: bool = False
-    """Shows the text of the file at its `path`."""
+    """Whether it shows the text of the file at its `path`."""
     is_write: bool = False
-    """Changes the file at its `path`: such calls on one path take turns."""
+    """Whether it changes the file at its `path`; such calls on one path run one after another."""
     is_terminal: bool = False
-    """Takes its turn at the terminal."""
+    """Whether it uses the terminal; such calls run one after another."""

@@ -1,13 +1,8 @@
-"""The tools of version 1: few, and every argument a text. They never change.
+"""The tools of each harness version, their schemas, and their description in prompts.
 
-The tools of version 1: few, and every argument a text. They never change.
-
-The tools of version 2 and their schemas.
-
-What each version of the harness offers, and what a prompt holds of it.
-
-The wording is part of a version: what a policy learned under it, and every logged context, depend
-on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
+Version 1 has few tools, and every argument is text. The wording is part of a version: what a policy
+learned and every logged context depend on each byte. `tests/unit/harness/test_harness_wording.py`
+checks a digest of it.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +30,6 @@ _NO_MATCH = 1
 
 
 async def _list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """List a directory's files and directories, one per line; directories end in a slash."""
     base = PurePosixPath(checked_path(arguments["path"]))
     inside = [
         PurePosixPath(path).relative_to(base)
@@ -51,7 +45,6 @@ async def _list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """List the files whose path matches a shell pattern; `*` crosses slashes."""
     pattern = _checked_pattern(arguments["pattern"])
     found = [
         path for path in await toolbox.sandbox.list_files(WORK_DIR) if fnmatchcase(path, pattern)
@@ -60,12 +53,9 @@ async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def _grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Search lines by an extended regular expression, below an optional path.
-
-    The search runs in the machine, so that a costly pattern costs no other episode.
-    """
     pattern = _checked_pattern(arguments["pattern"])
     path = checked_path(arguments["path"])
+    # In the machine, where a catastrophic pattern only costs its own episode.
     done = await toolbox.sandbox.exec(
         ["grep", "-rIE", "-e", pattern, "--", path],
         timeout_s=toolbox.limits.tool_s_max,
@@ -88,7 +78,6 @@ def _checked_pattern(pattern: str) -> str:
 
 
 async def _run_terminal_v1(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Run a shell command in the working directory; a non-zero exit code follows the output."""
     command = arguments["command"]
     if not command.strip() or len(command) > _COMMAND_CHARACTERS_MAX or "\0" in command:
         raise InvalidCallError(f"command must be 1 to {_COMMAND_CHARACTERS_MAX} characters")
@@ -106,7 +95,6 @@ async def _run_terminal_v1(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 async def _finish_v1(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Say that the work is done."""
     return "done"
 
 
@@ -263,17 +251,17 @@ _TOOLS: dict[str, dict[str, ToolSpec]] = {
 }
 _ALL = [(name, tool) for tools in _TOOLS.values() for name, tool in tools.items()]
 READING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_read)
-"""Tools of all versions that show a file."""
+"""Names of tools that show a file, over all versions."""
 WRITING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_write)
-"""Tools of all versions that change a file."""
+"""Names of tools that change a file, over all versions."""
 
 
 def tools_of(version: str) -> Mapping[str, ToolSpec]:
-    """Return the tools of a version by name; a version may also be own code, `module:name`.
+    """Return the tools of a version, or of a custom table `module:name`, by name.
 
     Raises:
-        NotFoundError: No such version; the text lists them.
-        ConfigError: The own code is not there, or no table of tools with `finish`.
+        NotFoundError: The version does not exist; the text lists the others.
+        ConfigError: The custom table does not exist, or is not a table of tools with `finish`.
 
     """
     if is_reference(version):
@@ -293,12 +281,12 @@ def _is_entry(entry: tuple[object, object]) -> bool:
 
 
 def tool_schemas(version: str) -> list[dict[str, object]]:
-    """Return the tools in the form that chat-completion clients send and expect."""
+    """Return the tools in the format of chat-completion clients."""
     return [{"type": "function", "function": one} for one in functions_of(version)]
 
 
 def functions_of(version: str) -> list[dict[str, object]]:
-    """Return the functions of `tool_schemas`: name, description and parameters of each."""
+    """Return the name, description and parameters of each tool."""
     return [
         {
             "name": name,
@@ -315,31 +303,32 @@ def functions_of(version: str) -> list[dict[str, object]]:
 
 
 def tools_prompt(version: str) -> str:
-    """Return the system message of an episode; empty where the prompt names no tools.
+    """Return the system message of an episode.
 
-    Version 1 is learned in mid-training and needs no words. Version 2 names every tool with its
-    arguments, one tool per line: `name argument argument=default`.
+    It is empty for version 1, which is learned in mid-training. Other versions have one line per
+    tool: `name argument argument=default`.
 
     Raises:
-        NotFoundError: No such version; the text lists them.
+        NotFoundError: The version does not exist; the text lists the others.
 
     """
     tools = tools_of(version)
     if version == HARNESS_VERSION:
         return ""
-    return "\n".join(_line(name, tool.arguments) for name, tool in tools.items())
+    lines = (
+        [name, *(_shown(key, one) for key, one in tool.arguments.items())]
+        for name, tool in tools.items()
+    )
+    return "\n".join(map(" ".join, lines))
 
 
 def prompt_for(tools: Collection[str]) -> str | None:
-    """Return the system message of the version that has these tools and no other, or None."""
+    """Return the system message of the version that has exactly these tools, or None."""
     for version, offered in _TOOLS.items():
+        # Exactly: a client with other tools of its own must not get this version's prompt.
         if set(tools) == offered.keys():
             return tools_prompt(version)
     return None
-
-
-def _line(name: str, arguments: Mapping[str, Argument]) -> str:
-    return " ".join([name, *(_shown(key, one) for key, one in arguments.items())])
 
 
 def _shown(name: str, argument: Argument) -> str:

@@ -1,4 +1,4 @@
-"""Which tasks of a split are meant, by where they come from and of what category they are."""
+"""Selects tasks of a split by source and category."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,7 +8,7 @@ from penstock.messages.task import Task
 def eligible_tasks(
     tasks: Sequence[Task], sources: Collection[str], categories: Collection[str]
 ) -> list[Task]:
-    """Return the tasks of some sources and categories, sorted by category; empty: of all."""
+    """Return the tasks of some sources and categories (empty for all), sorted by category."""
     chosen = [
         task
         for task in tasks

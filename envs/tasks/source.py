@@ -1,4 +1,4 @@
-"""What a source of tasks gives to the gates, and how difficult that is."""
+"""Candidates for tasks, their origin, and an estimate of their difficulty."""
 
 import math
 from enum import StrEnum
@@ -11,7 +11,7 @@ from penstock.messages.task import HiddenTests, Task
 
 
 class Rejection(StrEnum):
-    """Why a plan or a candidate became no task."""
+    """Why a plan or a candidate did not become a task."""
 
     TOO_LARGE = "repository_too_large"
     NOT_PARSED = "source_not_parsed"
@@ -27,7 +27,7 @@ class Rejection(StrEnum):
 
 
 class TaskRejectedError(PenstockError, ValueError):
-    """A plan or a candidate that became no task."""
+    """A plan or a candidate did not become a task."""
 
     def __init__(self, reason: Rejection, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -36,20 +36,20 @@ class TaskRejectedError(PenstockError, ValueError):
 
 
 class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task comes from: the basis of splits and statistics."""
+    """Origin of a task, the basis of splits and statistics."""
 
     source: str
-    """Kind of the source: library, package, commits, or a name of own code's."""
+    """Kind of the source: library, package, commits, or a name chosen by custom code."""
     repository: str
-    """e.g. `networkx`; tasks of one repository never lie in two splits where these are by it."""
+    """Repository, e.g. `networkx`; if splits are by repository, it is only in one of them."""
     kind: str
-    """bug, feature or commit."""
+    """One of bug, feature, commit."""
     function: str = ""
     """Qualified name."""
     path: str = ""
     """File with the bug."""
     digest: str = ""
-    """Digest of the function whatever its names: copies of one function share it."""
+    """Digest of the function without names, which copies of the function share."""
     change: str = ""
     """Kind of the bug, e.g. `comparison`; the commit of a commit-based task."""
     num_lines: NonNegativeInt = 0
@@ -57,14 +57,14 @@ class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
     num_files: NonNegativeInt = 0
     """Files of the repository as the agent sees it."""
     num_cases_failed: NonNegativeInt = 0
-    """Hidden tests that fail before the fix; 0: not counted."""
+    """Hidden tests that fail before the fix; 0 if they were not counted."""
     num_cases: NonNegativeInt = 0
     hint: str = ""
     """What the instruction names: function, module or symptom."""
 
 
 class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A task before its gates."""
+    """A task that has not passed its gates."""
 
     task: Task
     hidden: HiddenTests
@@ -80,7 +80,7 @@ _WEIGHTS = {"places": 0.25, "length": 0.25, "subtlety": 0.25, "hint": 0.25}
 
 
 def difficulty_terms(origin: TaskOrigin) -> dict[str, float]:
-    """Return the terms: files to search, lines to read, how seldom it shows, what is named."""
+    """Return the terms: files to search, lines to read, how rarely it shows, the hint."""
     cases = max(1, origin.num_cases)
     is_known = origin.kind != "feature" and origin.num_cases_failed > 0
     return {
@@ -92,7 +92,7 @@ def difficulty_terms(origin: TaskOrigin) -> dict[str, float]:
 
 
 def difficulty(origin: TaskOrigin) -> float:
-    """Return the estimate, 0 to 1."""
+    """Return the estimated difficulty, 0 to 1."""
     terms = difficulty_terms(origin)
     return sum(weight * terms[name] for name, weight in _WEIGHTS.items())
 

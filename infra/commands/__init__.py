@@ -1,4 +1,4 @@
-"""Commands that inspect a run or a machine; one module each.
+"""Commands that inspect a run or a machine, one module each.
 
-To add a command: a module with a function of the parsed arguments, and its line in `infra/cli.py`.
+To add a command, write a function of the parsed arguments and add it to `infra/cli.py`.
 """

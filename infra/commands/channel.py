@@ -23,19 +23,21 @@ async def channel_command(arguments: argparse.Namespace) -> int:
 
 
 async def move_channel(bus: Bus, store: ObjectStore, channel: str, policy_version: int) -> None:
-    """Have a channel point to a version; replicas that follow it load that.
+    """Point a channel to a version, which its replicas then load.
 
     Raises:
-        NotFoundError: The run's store has no such version, or no longer.
+        NotFoundError: The run's store does not have the version.
         PublishConflictError: Another move came first.
 
     """
     catalog = await Catalog.of_origin(store)
+    # From nothing: a replica that starts now has to be able to load it.
     if not catalog.plan(NOTHING, policy_version):
         versions = sorted({manifest.policy_version for manifest in catalog.manifests})
         held = f"{versions[0]}..{versions[-1]}" if versions else "none"
         text = f"expected a version that the run's store holds ({held}), got {policy_version}"
         raise NotFoundError(f"--version: {text}")
+    # The number makes two simultaneous moves collide: the log keeps one event per number.
     last = await last_move(bus)
     event = ChannelMoved(
         number=last.number + 1 if last else 0,
@@ -49,7 +51,7 @@ async def move_channel(bus: Bus, store: ObjectStore, channel: str, policy_versio
 
 
 async def last_move(bus: Bus) -> ChannelMoved | None:
-    """Return the newest move of any channel: it says where all of them point."""
+    """Return the newest move of any channel, which has the versions of all channels."""
     delivery = await bus.last(ChannelMoved)
     if delivery is None:
         return None

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is installed, what is missing, how to get it; backends boot a machine."""
+"""`penstock doctor`: what is installed, what is missing and how to get it; boots test machines."""
 
 import argparse
 import importlib.util
@@ -43,6 +43,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             sys.stdout.write(_line(finding) + "\n")
+    # Optional findings, such as a GPU, do not fail the command.
     return int(any(f.is_required and not f.is_available for f in findings))
 
 
@@ -122,7 +123,7 @@ def check_gpu() -> Finding:
 
 
 def check_vllm() -> Finding:
-    """Look for vLLM's environment, in which generators run with `generator.engine` vllm."""
+    """Check vLLM's environment, for generators with `generator.engine` vllm."""
     found = Path(VLLM_PYTHON).exists()
     return Finding(
         name="vllm",
@@ -133,7 +134,7 @@ def check_vllm() -> Finding:
 
 
 def check_ranks() -> Finding:
-    """Look for the environment of transformers models on ranks."""
+    """Check the environment of transformers models on ranks."""
     found = Path(RANKS_PYTHON).exists()
     return Finding(
         name="ranks",
@@ -157,7 +158,7 @@ async def _backends() -> list[Finding]:
 
 
 def check_confinement(cache: Path | None = None) -> Finding:
-    """Try what holds machines' host processes back; `cache` as in `load_assets`."""
+    """Check the measures that confine machines' host processes; `cache` as in `load_assets`."""
     try:
         folder, assets = load_assets(cache)
     except BackendUnavailable as missing:
@@ -171,7 +172,7 @@ def check_confinement(cache: Path | None = None) -> Finding:
 
 
 def confinement_row(host: confinement.HostMeasures) -> Finding:
-    """Say which measures are in force, and how to get each of the others."""
+    """Return the measures in force, and how to get the others."""
     missing = [measure for measure in confinement.Measure if measure not in host.measures]
     by_how: dict[str, list[str]] = {}
     for measure in missing:

@@ -1,4 +1,4 @@
-"""The arguments of `penstock show|label`; what they do is imported when they run."""
+"""The arguments of `penstock show|label`; their code is imported only when they run."""
 
 from penstock.infra.commands.parsers import Commands, add_command, add_host_file
 

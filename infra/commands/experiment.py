@@ -1,4 +1,4 @@
-"""`penstock experiment [RUN]`: the candidate, its gates, its arms, and what the evidence lacks."""
+"""`penstock experiment [RUN]`: the candidate, its gates and arms, and the missing evidence."""
 
 import argparse
 import time
@@ -31,15 +31,15 @@ STYLES = {
 
 
 class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command says."""
+    """Result of the command."""
 
     channels: dict[str, int]
     candidate: ExperimentView | None
-    """The newest; None where there was none."""
+    """Newest candidate, if any."""
     effect: float
-    """For which the missing sessions are computed."""
+    """Effect for which the missing sessions are computed."""
     fixed_sessions: float
-    """Per arm, of a test that looks once, at the stable arm's reward so far, or 0.5."""
+    """Sessions per arm of a fixed-horizon test, at the stable arm's reward so far, or 0.5."""
     decided: list[ExperimentDecided]
 
 
@@ -47,6 +47,7 @@ async def experiment_command(arguments: argparse.Namespace) -> int:
     """Print the report."""
     run = await reached_run(arguments)
     async with open_log(run, "experiment") as bus:
+        # A service may have other gates than the run that trained its first version.
         config = load_config(run.service if run.service.exists() else run.config)
         report = printable_struct(await read_experiment(bus, run.store(), config, arguments.effect))
     if arguments.json:
@@ -59,7 +60,7 @@ async def experiment_command(arguments: argparse.Namespace) -> int:
 async def read_experiment(
     bus: Bus, store: ObjectStore, config: RunConfig, effect: float | None
 ) -> ExperimentReport:
-    """Fold a run's log as its gatekeeper does."""
+    """Read the experiment from a run's log, as its gatekeeper does."""
     fold = GateFold(config.gatekeeper, config.evaluator.judge)
     decided: list[ExperimentDecided] = []
     async for delivery in bus.follow(fold.types, stop_at_end=True):
@@ -92,7 +93,7 @@ async def _num_tasks(store: ObjectStore, config: RunConfig) -> int:
 
 
 def render(report: ExperimentReport) -> RenderableType:
-    """Lay the report out for a terminal."""
+    """Format the report for a terminal."""
     view = report.candidate
     parts = [render_candidate(report.channels, view)]
     if view is not None:
@@ -103,7 +104,7 @@ def render(report: ExperimentReport) -> RenderableType:
 
 
 def render_candidate(channels: dict[str, int], view: ExperimentView | None) -> RenderableType:
-    """Lay out where the channels point, and the candidate with its arms and gates."""
+    """Format the channels, and the candidate with its arms and gates."""
     pairs = ", ".join(f"{name} version {v}" for name, v in sorted(channels.items()))
     parts: list[RenderableType] = [Text(f"channels: {pairs or 'never moved'}")]
     if view is None:

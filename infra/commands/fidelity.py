@@ -1,4 +1,4 @@
-"""`penstock fidelity probe|diff|fingerprints`: how far a machine differs from production."""
+"""`penstock fidelity probe|diff|fingerprints`: how a machine differs from production."""
 
 import argparse
 import asyncio
@@ -26,7 +26,7 @@ VALUE_CHARACTERS_MAX = 60
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one action; `diff` ends with 1 where a difference is unexplained."""
+    """Run one action; `diff` exits with 1 if a difference is unexplained."""
     if arguments.action == "probe":
         return _probe(arguments)
     if arguments.action == "diff":
@@ -48,7 +48,7 @@ async def probe_backend(name: str) -> Values:
     """Boot one machine of a backend and probe it.
 
     Raises:
-        BackendUnavailable: There is none of that name here.
+        BackendUnavailable: The backend does not exist here.
         ProbeError: The probe did not run.
 
     """

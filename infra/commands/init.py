@@ -1,4 +1,4 @@
-"""`penstock init DIR`: a project of one's own, as a copy of an example."""
+"""`penstock init DIR`: creates a project as a copy of an example."""
 
 import argparse
 import shutil
@@ -6,15 +6,15 @@ from pathlib import Path
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGED = "quickstart"
-"""An example that is a package: the copy's configuration names it by the package's own name."""
+"""Example that is a package, which the copy's configuration imports under this name."""
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "runs")
 
 
 def init_command(arguments: argparse.Namespace) -> int:
-    """Copy the example; nothing that is there is replaced.
+    """Copy the example without replacing any file.
 
     Raises:
-        FileExistsError: The folder holds something.
+        FileExistsError: The folder is not empty.
 
     """
     folder: Path = arguments.folder
@@ -26,6 +26,7 @@ def init_command(arguments: argparse.Namespace) -> int:
         shutil.copytree(source, package, ignore=_LEFT_OUT, dirs_exist_ok=True)
         (package / "README.md").rename(folder / "README.md")
         config = package / "config.toml"
+        # The copy is imported from the project's folder, not from the installed package.
         text = config.read_text().replace(f"penstock.examples.{PACKAGED}", PACKAGED)
         (folder / "config.toml").write_text(text)
         config.unlink()

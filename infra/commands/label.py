@@ -1,4 +1,4 @@
-"""`penstock label RUN EPISODE good|bad|SCORE|none`: say what a person thinks of an episode."""
+"""`penstock label RUN EPISODE good|bad|SCORE|none`: stores a person's label of an episode."""
 
 import argparse
 import getpass
@@ -34,7 +34,7 @@ def read_value(text: str) -> float | None:
     """Read a label.
 
     Raises:
-        ConfigError: It is none of the words and no number.
+        ConfigError: The text is neither one of the words nor a number.
 
     """
     try:
@@ -50,13 +50,14 @@ async def add_label(
     """Store a label of a finished episode.
 
     Raises:
-        NotFoundError: The log has no such episode.
-        ConfigError: A field is out of its bounds; the text names it.
+        NotFoundError: The log has no finished episode of that id.
+        ConfigError: A field is out of bounds; the text names it.
 
     """
     finished = await bus.last(RolloutFinished, rollout_id)
     if finished is None or not isinstance(finished.event, RolloutFinished):
         raise NotFoundError(f"episode {rollout_id}: the log has no finished episode of that id")
+    # Names are shown on terminals.
     if not labeler.isprintable():
         raise ConfigError(f"label: --by: expected printable text, got {labeler!r}")
     fields = {

@@ -1,6 +1,6 @@
 """`penstock log export|import|cat|collect`.
 
-Events as JSON lines, decoded without their types: `penstock log cat` reads any version's log.
+`cat` decodes events without their types, so that it can read the log of any version.
 """
 
 import argparse
@@ -35,22 +35,22 @@ from penstock.messages.reading.references import is_reference
 from penstock.messages.task import Purpose
 
 _BYTES_MAX = 64 << 20
-"""Larger messages are shown by their size."""
+"""Maximum size of a message that is decoded."""
 _ITEMS_MAX = 1 << 20
-"""In one message, all lists and maps together."""
+"""Maximum items of all lists and maps of a message."""
 _DEPTH_MAX = 64
 _REJECTED = "MessageRejected"
 _unpack = cast("Callable[..., Any]", msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
 
 
 def plain_map(data: bytes) -> dict[str, Any] | None:
-    """Decode a msgpack map of unknown type, within bounds; None for anything else."""
+    """Decode a msgpack map of unknown type within limits; return None for anything else."""
     if len(data) > _BYTES_MAX:
         return None
     num_items = 0
 
     def count(items: list[Any]) -> list[Any]:
-        """Bound what small bytes can unpack to: a million empty maps take a byte each."""
+        # msgpack amplifies: an empty map is one byte in the message and an object in memory.
         nonlocal num_items
         num_items += 1 + len(items)
         if num_items > _ITEMS_MAX:
@@ -59,7 +59,7 @@ def plain_map(data: bytes) -> dict[str, Any] | None:
 
     def fields(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         if any(isinstance(key, dict | list) for key, _ in pairs):
-            raise ValueError("a key is no scalar")
+            raise ValueError("a key is not a scalar")
         return {str(key): each for key, each in count(pairs)}
 
     try:
@@ -80,9 +80,9 @@ def plain_map(data: bytes) -> dict[str, Any] | None:
 async def cat_log(
     messages: AsyncGenerator[RawMessage, None], types: Collection[str]
 ) -> AsyncIterator[str]:
-    """Yield one JSON line per event of the types, or of all; arrays are shown by dtype and shape.
+    """Yield one JSON line per event of the types, or of all types.
 
-    A rejected message is shown by what it holds, where that is a map.
+    Arrays are shown by dtype and shape, and rejected messages by their content, if it is a map.
     """
     async for message in messages:
         kind = message.subject.split(".")[3]
@@ -94,7 +94,8 @@ async def cat_log(
         elif kind == _REJECTED and isinstance(rejected := fields.get("data"), bytes):
             fields["data"] = plain_map(rejected) or rejected
         place = {"stream": message.stream, "sequence": message.sequence}
-        line = place | _readable(fields) | place  # a field of the same name does not hide it
+        # Twice: first for the order of keys, last so that no field of the event replaces it.
+        line = place | _readable(fields) | place
         yield msgspec.json.encode(line).decode()
 
 
@@ -130,13 +131,12 @@ async def _export(arguments: argparse.Namespace) -> None:
     print(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
     if keys:
         sys.stderr.write(
-            f"warning: {arguments.output} holds the content keys of {len(keys)} users: who has it "
-            "can read what they wrote and got, and no erasure reaches it\n"
+            f"warning: {arguments.output} holds the content keys of {len(keys)} users: whoever has "
+            "the file can read their content, and no erasure reaches it\n"
         )
 
 
 async def _content_keys(vault: Vault) -> list[ContentKey]:
-    """Return the keys of all users whose content can be read."""
     found = [await vault.take_out(owner) for owner in await vault.owners()]
     return [key for key in found if key is not None]
 
@@ -145,6 +145,7 @@ async def _collect(arguments: argparse.Namespace) -> None:
     found = await reached_run(arguments)
     grace_s = GRACE_S if arguments.grace_s is None else arguments.grace_s
     async with open_log(found, "collect") as bus:
+        # A run that is up stores objects before the events that name them.
         if grace_s < GRACE_S and await is_up(found, bus):
             text = f"run {found.run_id} is up: expected at least {GRACE_S:g}, got {grace_s:g}"
             raise ConfigError(f"--grace-s: {text}")
@@ -157,6 +158,7 @@ async def _import(arguments: argparse.Namespace) -> None:
     target = RunDir(arguments.runs_dir / run_id)
     if target.path.exists():
         raise FileExistsError(f"{target.path}: exists; move it away to import run {run_id}")
+    # Into a temporary folder, so that a failed import leaves no half of a run.
     arguments.runs_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.runs_dir, prefix=".import-") as folder:
         made = RunDir(Path(folder) / run_id)
@@ -166,10 +168,10 @@ async def _import(arguments: argparse.Namespace) -> None:
 
 
 async def _fill(run: RunDir, file: Path) -> int:
-    """Create a run's folder from a log file; return the number of events."""
     async with open_log(run, "import") as bus:
         count = await import_log(bus, run.store(), file, open_vault(run))
         started = await bus.last(RunStarted)
+    # The configuration comes from this event; without it the folder would not be a run.
     if started is None or not isinstance(started.event, RunStarted):
         raise CorruptDataError(f"{file}: holds no RunStarted event")
     write_atomic(run.config, imported_config(started.event.config_toml, str(file)).encode())
@@ -177,23 +179,24 @@ async def _fill(run: RunDir, file: Path) -> int:
 
 
 def imported_config(config_toml: str, source: str) -> str:
-    """Return the configuration of a run from a stranger's file: what replay needs, and no more.
+    """Return a configuration with only those settings of an untrusted file that replay needs.
 
-    Servers, stores, folders and processes of the file stay out: a later command would connect to
-    them, execute them or delete in them.
+    Servers, stores, folders and processes are left out: a later command would connect to them,
+    execute them or delete in them.
 
     Args:
-        config_toml: as the log records it.
-        source: begins the errors.
+        config_toml: Configuration recorded in the log.
+        source: Prefix of error texts.
 
     Raises:
-        CodecError: no TOML.
-        ConfigError: wrong settings of the policy or the trainer.
+        CodecError: The text is not TOML.
+        ConfigError: Settings of the policy or the trainer are wrong.
 
     """
     given = parse_toml(config_toml, f"{source}: RunStarted.config_toml")
     tables = {name: given[name] for name in ("policy", "trainer") if name in given}
     region = {"name": "imported", "serves": [str(purpose) for purpose in Purpose]}
+    # The least that `RunConfig` requires.
     kept = {"processes": {"trainer": ["trainer"]}, "regions": [region], **tables}
     config = parse_config(copy.deepcopy(kept), source)
     if is_reference(config.trainer.loss.name):

@@ -1,11 +1,13 @@
-"""Logs as one file: zstd frames of msgpack maps, `penstock log export|import`.
+"""Logs as one file, for `penstock log export|import`.
 
-A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries in log order:
-`{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
-`{"kind": "object", "key", "data"}` (checkpoints, tasks, tokenizer, weights; what an event names
-comes right before it) and, only where asked for, `{"kind": "content_key", "owner", "key_id",
-"secret"}`: users' keys, without which their turns cannot be read.
-Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
+A file is one zstd stream of msgpack maps, each with its length as u32 little-endian in front:
+
+- a header `{"penstock_log": FORMAT, "run_id": ...}`, then in log order
+- `{"kind": "event", "stream", "sequence", "stored_at", "data"}`, with the event's msgpack as data,
+- `{"kind": "object", "key", "data"}`: checkpoints, tasks, tokenizer, weights; objects that an event
+  names come right before it,
+- on request `{"kind": "content_key", "owner", "key_id", "secret"}`: keys of users, without which
+  their turns cannot be read.
 """
 
 import os
@@ -30,13 +32,12 @@ from penstock.messages.reading.parsing import parse_msgpack, parse_with
 from penstock.messages.streams import check_run_id
 
 SLACK_BYTES, ENTRY_RATIO_MAX, TOTAL_RATIO_MAX = 16 << 20, 8, 200
-"""A file's entry may hold 16 MiB and eight times the file's bytes, all entries together 200 times:
-a few kilobytes of zstd unpack to gigabytes."""
+"""An entry may have 16 MiB plus 8 times the file's bytes, and all entries together 200 times:
+without limits, a few kilobytes of zstd unpack to gigabytes."""
 WINDOW_BYTES_MAX = 16 << 20
-"""Memory that a file may demand of the decompressor."""
+"""Maximum memory that a file may demand from the decompressor."""
 NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS, Stream.GATEWAY})
-"""Streams that are not exported: telemetry, commands that end once handled, and what gateways share
-for minutes in memory, replies among it."""
+"""Streams that are not exported: telemetry, commands, and what gateways share for minutes."""
 
 
 class _Object(msgspec.Struct, tag_field="kind", tag="object"):
@@ -69,16 +70,14 @@ def log_types() -> list[type[Event]]:
 async def export_log(
     bus: Bus, store: ObjectStore, path: Path, keys: Sequence[ContentKey] = ()
 ) -> int:
-    """Write the log and its objects to `path`, atomically; return the number of events.
+    """Write the log and its objects to a file, atomically; return the number of events.
 
     Args:
-        bus: The log.
-        store: Its objects.
-        path: The file, readable by its owner alone.
-        keys: Users' content keys that go along.
+        path: The file, readable only by its owner.
+        keys: Content keys of users to include.
 
     Raises:
-        CorruptDataError: An object that an event names is absent or damaged; nothing is written.
+        CorruptDataError: An object that an event names is missing or damaged; nothing is written.
 
     """
     temporary = path.with_name(f".{path.name}.partial")
@@ -94,13 +93,14 @@ async def export_log(
                 _write(out, {"kind": "content_key", **fields})
             for key in await store.keys(""):
                 if key.startswith(CLAIM_PREFIX):
-                    continue  # With its event, if it still has one.
+                    continue  # Written with the event that names it.
                 if key.startswith(KEYS_PREFIX):
                     continue  # Wrapped for this run's vault alone.
                 if key.startswith((SNAPSHOT_PREFIX, ARCHIVE_PREFIX)):
                     continue  # They name sequences, which an import gives anew.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
+                # Before their event, so that an import can check them in one pass.
                 for claim in delivery.event.claims:
                     data = await _fetch(store, claim, delivery.subject)
                     _write(out, {"kind": "object", "key": claim.object_key, "data": data})
@@ -125,8 +125,8 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> 
     """Write a file's objects and events to an empty server, in the file's order.
 
     Raises:
-        CorruptDataError: Not a log, or truncated, or without an object that an event names, or with
-            two keys of one user.
+        CorruptDataError: The file is not a log, is truncated, lacks an object that an event names,
+            or has two keys of one user.
 
     """
     count = 0
@@ -137,15 +137,17 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> 
             continue
         if isinstance(entry, _Object):
             if entry.key.startswith(KEYS_PREFIX):
-                raise CorruptDataError(f"{path}: object {entry.key}: of another run's vault")
+                raise CorruptDataError(f"{path}: object {entry.key} belongs to another run's vault")
             await store.put(entry.key, entry.data)
             continue
         message = decode(entry.data)
         if not isinstance(message, Event):
-            raise CorruptDataError(f"{path}: {type(message).__name__} is no event")
+            raise CorruptDataError(f"{path}: {type(message).__name__} is not an event")
+        # Checked before the event is published: a log must not name objects that do not exist.
         for claim in message.claims:
             await _fetch(store, claim, f"{path}: {type(message).__name__} {message.key()}")
         batch.append(message)
+        # In batches, because every publish waits for the server.
         if len(batch) == 256:
             await bus.publish(batch)
             count, batch = count + len(batch), []
@@ -161,13 +163,13 @@ async def _fetch(store: ObjectStore, claim: Claim, where: str) -> bytes:
 
 
 def read_header(path: Path) -> str:
-    """Return the run id of a log file, which becomes the name of a folder."""
+    """Return the run id of a log file, checked to be a valid folder name."""
     with path.open("rb") as file:
         return _header(_frames(file, path), path).run_id
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """Iterate over the entries after the header."""
+    """Yield the entries after the header."""
     with path.open("rb") as file:
         frames = _frames(file, path)
         _header(frames, path)

@@ -1,20 +1,20 @@
-"""What the parsers of all commands share."""
+"""Helpers for the parsers of all commands."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 Commands = Any
-"""The result of `add_subparsers`: argparse keeps the class to itself."""
+"""The result of `add_subparsers`, whose class is private to argparse."""
 
 
 def add_run_name(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the run that it is about."""
+    """Add the argument for a run."""
     parser.add_argument("run", nargs="?", default="latest", help="id or path (default: the newest)")
 
 
 def add_host_file(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the file of a host that joins a run."""
+    """Add the option for the file of a host that joins a run."""
     text = "TOML file with [bus] and [store], to reach a run that another host started"
     parser.add_argument("--config", type=Path, help=text)
 
@@ -28,7 +28,7 @@ def add_command(  # noqa: PLR0913 - a command is its name, its function and its 
     of_run: bool = False,
     has_json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command, the function `module:function` below `penstock.infra`."""
+    """Add a command that runs `module:function` below `penstock.infra`."""
     text = help_text[0].upper() + help_text[1:] + "."
     parser = commands.add_parser(name, help=help_text, description=text)
     parser.set_defaults(command=command)
@@ -40,7 +40,7 @@ def add_command(  # noqa: PLR0913 - a command is its name, its function and its 
 
 
 def add_init(commands: Commands) -> None:
-    """Register the command that writes a project of one's own."""
+    """Register the command."""
     text = "write a project of your own, a copy of an example: tools, judges, tasks and a loss"
     project = add_command(commands, "init", "commands.init:init_command", text)
     project.add_argument("folder", type=Path, metavar="DIR", help="a new folder")

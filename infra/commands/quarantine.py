@@ -1,4 +1,4 @@
-"""`penstock quarantine RUN [--release NAME]`: show held bursts of feedback, or let one count."""
+"""`penstock quarantine RUN [--release NAME]`: shows held bursts of feedback, or releases one."""
 
 import argparse
 import time
@@ -12,7 +12,7 @@ from penstock.messages.signals.quarantine import FeedbackQuarantined, Quarantine
 
 
 async def quarantine_command(arguments: argparse.Namespace) -> int:
-    """Show what is held, after releasing one if it is named.
+    """Show held bursts, after releasing the named one.
 
     Raises:
         NotFoundError: No quarantine has that name.
@@ -39,12 +39,13 @@ async def quarantine_command(arguments: argparse.Namespace) -> int:
 
 
 async def release(bus: Bus, name: str) -> None:
-    """Have the feedback of a burst count; releasing it again changes nothing.
+    """Release a burst; releasing it again has no effect.
 
     Raises:
         NotFoundError: No quarantine has that name.
 
     """
+    # With released ones, so that a repeated release is no error.
     held = await held_bursts(bus, also_released=True)
     if name not in {event.key() for event in held}:
         names = ", ".join(event.key() for event in held) or "none"
@@ -53,7 +54,7 @@ async def release(bus: Bus, name: str) -> None:
 
 
 async def held_bursts(bus: Bus, *, also_released: bool = False) -> list[FeedbackQuarantined]:
-    """Return the bursts of a log that nobody has released, the oldest first."""
+    """Return the held bursts of a log, the oldest first."""
     held: dict[str, FeedbackQuarantined] = {}
     released: set[str] = set()
     types = (FeedbackQuarantined, QuarantineReleased)

@@ -1,4 +1,4 @@
-"""`penstock replay`: one process or several ranks replay a run, and print the outcome."""
+"""`penstock replay`: replays a run in one process or several ranks, and prints the outcome."""
 
 import argparse
 import asyncio
@@ -16,15 +16,15 @@ from penstock.infra.run.runs import RunDir, connect, open_log
 from penstock.messages.errors import ConfigError
 
 DIFFERENT = 1
-"""Exit code of a replay that did not give the recorded bits."""
+"""Exit code of a replay that differs from the log."""
 
 
 async def replay_command(arguments: argparse.Namespace) -> int:
     """Replay a run and print the outcome; 0 only if every step is identical.
 
     Raises:
-        NotFoundError: No such run, or it has no checkpoint of version 0.
-        ConfigError: Its bits depend on several processes.
+        NotFoundError: The run does not exist, or has no checkpoint of version 0.
+        ConfigError: The run's arithmetic cannot be repeated here.
 
     """
     if arguments.what_if:
@@ -39,18 +39,19 @@ async def replay_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ranks: expected 1 to {NUM_RANKS_MAX}, got {arguments.ranks}")
     run = await reached_run(arguments)
     config = load_config(run.config)
+    # This process is one of the ranks that `_replay_by_ranks` started.
     if arguments.rank_log is not None:
         await _replay_as_rank(run, config, arguments.rank_log, as_json=arguments.json)
     async with open_log(run, "replay") as bus:
         await check_arithmetic(run.run_id, bus)
         if arguments.ranks > 1:
             return await _replay_by_ranks(run, config, arguments)
-        figures = await replay_run(run, config, bus, with_progress=not arguments.json)
-    return _print_outcome(figures, as_json=arguments.json)
+        outcome = await replay_run(run, config, bus, with_progress=not arguments.json)
+    return _print_outcome(outcome, as_json=arguments.json)
 
 
 async def _replay_by_ranks(run: RunDir, config: RunConfig, arguments: argparse.Namespace) -> int:
-    """Replay in ranks, which read the log where this process has it open."""
+    # The ranks read the log from this process's server.
     from penstock.infra.ranks.gang import run_gang
 
     command = ["--runs-dir", str(run.path.parent), "replay", run.run_id]
@@ -60,13 +61,10 @@ async def _replay_by_ranks(run: RunDir, config: RunConfig, arguments: argparse.N
 
 
 async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: bool) -> NoReturn:
-    """Replay as one of several ranks, of which the first prints; end the process.
+    """Replay as one of several ranks, print as the first one, and end the process.
 
     Args:
-        run: The run.
-        config: Its own.
-        url: Of the server that has the log; empty: those that its configuration names.
-        as_json: How the figures are printed.
+        url: Server with the log; empty for the servers in the configuration.
 
     """
     from penstock.actors.trainer.ranks.world import RankEnvironment, World
@@ -76,30 +74,29 @@ async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: 
     name, is_first = f"replay-{place.rank}", place.rank == 0
     async with connect(run, url, name) if url else open_log(run, name) as bus:
         with_progress = is_first and not as_json
-        figures = await replay_run(run, config, bus, with_progress=with_progress, world=world)
-    code = _print_outcome(figures, as_json=as_json) if is_first else 0
+        outcome = await replay_run(run, config, bus, with_progress=with_progress, world=world)
+    code = _print_outcome(outcome, as_json=as_json) if is_first else 0
     sys.stdout.flush()
     await asyncio.to_thread(world.gather, code)  # The others end once the first has printed.
     os._exit(code)  # Torch's process groups may abort at an orderly exit.
 
 
-def _print_outcome(figures: dict[str, Any], *, as_json: bool) -> int:
-    """Print the outcome; return the exit code."""
+def _print_outcome(outcome: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
-        print_result(figures, as_json=True)
+        print_result(outcome, as_json=True)
     else:
-        sys.stdout.write(_outcome_text(figures) + "\n")
-    return 0 if figures["identical"] else DIFFERENT
+        sys.stdout.write(_outcome_text(outcome) + "\n")
+    return 0 if outcome["identical"] else DIFFERENT
 
 
-def _outcome_text(figures: dict[str, Any]) -> str:
-    steps, speedup = figures["steps"], figures["speedup"]
-    erased = figures["steps_erased"]
+def _outcome_text(outcome: dict[str, Any]) -> str:
+    steps, speedup = outcome["steps"], outcome["speedup"]
+    erased = outcome["steps_erased"]
     left_out = f"; {erased} steps with erased users left out" if erased else ""
-    if figures["identical"]:
+    if outcome["identical"]:
         return (
-            f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
-            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
+            f"{steps} steps identical, bit for bit, in {outcome['wall_s']:.1f} s, "
+            f"{speedup:.1f} times as fast as the run ({outcome['speedup_rl']:.1f} times its RL)"
             f"{left_out}"
         )
     difference = figures.get("first_difference", "")

@@ -1,4 +1,4 @@
-"""`penstock show RUN [EPISODE]`: a run's episodes as a list, or one of them whole."""
+"""`penstock show RUN [EPISODE]`: a list of a run's episodes, or one episode turn by turn."""
 
 import argparse
 from collections.abc import Iterable
@@ -28,13 +28,13 @@ from penstock.messages.requests.episodes import EpisodeFilter, EpisodeRow
 from penstock.messages.reward import CheatFinding, Outcome
 
 NUM_FOLDED_MAX = 1_000_000
-"""Episodes of the log that are known to the command."""
+"""Maximum episodes that the command reads from the log."""
 _UNLIKELY = ((-0.1, ""), (-0.7, "yellow"), (-2.3, "magenta"))
-"""Least logprob of each color; what is less likely is red."""
+"""Minimum logprob of each color; less likely tokens are red."""
 
 
 async def show_command(arguments: argparse.Namespace) -> int:
-    """List the episodes that the filter keeps, or print the one that is named."""
+    """List the episodes that match the filter, or print the named one."""
     wanted = read_filter(arguments.where, arguments.limit)
     run = await reached_run(arguments)
     async with open_log(run, "show") as bus:
@@ -55,7 +55,7 @@ async def show_command(arguments: argparse.Namespace) -> int:
 
 
 def with_flag(episode: EpisodeView, flag: CheatFinding | None) -> EpisodeView:
-    """Return an episode with what an audit of its run says of it among its findings."""
+    """Return an episode with the flag of its run's audit among its findings."""
     if flag is None or episode.verdict is None:
         return episode
     findings = [*episode.verdict.findings, flag]
@@ -67,7 +67,7 @@ def read_filter(conditions: Iterable[str], limit: int) -> EpisodeFilter:
     """Read `KEY=VALUE` conditions.
 
     Raises:
-        ConfigError: An unknown key, or a value that it cannot have.
+        ConfigError: A key is unknown or a value invalid.
 
     """
     given: dict[str, object] = {"limit": limit}
@@ -92,16 +92,17 @@ async def fold_episodes(bus: Bus) -> EpisodeIndex:
 
 
 def whole_id(given: str, index: EpisodeIndex) -> str:
-    """Return the id of the one episode that has this id, or whose id begins like this.
+    """Return the only episode id that equals or begins with a text.
 
     Raises:
-        NotFoundError: None has, or several ids begin with it.
+        NotFoundError: No id begins with the text, or several do.
 
     """
     if index.find(given):
         return given
     # Other programs cut ids at the width of a terminal, and mark the cut so.
     prefix = given.removesuffix("…")
+    # The filter's text matches anywhere in an id, hence the second check.
     rows = index.select(EpisodeFilter(text=prefix[:256]))
     found = [row.rollout_id for row in rows if row.rollout_id.startswith(prefix)]
     if len(found) != 1:
@@ -115,7 +116,7 @@ def whole_id(given: str, index: EpisodeIndex) -> str:
 
 
 def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
-    """Lay rows out as a table."""
+    """Format rows as a table."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     names = ["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate"]
     has_labels = any(row.num_labels for row in rows)
@@ -137,14 +138,14 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
 
 
 def _fate(row: EpisodeRow) -> str:
-    """Return what its step did with an episode; how a trained one was judged is its outcome."""
+    # The fate of a trained episode is its outcome, which has a column of its own.
     if row.fate is None:
         return "-"
     return "trained" if Outcome(row.fate).is_trained else row.fate
 
 
 def render_episode(episode: EpisodeView) -> RenderableType:
-    """Lay an episode out for a terminal."""
+    """Format an episode for a terminal."""
     episode = printable_struct(episode)
     row = episode.row
     facts = [
@@ -178,7 +179,8 @@ def _turn(turn: TurnView) -> RenderableType:
     versions = ", ".join(f"{span.policy_version}" for span in turn.version_spans)
     sampled = Text()
     for piece, logprob in zip(turn.pieces, turn.logprobs, strict=True):
-        sampled.append(piece, style=_style(logprob))
+        style = next((style for least, style in _UNLIKELY if logprob >= least), "red")
+        sampled.append(piece, style=style)
     marks = [
         f"version {versions}",
         *(["new segment"] if turn.starts_segment else []),
@@ -188,10 +190,6 @@ def _turn(turn: TurnView) -> RenderableType:
     ]
     body = Group(Text(turn.context, style="dim"), sampled)
     return Panel(body, title=Text(f"{title}, {'; '.join(marks)}"), title_align="left")
-
-
-def _style(logprob: float) -> str:
-    return next((style for least, style in _UNLIKELY if logprob >= least), "red")
 
 
 def _colored_diff(diff: str) -> Text:

@@ -1,4 +1,4 @@
-"""`penstock status RUN` and `penstock top`: the monitor's state on a terminal."""
+"""`penstock status RUN` and `penstock top`: the state of a run on a terminal."""
 
 import argparse
 import asyncio
@@ -36,7 +36,7 @@ READ_S = 10.0
 PERIOD_S = 1.0
 NUM_LOG_LINES = 8
 SHARE_SHOWN = 0.02
-"""Of the processor time, from which on a role is named."""
+"""Minimum share of the CPU time for which a role is shown."""
 _PHASES = {
     "starting": "starting",
     "midtrain": "mid-training",
@@ -46,7 +46,7 @@ _PHASES = {
 
 
 async def status_command(arguments: argparse.Namespace) -> int:
-    """Print a run's state once, whether it is up or not."""
+    """Print a run's state once."""
     run = await reached_run(arguments)
     async with open_log(run, "status") as bus:
         is_running = await has_launcher(run, bus)
@@ -59,7 +59,7 @@ async def status_command(arguments: argparse.Namespace) -> int:
 
 
 async def top_command(arguments: argparse.Namespace) -> int:
-    """Show a run's state once a second until it ends, then as it was left."""
+    """Show a run's state once a second until it ends, then its final state."""
     run = await reached_run(arguments)
     console = Console(markup=False)
     if run.access() is not None or run.read_state() is not None:
@@ -69,6 +69,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
                     with contextlib.suppress(BusError, TimeoutError):  # The run may be ending.
                         async with asyncio.timeout(READ_S):
                             state = await read_state(bus, is_up=True)
+                        # Here and not by a timer of `rich`: nothing changes in between.
                         live.update(render(state), refresh=True)
                     await asyncio.sleep(PERIOD_S)
     arguments.json = False
@@ -76,7 +77,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
 
 
 async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
-    """Return the state of a run: from its monitor, or from the log if no monitor answers."""
+    """Return the state of a run from its monitor, or from the log if no monitor answers."""
     if is_up:
         with contextlib.suppress(DeadlineError):
             reply = await bus.request("monitor.state", ReadMonitor(), deadline_s=ANSWER_S)
@@ -86,9 +87,9 @@ async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
 
 
 def render(state: MonitorState, *, is_up: bool = True) -> RenderableType:
-    """Lay the state out for a terminal; a run that is not up is shown as it was left."""
+    """Format the state for a terminal."""
     state = printable_struct(state)
-    parts: list[RenderableType] = [_headline(state, is_up=is_up), _figures(state)]
+    parts: list[RenderableType] = [_headline(state, is_up=is_up), _metrics(state)]
     if state.regions:
         parts.append(_regions(state.regions))
     if state.judges:
@@ -115,7 +116,7 @@ def _headline(state: MonitorState, *, is_up: bool) -> Panel:
     return Panel(words, title=Text(title), title_align="left", border_style=style)
 
 
-def _figures(state: MonitorState) -> Table:
+def _metrics(state: MonitorState) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), expand=False)
     for _ in range(4):
         table.add_column(overflow="fold")
@@ -153,13 +154,12 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("newest in quarantine", _quarantined(state)),
         ("calls, turns per solved", _effort(state)),
         ("parallel turns, look first", _habits(state)),
-        ("processor time", _processor(state)),
+        ("CPU time", _cpu_time(state)),
         ("a step waits (95%)", f"{state.training.wait_s_p95 or 0.0:.1f} s"),
     ]
 
 
-def _processor(state: MonitorState) -> str:
-    """Return which roles took most of it."""
+def _cpu_time(state: MonitorState) -> str:
     view = state.compute
     if not view.processor_s:
         return "not measured"
@@ -176,11 +176,11 @@ def _held_out(state: MonitorState) -> str:
 
 
 def _sets(state: MonitorState) -> str:
-    """Return the newest result of each named set, and pass rates of training by source."""
     newest = {name: points[-1] for name, points in state.tasks.sets.items() if name}
     rates = [f"{name} {one.pass_rate:.0%}" for name, one in newest.items()]
     if len(state.tasks.sources) > 1:
-        rates += [f"training on {n} {of.pass_rate:.0%}" for n, of in state.tasks.sources.items()]
+        sources = state.tasks.sources.items()
+        rates += [f"training on {name} {view.pass_rate:.0%}" for name, view in sources]
     return ", ".join(rates) or "–"
 
 
@@ -282,6 +282,7 @@ def _actors(state: MonitorState) -> Table:
 
 
 def _waits_for(view: ActorView, state: MonitorState) -> Text:
+    # An actor that is stuck in native code cannot report its own wait.
     if not view.is_reporting and state.run.phase != "finished":
         silent_s = state.run.now - view.at
         return Text(f"no report for {silent_s:.0f} s {view.last_error}".rstrip(), "red")

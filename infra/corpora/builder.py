@@ -10,16 +10,16 @@ from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.messages.errors import ConfigError, PenstockError
 
 Document = tuple[list[int], list[float]]
-"""Token ids, and how much each counts as a target."""
+"""Token ids, and the weight of each as a target."""
 T = TypeVar("T")
 MIDTRAIN_KEY = "midtrain/tokens"
 MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
 HELDOUT_EVERY = 20
-"""Of the documents, and of pairs and labels, one of so many is not trained."""
+"""One of so many documents, pairs or labels is held out."""
 
 
 class PreparationStoppedError(PenstockError, RuntimeError):
-    """Nobody waits for the objects any more."""
+    """The preparation was stopped, because nobody waits for its result."""
 
 
 class CorpusBuilder:
@@ -35,12 +35,13 @@ class CorpusBuilder:
         return not self._documents
 
     def add(self, ids: list[int], weights: list[float]) -> None:
-        """Add one document; `weights` says how much each token counts as a target."""
+        """Add one document with the weight of each token as a target."""
         self._documents.append(ids)
         self._weights.append(weights)
 
     def add_pieces(self, ids: list[int], weight: float, tokens_max: int) -> int:
-        """Add a text in pieces of at most `tokens_max` tokens; return how many tokens it has."""
+        """Add a text in pieces of at most `tokens_max` tokens; return its number of tokens."""
+        # Without overlap: each token is trained once per epoch.
         for start in range(0, len(ids), tokens_max):
             piece = ids[start : start + tokens_max]
             self.add(piece, [weight] * len(piece))
@@ -56,10 +57,10 @@ class CorpusBuilder:
 
 
 def corpora_built(train: CorpusBuilder, heldout: CorpusBuilder, expected: str) -> dict[str, bytes]:
-    """Return what is trained and what is held out by their keys.
+    """Return the training and the held-out corpus by key.
 
     Raises:
-        ConfigError: One of them has no document; the text is `expected`, which names the setting.
+        ConfigError: One of them is empty; the text is `expected`, which names the setting.
 
     """
     if train.is_empty or heldout.is_empty:
@@ -71,10 +72,10 @@ def corpora_built(train: CorpusBuilder, heldout: CorpusBuilder, expected: str) -
 
 
 def until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
-    """Iterate until the event is set.
+    """Yield the items until the event is set.
 
     Raises:
-        PreparationStoppedError: It was set.
+        PreparationStoppedError: The event was set.
 
     """
     for item in items:

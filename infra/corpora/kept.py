@@ -1,7 +1,7 @@
-"""The tokenizer and the corpora of mid-training in the user's cache.
+"""Caches the tokenizer and the corpora of mid-training in the user's cache.
 
 The key digests everything that their bytes depend on: settings and seed, code, the standard library
-and the packages that draw and tokenize. A user's texts (`[[model.corpora]]`) are read each time.
+and the packages that draw and tokenize. Texts of `[[model.corpora]]` are not cached.
 """
 
 import hashlib
@@ -29,14 +29,15 @@ _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 def kept_corpora(settings: object, make: str, build: Callable[[], Objects]) -> tuple[Objects, bool]:
-    """Return the objects that `build` makes of some settings, and whether they were kept.
+    """Return the objects of `build`, and whether they come from the cache.
 
     Args:
-        settings: All that `build` depends on but code and the standard library.
-        make: The own code that it calls, `module:name`.
-        build: Makes them, where the cache has none.
+        settings: Everything that `build` depends on, except for code and the standard library.
+        make: Custom code that `build` calls, `module:name`.
+        build: Function that makes the objects.
 
     """
+    # Bounded by what the decoder accepts, or an entry could never be read.
     cache = ProductCache(FOLDER, bytes_max=INPUT_BYTES_MAX)
     key = _key(settings, make)
     if data := cache.get(key):
@@ -54,7 +55,7 @@ def _key(settings: object, make: str) -> str:
 
 
 def _library() -> list[Path]:
-    """Return the standard library's files, without what is installed below its folder."""
+    # The quickstart's documents are drawn from the standard library's sources.
     root = Path(sysconfig.get_path("stdlib"))
     return [
         one for one in root.rglob("*.py") if not _NOT_LIBRARY & set(one.relative_to(root).parts)
@@ -62,11 +63,12 @@ def _library() -> list[Path]:
 
 
 def _own_code(make: str) -> Iterable[Path]:
-    """Return the files of own code: of its package, or those beside its module."""
+    """Return the files of custom code: its package, or all files next to its module."""
     found = importlib.util.find_spec(make.partition(":")[0])
     if found is None or found.origin is None:
         return ()
     folder = Path(found.origin).parent
+    # A single module may import its neighbors, but not what is in folders below.
     is_packaged = found.submodule_search_locations is not None or bool(found.parent)
     return folder.rglob("*.py") if is_packaged else folder.glob("*.py")
 
@@ -74,5 +76,6 @@ def _own_code(make: str) -> Iterable[Path]:
 def _digest(files: Iterable[Path]) -> str:
     hasher = xxhash.xxh3_128()
     for path in sorted(files):
+        # The name, too: moving code between files may change what an import finds.
         hasher.update(f"{path.name}\0".encode() + path.read_bytes())
     return hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""Lines of JSON from files that others wrote; each error names the file and the line."""
+"""Reads untrusted files of JSON lines; each error names the file and the line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +13,10 @@ LINE_BYTES_MAX = 16 << 20
 
 
 def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
-    """Yield the objects of a file's lines, each with its place, `file:line`; empty lines are not.
-
-    Args:
-        path: the file.
-        kind: what each line is.
-        field: the setting that named the file.
+    """Yield (`file:line`, object) for each non-empty line.
 
     Raises:
-        ConfigError: A file that cannot be opened; a line that is too long, no JSON, or not of the
-            kind.
+        ConfigError: The file cannot be opened, or a line is too long, not JSON, or not of the type.
 
     """
     decoder = msgspec.json.Decoder(kind)
@@ -32,6 +26,7 @@ def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]
         raise ConfigError(f"{field}: {error}") from error
     with opened as file:
         for number in range(1, 1 << 62):
+            # Bounded: a file without line ends must not fill the memory.
             line = file.readline(LINE_BYTES_MAX + 1)
             if not line:
                 return
@@ -49,7 +44,7 @@ def existing(given: str, field: str) -> Path:
     """Return a file or folder that a setting names.
 
     Raises:
-        ConfigError: There is nothing, or what no reading of which ends: a pipe, a device.
+        ConfigError: The path does not exist, or is a pipe or a device.
 
     """
     try:

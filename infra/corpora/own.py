@@ -1,4 +1,4 @@
-"""Corpora of a user's own: texts and conversations as documents of mid-training."""
+"""Corpora of a user: texts and conversations as documents of mid-training."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def corpus_objects(
     tokens_max: int,
     stopped: threading.Event,
 ) -> dict[str, bytes]:
-    """Return what is trained and what is held out by their keys; as `add_corpora`."""
+    """Return the training and the held-out corpus by key; see `add_corpora`."""
     builders = CorpusBuilder(), CorpusBuilder()
     add_corpora(corpora, chat, tools, tokens_max, stopped, builders)
     return corpora_built(*builders, "model.corpora: expected at least one")
@@ -39,24 +39,21 @@ def add_corpora(  # noqa: PLR0913, PLR0917 - what is read, by whom, into what
     stopped: threading.Event,
     builders: tuple[CorpusBuilder, CorpusBuilder],
 ) -> None:
-    """Add every document, of each corpus every twentieth to those held out.
+    """Add every document; one of `HELDOUT_EVERY` of each corpus is held out.
 
     Args:
-        corpora: which files, and how much of them counts how much.
-        chat: the policy's format.
-        tools: of conversations that name none.
-        tokens_max: longest document; longer texts are cut.
-        stopped: ends the reading.
-        builders: of what is trained, and of what is held out.
+        tools: Tools of conversations that name none.
+        tokens_max: Maximum tokens per document; longer texts are split.
 
     Raises:
-        ConfigError: Files that are not there or broken, or a corpus of fewer than two documents.
-        PreparationStoppedError: `stopped` was set meanwhile.
+        ConfigError: A file is missing or malformed, or a corpus has fewer than two documents.
+        PreparationStoppedError: `stopped` was set.
 
     """
     for index, corpus in enumerate(corpora):
         num_documents = num_tokens = 0
         for ids, weights in until(stopped, _documents(corpus, index, chat, tools, tokens_max)):
+            # The first document is held out, so that a corpus of two has one of each.
             builder = builders[0] if num_documents % HELDOUT_EVERY else builders[1]
             builder.add(ids, [corpus.weight * weight for weight in weights])
             num_documents += 1
@@ -69,7 +66,7 @@ def add_corpora(  # noqa: PLR0913, PLR0917 - what is read, by whom, into what
 
 
 def sample_texts(corpora: Sequence[CorpusConfig], num_max: int) -> Iterator[str]:
-    """Yield the first texts of each corpus, for a tokenizer to learn from; errors as above."""
+    """Yield the first texts of each corpus, for training a tokenizer; errors as `add_corpora`."""
     for index, corpus in enumerate(corpora):
         read = read_texts if corpus.kind == "text" else trace_texts
         yield from islice(read(corpus.path, field_of(index)), num_max)

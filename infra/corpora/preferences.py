@@ -1,4 +1,4 @@
-r"""Pairs and labels for training on preferences: lines of JSON in TRL's conversational shapes.
+r"""Pairs and labels for training on preferences: JSON lines in TRL's conversational format.
 
     {"prompt": [{"role": "user", "content": "..."}],
      "chosen": [{"role": "assistant", "content": "yes"}],
@@ -6,9 +6,8 @@ r"""Pairs and labels for training on preferences: lines of JSON in TRL's convers
     {"prompt": [...], "completion": [{"role": "assistant", "content": "yes"}],
      "label": true, "weight": 0.5}
 
-Messages are those of traces (`traces.py`), tool calls included; a reply may go on over several
-turns, of which only the assistant's count. Without `tools`, the tools are those of the harness that
-the run uses.
+Messages are those of traces (`traces.py`), including tool calls; a reply may have several turns, of
+which only the assistant's count. Without `tools`, the tools are those of the run's harness.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,31 +42,30 @@ class PreferenceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     completion: list[TraceMessage] | None = None
     label: bool | None = None
     weight: Annotated[float, msgspec.Meta(ge=0, le=_WEIGHT_MAX)] = 1.0
-    """Of a label."""
+    """Weight of a label."""
     tools: list[TraceTool] | None = None
     metadata: dict[str, Any] = {}
-    """Not read: where it comes from."""
+    """Ignored, e.g. for the origin."""
 
 
 def preference_objects(
     paths: Sequence[str], chat: ChatFormat, tools: OfferedTools, tokens_max: int
 ) -> dict[str, bytes]:
-    """Return the examples to train and those held out, every twentieth, by their keys.
+    """Return training and held-out examples by key; one of `HELDOUT_EVERY` is held out.
 
     Args:
-        paths: files of lines.
-        chat: the policy's format.
-        tools: of a line that names none.
-        tokens_max: the longest context and reply that the policy reads.
+        tools: Tools of lines that name none.
+        tokens_max: Maximum tokens of a context with its reply.
 
     Raises:
-        ConfigError: A file that is not there, a line that is no such preference or is too long; the
-            text names file, line and field. Or fewer than two lines.
+        ConfigError: A file is missing, a line is malformed or too long, or there are fewer than two
+            lines; the text names file, line and field.
 
     """
     train: list[StoredExample] = []
     heldout: list[StoredExample] = []
     for index, example in enumerate(read_preferences(paths, chat, tools, tokens_max)):
+        # The first line is held out, so that two lines give one of each.
         (train if index % HELDOUT_EVERY else heldout).append(example)
     if not train:
         raise ConfigError(f"{FIELD}: expected at least two lines, got {len(heldout)}")
@@ -80,7 +78,7 @@ def preference_objects(
 def read_preferences(
     paths: Sequence[str], chat: ChatFormat, tools: OfferedTools, tokens_max: int
 ) -> Iterator[StoredExample]:
-    """Yield the example of every line; raises as `preference_objects` does."""
+    """Yield the example of every line; raises what `preference_objects` raises."""
     for given in paths:
         for place, line in read_lines(existing(given, FIELD), PreferenceLine, FIELD):
             try:
@@ -90,7 +88,7 @@ def read_preferences(
 
 
 class _Rendering:
-    """One line to token ids; what is wrong with it is a `ValueError` that names the field."""
+    """Renders one line as token ids; a `ValueError` names the field that is wrong."""
 
     def __init__(
         self, line: PreferenceLine, chat: ChatFormat, tools: OfferedTools, tokens_max: int
@@ -124,7 +122,6 @@ class _Rendering:
         )
 
     def _reply(self, field: str, given: Sequence[TraceMessage]) -> tuple[list[int], StoredReply]:
-        """Return the token ids of the prompt and of a reply to it."""
         num_prompt = len(self._line.prompt)
         if not num_prompt or self._line.prompt[-1].role == "assistant":
             raise ValueError("prompt: expected messages, the last not an assistant's")
@@ -145,11 +142,12 @@ class _Rendering:
             before = self._chat.render_prompt(messages[:index], self._tools, sampled)
             self._check_length(field, before)
             if before[: len(ids)] != ids:
-                text = "the chat format does not keep its earlier turns as they were"
+                text = "the chat format changes earlier turns"
                 raise ValueError(f"{field}: {text}; give each turn a line of its own")
             turn = self._chat.render_turn(
                 messages[index].content, messages[index].calls, self._tools
             )
+            # The context ends where the first of the assistant's turns begins.
             num_context = num_context or len(before)
             targets += [False] * (len(before) - len(ids)) + [index not in unreadable] * len(turn)
             ids = before + turn

@@ -1,4 +1,4 @@
-"""What own code is asked for that makes the corpora of mid-training (`[prepare.corpora]`)."""
+"""The request to custom code that makes the corpora of mid-training (`[prepare.corpora]`)."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,60 +16,61 @@ from penstock.messages.task import Limits
 
 FIELD = "prepare.corpora.settings"
 _NUM_TOKENIZED = 200
-"""Documents of each of `model.corpora` that a tokenizer learns from."""
+"""Documents of each of `model.corpora` that train the tokenizer."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Corpora:
-    """What the policy learns from first."""
+    """A tokenizer and the corpora of mid-training."""
 
     tokenizer: Tokenizer
     train: CorpusBuilder
     heldout: CorpusBuilder
-    """Documents that only measure the loss."""
+    """Documents for measuring the loss, which are not trained."""
 
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """The corpora that a run asks own code for; equal requests must give equal bytes."""
+    """A run's request for corpora; equal requests have to give equal bytes."""
 
     seed: int
     vocab_size: int
-    """Tokens that the tokenizer must have."""
+    """Required vocabulary size of the tokenizer."""
     harness: str
-    """Version of the tools that the agents will have."""
+    """Version of the agents' tools."""
     limits: Limits
     """`prepare.limits`."""
     summary: SummaryConfig
-    """How rollouts are asked for summaries."""
+    """Settings for summaries in rollouts."""
     given: Mapping[str, Any]
     """The table `prepare.corpora.settings`, unchecked."""
     sources: Mapping[str, Mapping[str, Any]]
-    """Settings of the run's sources of own tasks, unchecked, by name."""
+    """Unchecked settings of the run's custom task sources by name."""
     corpora: Sequence[CorpusConfig]
-    """`model.corpora`, whose documents are added after those of own code."""
+    """`model.corpora`, whose documents are added after the custom ones."""
     stopped: threading.Event
-    """Ends the work: nobody waits for it any more."""
+    """Set when the result is no longer needed."""
     field: str = FIELD
-    """Where the table `given` stands, for errors."""
+    """Name of the table `given` for errors."""
 
     def settings(self, kind: type[T]) -> T:
         """Return the settings of `[prepare.corpora]` as a struct.
 
         Raises:
-            ConfigError: They are not of that kind; the text names the key.
+            ConfigError: The settings do not fit the struct; the text names the key.
 
         """
         return read_settings(self.given, kind, self.field)
 
     def source_settings(self, name: str, kind: type[T]) -> T:
-        """Return the settings of a source of own tasks; with an empty name, of the first one.
+        """Return the settings of a custom task source, by default of the first one.
 
         Raises:
-            ConfigError: There is no such source, or they are not of that kind.
+            ConfigError: The source does not exist, or its settings do not fit the struct.
 
         """
+        # Most runs have one custom source, which then needs no name.
         name = name or next(iter(self.sources), "")
         if name not in self.sources:
             names = ", ".join(self.sources) or "a source of kind own, and there is none"
@@ -77,11 +78,11 @@ class CorpusRequest:
         return read_settings(self.sources[name], kind, f"prepare.sources.{name}.settings")
 
     def texts(self) -> Iterator[str]:
-        """Yield the first texts of each of `model.corpora`, for the tokenizer to learn from."""
+        """Yield the first texts of each of `model.corpora`, for training the tokenizer."""
         yield from sample_texts(self.corpora, _NUM_TOKENIZED)
 
     def until_stopped(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate while somebody waits for the result.
+        """Yield the items while the result is needed.
 
         Raises:
             PreparationStoppedError: The run was stopped.

@@ -1,6 +1,6 @@
-"""Files of rows, lines of JSON or Parquet, and the files of a folder.
+"""Reads rows of JSON lines or Parquet files, and lists the files of a folder.
 
-Rows of Parquet files, with the package `pyarrow`, which is an option of its own.
+Parquet needs the optional package `pyarrow`.
 """
 
 import importlib
@@ -16,26 +16,21 @@ from penstock.messages.reading.parsing import parse_json
 
 T = TypeVar("T")
 _ROWS = 8
-"""Read at once: some hundred bytes of dictionary and run lengths unpack to rows of any size."""
+"""Rows per batch. Few, because a few hundred bytes of dictionary and run lengths may unpack to rows
+of any size."""
 _BATCH_BYTES_MAX = _ROWS * LINE_BYTES_MAX
 _GROUP_BYTES_MAX = 1 << 30
-"""Of a row group's columns, unpacked: a page, and so the longest row, is read as a whole."""
+"""Maximum unpacked bytes of a row group's columns: a page is read as a whole."""
 
 
 def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
-    """Yield the rows of a file, each with its place, `file:row`; rows count from 1.
+    """Yield (`file:row`, row) for each row, counting from 1.
 
-    Only columns that the kind has are read. A column of text may hold JSON where the kind has a
-    list or an object.
-
-    Args:
-        path: the file.
-        kind: what each row is.
-        field: the setting that named the file.
+    Only columns of the type are read. A text column may contain JSON for a list or an object.
 
     Raises:
-        ConfigError: `pyarrow` is not installed; a file that is no Parquet file or lacks a column; a
-            row that is too long or not of the kind.
+        ConfigError: `pyarrow` is not installed, the file is not a Parquet file or lacks a column,
+            or a row is too long or not of the type.
 
     """
     try:
@@ -50,6 +45,7 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
             _check_sizes(file.metadata, set(columns), f"{field}: {path}")
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+                # Before rows become Python objects, which take several times the memory.
                 if batch.nbytes > _BATCH_BYTES_MAX:
                     place = f"{path}:{number + 1}"
                     text = f"expected at most {LINE_BYTES_MAX} bytes a row"
@@ -65,7 +61,7 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
 
 
 def _check_sizes(metadata: Any, columns: set[str], where: str) -> None:
-    """Refuse row groups that hold a row that is too long, or more than fits; reads none of them."""
+    # From the metadata, before anything is unpacked.
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         parts = [group.column(index) for index in range(group.num_columns)]
@@ -81,6 +77,7 @@ def _columns(found: set[str], kind: type[Any], where: str) -> list[str]:
     fields = msgspec.structs.fields(kind)
     missing = [each.encode_name for each in fields if each.required]
     missing = [name for name in missing if name not in found]
+    # Once per file, instead of an error for every row.
     if missing:
         text = f"expected a column {', '.join(missing)}, got {', '.join(sorted(found))}"
         raise ConfigError(f"{where}: {text}")
@@ -88,7 +85,7 @@ def _columns(found: set[str], kind: type[Any], where: str) -> list[str]:
 
 
 def _converted(row: dict[str, Any], kind: type[T], where: str) -> T:
-    """Return a row as its kind; what a struct column fills up with nulls is as if left out."""
+    # Nulls count as missing: struct columns have one for every field that a row lacks.
     try:
         data = {name: _plain(value) for name, value in row.items() if value is not None}
         size = len(msgspec.json.encode(data))
@@ -104,12 +101,12 @@ def _converted(row: dict[str, Any], kind: type[T], where: str) -> T:
 
 def _parsed(value: Any, name: str, kind: type[Any]) -> Any:
     [field] = [each for each in msgspec.structs.fields(kind) if each.encode_name == name]
+    # Parquet files of chats often hold lists as JSON text.
     is_json = isinstance(value, str) and field.type is not str
     return parse_json(value, field.type, name) if is_json else value
 
 
 def _plain(value: object) -> object:
-    """Return a value without what is null in it."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return {name: _plain(each) for name, each in table.items() if each is not None}
@@ -122,7 +119,7 @@ ROW_SUFFIXES = frozenset({".jsonl", ".parquet"})
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """Yield a file, or a folder's files by name, without hidden and linked ones."""
+    """Yield a file, or a folder's files sorted by name, without hidden ones and links."""
     if not path.is_dir():
         yield path
         return
@@ -134,6 +131,6 @@ def files_of(path: Path) -> Iterator[Path]:
 
 
 def read_rows(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
-    """Yield the rows of a file with their places; as `read_lines` and `read_parquet`."""
+    """Yield the rows of a file with their places; see `read_lines` and `read_parquet`."""
     read = read_parquet if path.suffix == ".parquet" else read_lines
     return read(path, kind, field)

@@ -1,4 +1,4 @@
-"""Plain text for continued pre-training: folders of files, single files, and rows with a text."""
+"""Plain text for continued pre-training: folders, files, and rows with a text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +13,18 @@ _FILE_BYTES_MAX = 4 << 20
 
 
 class TextRow(msgspec.Struct, frozen=True):
-    """One line of a `.jsonl` file, one row of a `.parquet` file; further fields are passed over."""
+    """A line of a `.jsonl` file or a row of a `.parquet` file; other fields are ignored."""
 
     text: str
 
 
 def read_texts(given: str, field: str) -> Iterator[str]:
-    """Yield every document: a folder's files by name, a file, or the rows of one.
+    """Yield every document: a folder's files by name, a single file, or the rows of files.
 
-    Of a folder, hidden and linked files are left out, and of those that are no `.jsonl` or
-    `.parquet` the ones above 4 MiB or not UTF-8; a file that is named itself must be readable.
-
-    Args:
-        given: the path.
-        field: the setting that names it.
+    In a folder, hidden files and links are skipped, and so are texts above 4 MiB or not in UTF-8.
 
     Raises:
-        ConfigError: A path that is not there, or a file or row that is no text.
+        ConfigError: The path does not exist, or the file or a row is not text.
 
     """
     path, num_found = existing(given, field), 0
@@ -40,6 +35,7 @@ def read_texts(given: str, field: str) -> Iterator[str]:
                 yield row.text
             continue
         text = _text_of(file)
+        # Files of a folder are skipped silently; a file that the user named is not.
         if text is None and file == path:
             text = f"expected UTF-8 of at most {_FILE_BYTES_MAX} bytes"
             raise ConfigError(f"{field}: {path}: {text}")

@@ -1,4 +1,4 @@
-r"""Conversations for supervised fine-tuning: lines of JSON in the shape of chat completions.
+r"""Conversations for supervised fine-tuning: JSON lines in the format of chat completions.
 
     {"messages": [{"role": "user", "content": "..."},
                   {"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
@@ -39,15 +39,12 @@ def read_traces(
     """Yield the documents of every conversation.
 
     Args:
-        given: a file of rows, or a folder of such files.
-        field: the setting that names it.
-        chat: the policy's format.
-        tools: of a conversation that names none.
-        tokens_max: longest document.
+        tools: Tools of conversations that name none.
+        tokens_max: Maximum tokens per document.
 
     Raises:
-        ConfigError: A file that is not there, a line that is no such conversation or is too long;
-            the text names file and line.
+        ConfigError: A file is missing, or a line is malformed or too long; the text names file and
+            line.
 
     """
     for place, trace in _rows(given, field):
@@ -58,13 +55,12 @@ def read_traces(
 
 
 def trace_texts(given: str, field: str) -> Iterator[str]:
-    """Yield what is said in every conversation, as plain text; errors as above."""
+    """Yield the text of every conversation; errors as `read_traces`."""
     for _, trace in _rows(given, field):
         yield "\n".join(message.content for message in trace.messages if message.content)
 
 
 def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
-    """Yield the conversations of a file, or of a folder's `.jsonl` and `.parquet` files."""
     path = existing(given, field)
     known = {*ROW_SUFFIXES, SUFFIX}
     files = [file for file in files_of(path) if file == path or file.suffix in known]
@@ -81,12 +77,10 @@ def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
 def _documents(
     trace: ChatTrace, chat: ChatFormat, offered: OfferedTools, tokens_max: int
 ) -> list[Document]:
-    """Return one document, or several where the format does not keep earlier turns as they were.
-
-    Each turn renders all that is before it: what is too long is refused at the first turn that is.
+    """Return one document, or several if the chat format changes earlier turns.
 
     Raises:
-        ValueError: No such conversation, or one of too many tokens.
+        ValueError: The conversation is malformed or too long.
 
     """
     messages, unreadable = trace_messages(trace), unreadable_calls(trace)
@@ -101,6 +95,7 @@ def _documents(
         if message.role is not Role.ASSISTANT:
             continue
         context = chat.render_prompt(messages[:index], tools, sampled)
+        # Some formats drop the reasoning of earlier turns: then a new document begins.
         if ids and context[: len(ids)] != ids:
             found.append((ids, weights))
             ids, weights = [], []
@@ -109,6 +104,7 @@ def _documents(
         weights += [0.0] * (len(context) - len(ids)) + [weight] * len(turn)
         ids = context + turn
         sampled[index] = turn
+        # At the first turn that exceeds it: every turn renders all earlier ones, in quadratic time.
         if len(ids) > tokens_max:
             text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
             raise ValueError(f"{text} {tokens_max}")
@@ -116,10 +112,10 @@ def _documents(
 
 
 def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
-    """Return the messages of the format.
+    """Return the messages in the chat format's types.
 
     Raises:
-        ValueError: An order that no conversation has.
+        ValueError: The order of roles is invalid.
 
     """
     if not 2 <= len(trace.messages) <= _NUM_MESSAGES_MAX:

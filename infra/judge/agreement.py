@@ -1,4 +1,4 @@
-"""How far a judge agrees with people: share, kappa, calibration, intervals. Pure."""
+"""Agreement of a judge with people: share, kappa, calibration, intervals. Pure."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 _Z = 1.959963984540054
-"""Of a two-sided 95% interval."""
+"""Normal quantile of a two-sided 95% interval."""
 NUM_RESAMPLES = 1000
 NUM_BINS = 10
 
@@ -25,35 +25,35 @@ class Judgment(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of work, judged by a person and by a judge."""
 
     human: str
-    """The person's choice."""
+    """Choice of the person."""
     judge: str
-    """The judge's, nearest to its score."""
+    """Choice of the judge, nearest to its score."""
     score: float
-    """The judge's mean over its repeats."""
+    """Mean score of the judge over its repeats."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one criterion."""
+    """Agreement on one criterion."""
 
     num: int
     agreement: Interval
-    """Share of equal choices; Wilson's interval."""
+    """Share of equal choices, with Wilson's interval."""
     kappa: Interval
-    """Cohen's: agreement above chance; bootstrap interval, as of the two below."""
+    """Cohen's kappa, agreement above chance, with a bootstrap interval."""
     confusion: dict[str, dict[str, int]]
-    """Person's choice -> judge's choice -> number."""
+    """Counts by the person's choice and the judge's choice."""
     brier: Interval | None = None
-    """Where the choices score 0 and 1: mean square of score less outcome."""
+    """Brier score with a bootstrap interval, if the choices score 0 and 1."""
     ece: Interval | None = None
-    """There, too: expected calibration error over ten bins."""
+    """Expected calibration error over ten bins with a bootstrap interval, likewise."""
 
 
 def measure(judgments: Sequence[Judgment], choices: Mapping[str, float]) -> Agreement:
-    """Return the figures of one criterion.
+    """Return the agreement on one criterion.
 
     Args:
-        judgments: At least one.
-        choices: Answer -> its score.
+        judgments: Judgments, at least one.
+        choices: Score of each answer.
 
     """
     num_equal = sum(one.human == one.judge for one in judgments)
@@ -80,10 +80,7 @@ def measure(judgments: Sequence[Judgment], choices: Mapping[str, float]) -> Agre
 
 
 def wilson(num_hits: int, num: int) -> Interval:
-    """Return a share with Wilson's score interval; of nothing, anything from 0 to 1.
-
-    Source: Wilson 1927.
-    """
+    """Return a share with Wilson's score interval (Wilson 1927); [0, 1] for `num` 0."""
     if not num:
         return Interval(value=0.0, lower=0.0, upper=1.0)
     share, square = num_hits / num, _Z * _Z / num
@@ -93,39 +90,34 @@ def wilson(num_hits: int, num: int) -> Interval:
 
 
 def cohens_kappa(judgments: Sequence[Judgment]) -> float:
-    """Return agreement above what both would have by chance; 0 where chance explains all.
-
-    Source: Cohen 1960.
-    """
+    """Return agreement above chance (Cohen 1960); 0 if chance explains all of it."""
     num = len(judgments)
     humans = Counter(one.human for one in judgments)
     judges = Counter(one.judge for one in judgments)
     by_chance = sum(humans[choice] * judges[choice] for choice in humans) / num**2
     observed = sum(one.human == one.judge for one in judgments) / num
+    # Both always chose the same answer: nothing is left to explain.
     return (observed - by_chance) / (1.0 - by_chance) if by_chance < 1.0 else 0.0
 
 
 def expected_error(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the expected calibration error over `NUM_BINS` bins of equal width.
-
-    Args:
-        pairs: Probability and outcome (0 or 1).
-
-    """
+    """Return the expected calibration error of (probability, outcome 0 or 1) over `NUM_BINS`."""
     bins: list[list[tuple[float, float]]] = [[] for _ in range(NUM_BINS)]
     for probability, outcome in pairs:
+        # A probability of exactly 1 belongs to the last bin.
         bins[min(NUM_BINS - 1, int(probability * NUM_BINS))].append((probability, outcome))
     gaps = (abs(sum(p for p, _ in one) - sum(o for _, o in one)) for one in bins)
     return sum(gaps) / len(pairs)
 
 
 def bootstrapped(
-    judgments: Sequence[Judgment], figure: Callable[[Sequence[Judgment]], float]
+    judgments: Sequence[Judgment], statistic: Callable[[Sequence[Judgment]], float]
 ) -> Interval:
-    """Return a figure with its percentile bootstrap interval; the same for the same judgments."""
+    """Return a statistic with its percentile bootstrap interval, deterministically."""
+    # A fixed seed: the same labels give the same interval.
     drawn = random.Random(0)
     values = sorted(
-        figure(drawn.choices(judgments, k=len(judgments))) for _ in range(NUM_RESAMPLES)
+        statistic(drawn.choices(judgments, k=len(judgments))) for _ in range(NUM_RESAMPLES)
     )
     lower, upper = values[int(0.025 * NUM_RESAMPLES)], values[int(0.975 * NUM_RESAMPLES)]
-    return Interval(value=figure(judgments), lower=lower, upper=upper)
+    return Interval(value=statistic(judgments), lower=lower, upper=upper)

@@ -1,4 +1,4 @@
-"""Asking a judge outside of a run, about many pieces of work."""
+"""Asks a judge about many pieces of work outside of a run."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ class JudgeSilentError(PenstockError, ConnectionError):
     """A judge gave no score; the text says why."""
 
 
-class Unwatched:
-    """Waits that nobody but the caller sees."""
+class LocalWaits:
+    """Waits of a command, which are not published; see `JudgeWaits`."""
 
     @contextlib.asynccontextmanager
     async def waiting(self, target: str, reason: str, *, deadline_s: float) -> AsyncGenerator[None]:
-        """Bound the body."""
+        """Raise `DeadlineError` if the body takes too long."""
         try:
             async with asyncio.timeout(deadline_s):
                 yield
@@ -30,15 +30,16 @@ class Unwatched:
 
 
 def open_judge(config: RubricConfig) -> RubricJudge:
-    """Return a judge with an endpoint, to be asked outside of a run; raises as `Endpoint` does."""
-    assert config.endpoint is not None, "the caller refuses others"
-    return RubricJudge(config, Endpoint(config.endpoint), Unwatched())
+    """Return a judge for use outside of a run; raises what `Endpoint` raises."""
+    assert config.endpoint is not None, "the caller refuses judges without an endpoint"
+    return RubricJudge(config, Endpoint(config.endpoint), LocalWaits())
 
 
 async def score_all(
     judge: RubricJudge, submissions: Sequence[Submission]
 ) -> list[list[JudgeScore]]:
-    """Return the scores of each submission; some are asked about at once, each with its time."""
+    """Return the scores of each submission, `num_concurrent` at once."""
+    # A slot before the judge's own deadline begins: queued submissions do not run out of time.
     slots = asyncio.Semaphore(judge.config.num_concurrent)
 
     async def score(submission: Submission) -> list[JudgeScore]:

@@ -1,12 +1,12 @@
-"""`penstock judge calibrate`: a judge beside people, on the same work.
+"""`penstock judge calibrate`: compares a judge with people on the same work.
 
-People's labels to compare a judge with: lines of JSON, or the labels of a run's log.
+Labels come from a file of JSON lines or from a run's log.
 
     {"criterion": "clear", "choice": "yes", "task": "...", "diff": "...", "final": "..."}
 
-A line's `choice` is one of the criterion's, word for word. Labels of a log (`messages.signals`) are
-of episodes (`penstock label`): the choice is the one whose score is nearest; or of served replies:
-their context is the task, the reply the final message, and good is the criterion's best choice.
+The `choice` of a line is one of the criterion's choices, word for word. Labels of episodes in a log
+(`penstock label`) become the choice with the nearest score. Labels of served replies become the
+best or worst choice, with the context as the task and the reply as the final message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ LABELS_MAX = 100_000
 
 
 class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what a person chose for a piece of work."""
+    """A person's choice for a piece of work; one line of a file."""
 
     criterion: str
     choice: str
@@ -52,7 +52,7 @@ class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     turns: str = ""
 
     def submission(self, number: int) -> Submission:
-        """Return the work."""
+        """Return the labeled work."""
         return Submission(
             sample_id=f"label-{number}",
             task=self.task,
@@ -63,10 +63,11 @@ class HumanLabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
-    """Return the labels of a file that are of a judge's criteria.
+    """Return the labels of a file for a judge's criteria.
 
     Raises:
-        ConfigError: A line is none, or its choice is none of the criterion's; or there are none.
+        ConfigError: A line is malformed, its choice is not one of the criterion's, or there are no
+            labels.
 
     """
     criteria = {one.name: one for one in judge.criteria}
@@ -79,9 +80,11 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
             choices = ", ".join(map(repr, criterion.choices))
             text = f"expected one of {choices}, got {label.choice!r}"
             raise ConfigError(f"--labels: {place}: choice: {text}")
+        # An empty submission is scored without asking the judge.
         if not (label.diff or label.final):
             raise ConfigError(f"--labels: {place}: expected a diff or a final message")
         found.append(label)
+        # Each label costs calls of the judge for every criterion.
         if len(found) > LABELS_MAX:
             raise ConfigError(f"--labels: {path}: expected at most {LABELS_MAX} labels")
     if not found:
@@ -91,10 +94,10 @@ def read_labels(path: Path, judge: RubricConfig) -> list[HumanLabel]:
 
 
 async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLabel]:
-    """Return what people said of a run's episodes and replies, as labels of one criterion.
+    """Return the labels of a run's episodes and replies, as labels of one criterion.
 
     Raises:
-        ConfigError: The log has none that can be read.
+        ConfigError: The log has no readable label.
 
     """
     async with open_log(run, "judge") as bus:
@@ -113,8 +116,9 @@ async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLa
 async def standing_labels(
     bus: Bus, reader: PreferenceReader, criterion: CriterionConfig
 ) -> list[HumanLabel]:
-    """Return the labels of a log that count and whose content can still be read."""
-    best, worst = _ends(criterion.choices)
+    """Return the valid, readable labels of a log's served replies."""
+    scores = criterion.choices
+    best, worst = max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
     found: list[HumanLabel] = []
     labels = [one for one in await standing(bus) if isinstance(one, Label)]
     for label in labels[:LABELS_MAX]:
@@ -134,12 +138,13 @@ async def standing_labels(
 async def episode_labels(
     bus: Bus, store: ObjectStore, chat: ChatFormat, criterion: CriterionConfig
 ) -> list[HumanLabel]:
-    """Return the labels of a log's episodes that count and whose content can still be read."""
+    """Return the valid, readable labels of a log's episodes."""
     labels = EpisodeLabels()
     async for delivery in bus.follow([EpisodeLabeled], stop_at_end=True):
         assert isinstance(delivery.event, EpisodeLabeled)
         labels.add(delivery.event)
     last = last_of(bus)
+    # Both splits: people also label episodes of evaluations.
     tasks = {task.task_id: task for split in Split for task in await load_tasks(store, split)}
     found: list[HumanLabel] = []
     for rollout_id in labels.rollout_ids[:LABELS_MAX]:
@@ -151,7 +156,8 @@ async def episode_labels(
             made = await recorded_set_ups(store, last, task)
         except CodecError:  # A payload was collected.
             continue
-        none = HiddenTests(task_id=task.task_id, files={}, argv=[])  # No judge of words sees any.
+        # Rubric judges do not see hidden tests, which are not read here.
+        none = HiddenTests(task_id=task.task_id, files={}, argv=[])
         hidden = msgspec.structs.replace(none, steps=[none] * len(task.steps))
         graded = GradedTask(task=task, hidden=hidden, made=made)
         done = read_submission(trajectory, graded, chat)
@@ -163,13 +169,8 @@ async def episode_labels(
 
 
 def nearest_choice(score: float, choices: Mapping[str, float]) -> str:
-    """Return the choice whose score is nearest, the first of several."""
+    """Return the first choice with the nearest score."""
     return min(choices, key=lambda one: abs(choices[one] - score))
-
-
-def _ends(choices: Mapping[str, float]) -> tuple[str, str]:
-    """Return the best and the worst choice."""
-    return max(choices, key=lambda one: choices[one]), min(choices, key=lambda one: choices[one])
 
 
 def by_criterion(
@@ -181,10 +182,10 @@ def by_criterion(
 
 
 async def calibrate(judge: RubricJudge, labels: Sequence[HumanLabel]) -> Calibration:
-    """Ask a judge about labelled work, and compare.
+    """Ask a judge about labeled work and compare.
 
     Raises:
-        JudgeSilentError: It scored nothing of a criterion.
+        JudgeSilentError: The judge gave no score on a criterion.
 
     """
     submissions = [label.submission(number) for number, label in enumerate(labels)]

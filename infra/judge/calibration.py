@@ -1,4 +1,4 @@
-"""The file of a judge's calibration, and the refusal of a judge below what a run demands."""
+"""The calibration file of a judge, and the check against a run's required agreement."""
 
 from pathlib import Path
 
@@ -16,25 +16,25 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What `penstock judge calibrate` found out about one judge."""
+    """Result of `penstock judge calibrate` for one judge."""
 
     judge: str
     digest: str
-    """Of its rubric and settings: another judge's figures do not count for it."""
+    """Digest of the rubric and settings, which ties the result to the judge."""
     answered_by: list[str]
-    """Models, as the service named them."""
+    """Model names that the service reported."""
     criteria: dict[str, Agreement]
     num_failed: int = 0
-    """Labels that the judge's service gave no score for; they are in no figure."""
+    """Labels without a score, because the service failed; they are not counted."""
     num_prompt_tokens: int = 0
     num_reply_tokens: int = 0
 
 
 def check_calibration(config: JudgeConfig) -> None:
-    """Check that every rubric judge agrees with people as a run demands.
+    """Check that every rubric judge agrees with people as a run requires.
 
     Raises:
-        ConfigError: One does not, or nobody knows; the text names it.
+        ConfigError: A judge agrees too little or is not calibrated; the text names it.
 
     """
     if config.calibration_min > 0.0:
@@ -49,6 +49,7 @@ def _check(judge: RubricConfig, agreement_min: float) -> None:
         raise ConfigError(f"{field}: {text}")
     found = _read(Path(judge.calibration), field)
     digest = rubric_digest(judge)
+    # A result says nothing about a judge with another rubric, model or prompt.
     if found.digest != digest:
         text = f"is of another judge, {found.digest}, not {digest}; calibrate this one"
         raise ConfigError(f"{field}: {judge.calibration} {text}")
@@ -56,6 +57,7 @@ def _check(judge: RubricConfig, agreement_min: float) -> None:
         measured = found.criteria.get(criterion.name)
         if measured is None:
             raise ConfigError(f"{field}: {judge.calibration} has no labels of {criterion.name}")
+        # The lower end: a few lucky labels must not admit a judge.
         if measured.agreement.lower < agreement_min:
             raise ConfigError(
                 f"{field}: {criterion.name}: agrees with people in {measured.agreement.value:.1%} "

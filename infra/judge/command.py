@@ -1,4 +1,4 @@
-"""`penstock judge attack|calibrate|audit CONFIG`: asks the rubric judges of a configuration."""
+"""`penstock judge attack|calibrate|audit CONFIG`: measures a configuration's rubric judges."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 
 FOOLED = 1
-"""Exit code where more attacks succeeded than allowed, or a judge does not see what is right."""
+"""Exit code if more attacks succeeded than allowed, or a judge is blind to right work."""
 
 
 async def judge_command(arguments: argparse.Namespace) -> int:
@@ -28,17 +28,17 @@ async def judge_command(arguments: argparse.Namespace) -> int:
         return await _attack(judges, arguments)
     if len(judges) != 1:
         names = ", ".join(one.name for one in judges)
-        raise ConfigError(f"--judge: expected one of {names}: {arguments.action} is of one judge")
+        raise ConfigError(f"--judge: expected one of {names}: {arguments.action} needs one judge")
     if arguments.action == "audit":
         return await _audit(judges[0], arguments)
     return await _calibrate(judges[0], arguments)
 
 
 def chosen(arguments: argparse.Namespace) -> list[RubricConfig]:
-    """Return the judges of a configuration that are asked.
+    """Return the selected judges of a configuration.
 
     Raises:
-        ConfigError: There is none of that name, none at all, or one whose answers take a run.
+        ConfigError: No judge has that name, or a judge has no endpoint.
 
     """
     judges = load_config(arguments.config, arguments.overrides).judge.judges
@@ -74,6 +74,7 @@ async def _audit(config: RubricConfig, arguments: argparse.Namespace) -> int:
         text = "its log has no group of two graded attempts that can be read"
         raise ConfigError(f"--run: {run.run_id}: {text}")
     found = report(config.name, groups, await auditor.audit_all(groups))
+    # Not written, or an audit that saw nothing would look like a clean one.
     if not found.num_groups:
         raise JudgeSilentError(f"judge {config.name}: {found.failure}")
     write_audit(run, found)

@@ -1,4 +1,4 @@
-"""`penstock mismatch`: trainer against sampler, with every remedy alone and together."""
+"""`penstock mismatch`: compares trainer and sampler with each remedy and with all."""
 
 import argparse
 import asyncio
@@ -15,18 +15,19 @@ from penstock.messages.errors import ConfigError
 
 
 def mismatch_command(arguments: argparse.Namespace) -> int:
-    """Measure and print; return 0 only if exact mode's mismatch is zero.
+    """Measure and print; return 0 only if the mismatch in exact mode is zero.
 
-    With `--json` the last line is the short object, the line before it everything.
+    With `--json`, the last line is the short report and the line before it the full one.
     """
     if arguments.tokens < 1:
         raise ConfigError(f"--tokens: expected 1 or more, got {arguments.tokens}")
+    # Sums over several threads may have another order in each run.
     torch.set_num_threads(1)
     subject = asyncio.run(load_subject(find_run(arguments.run, arguments.runs_dir)))
-    figures = report(subject, arguments.tokens)
+    found = report(subject, arguments.tokens)
     if arguments.json:
-        for each in (figures, short_report(figures)):
+        for each in (found, short_report(found)):
             print_result(each, as_json=True)
     else:
-        sys.stdout.write(format_report(figures) + "\n")
-    return 0 if figures["exact"]["logprob_abs_diff_max"] == 0.0 else 1
+        sys.stdout.write(format_report(found) + "\n")
+    return 0 if found["exact"]["logprob_abs_diff_max"] == 0.0 else 1

@@ -1,4 +1,4 @@
-"""How far a trainer's logprobs are from the sampler's, and in which layer they part."""
+"""Differences between the logprobs of a trainer and of the sampler, and the layer they start in."""
 
 import time
 from typing import Any
@@ -17,8 +17,8 @@ from penstock.infra.mismatch.trainers import TrainerForward
 _PASS_TOKENS = 2048
 
 
-class MismatchFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The mismatch of one trainer with the sampler, over tokens that the sampler drew."""
+class MismatchMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Mismatch of one trainer with the sampler, over sampled tokens."""
 
     tokens: int
     kl_k1: float
@@ -30,14 +30,14 @@ class MismatchFigures(msgspec.Struct, frozen=True, kw_only=True):
     ratio_above_2: float
     """Share of tokens with r above 2 or below 1/2."""
     flips_per_layer: list[float]
-    """Share of the expert slots in which the trainer's pass used none of the sampler's experts."""
+    """Share of expert slots, by layer, with an expert that the sampler did not use."""
     forward_s: float
-    """Processor time of all passes."""
+    """CPU time of all passes in seconds."""
 
 
 @torch.no_grad()
-def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) -> MismatchFigures:
-    """Measure a trainer that has the weights of `policy_version`, on the tokens drawn by it."""
+def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) -> MismatchMetrics:
+    """Measure a trainer with the weights of `policy_version` on the tokens that it sampled."""
     differences: list[np.ndarray] = []
     flips: list[np.ndarray] = []
     slots, elapsed_s = 0, 0.0
@@ -50,13 +50,15 @@ def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) ->
         drawn = np.concatenate([next(versions) for _ in batch]) == policy_version
         current = forwarded.logprobs.numpy().astype(np.float64)
         differences.append((current - behavior)[drawn])
+        # As sets: the order of experts within a token's slots does not matter.
         is_other = forwarded.used[..., None] != forwarded.recorded[:, :, None, :]
         flips.append(is_other.all(-1).sum((0, 2)))
         slots += forwarded.recorded[:, 0].size
     log_ratio = np.concatenate(differences)
     size = np.abs(log_ratio)
-    return MismatchFigures(
+    return MismatchMetrics(
         tokens=log_ratio.size,
+        # 0.0 - x and not -x, which would print as -0.
         kl_k1=float(0.0 - log_ratio.mean()),
         kl_k3=float((np.expm1(log_ratio) - log_ratio).mean()),
         logprob_abs_diff_max=float(size.max()),
@@ -69,13 +71,14 @@ def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) ->
 
 @torch.no_grad()
 def first_difference(policy: Policy, rollouts: Rollouts) -> dict[str, Any] | None:
-    """Find the first layer whose output differs from the sampler's, in the policy's own mode.
+    """Find the first layer whose output differs from the sampler's, in the policy's mode.
 
     Returns:
-        `layer`, `token`, `unit` and `abs_diff` of the first number that differs, `abs_diff_max` of
-        its layer; None if none differs.
+        `layer`, `token`, `unit` and `abs_diff` of the first difference, and `abs_diff_max` of its
+        layer; None if nothing differs.
 
     """
+    # The longest sequence has the most sums that may differ.
     sequence = max(rollouts.sequences, key=lambda each: each.num_inputs)
     tree = pack_tree([sequence.token_ids[:-1]], [sequence.routed_experts])
     rows, targets = np.arange(sequence.num_inputs), sequence.token_ids[1:]

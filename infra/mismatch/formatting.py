@@ -1,4 +1,4 @@
-"""Formats what `penstock mismatch` measured: lines for people, and the short object."""
+"""Formats the results of `penstock mismatch`: lines for people, and the short report."""
 
 from typing import Any
 
@@ -7,32 +7,32 @@ from penstock.infra.mismatch.report import MODES
 _SHORT = ("tokens", "kl_k1", "kl_k3", "logprob_abs_diff_max")
 
 
-def short_report(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what a script asks first: four figures per mode."""
-    return {mode: {name: figures[mode][name] for name in _SHORT} for mode in MODES}
+def short_report(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return four metrics per mode, for scripts."""
+    return {mode: {name: found[mode][name] for name in _SHORT} for mode in MODES}
 
 
-def format_report(figures: dict[str, Any]) -> str:
+def format_report(found: dict[str, Any]) -> str:
     """Return a report as lines."""
-    layers = len(figures["off"]["flips_per_layer"])
+    layers = len(found["off"]["flips_per_layer"])
     lines = [
-        f"{figures['source']}: {figures['exact']['tokens']} tokens, "
-        f"{figures['cached_tokens']} more from the prefix cache",
+        f"{found['source']}: {found['exact']['tokens']} tokens, "
+        f"{found['cached_tokens']} more from the prefix cache",
         f"{'':40}{'k1':>11}{'k3':>11}{'k3 left':>9}{'max':>10}{'p99':>10}{'r>2':>8}{'train':>7}"
         f"  flips in % of slots, layers 0 to {layers - 1}",
     ]
-    lines += [_line(mode, figures[mode]) for mode in MODES]
-    for row in figures["remedies"]:
+    lines += [_line(mode, found[mode]) for mode in MODES]
+    for row in found["remedies"]:
         remedies = [name for name in ("fp32_gate", "replay") if row[name]]
         lines.append(_line(f"{row['kernels']}: {'+'.join(remedies) or 'none'}", row))
     for mode in MODES[1:]:
-        lines.append(f"{mode}: first difference: {_place(figures[mode]['first_layer'])}")
-    routes = figures["routes"]
+        lines.append(f"{mode}: first difference: {_place(found[mode]['first_layer'])}")
+    routes = found["routes"]
     lines.append(
         f"routes: {routes['sealed']:.1f} bytes per token sealed, {routes['raw']:.1f} in the "
         f"engine, which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
     )
-    lines += [_recording(*each) for each in figures["recording"]["step"].items()]
+    lines += [_recording(*each) for each in found["recording"]["step"].items()]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""What recording routes costs a sampler: the same decoding step with and without it, in pairs.
+"""The cost of recording routes for a sampler: the same decoding step with and without it.
 
-A pair is four steps of the same tokens at the same positions, recorded, not, not, recorded, so that
-what drifts hits both alike. Times are the thread's own processor time: others' turns do not count.
-The figure is the median ratio of many pairs, with an interval from resampling them.
+A pair is four steps of the same tokens at the same positions: with, without, without, with, so that
+drift affects both equally. Times are the thread's CPU time, which excludes other threads. The
+result is the median ratio of many pairs, with a bootstrap interval.
 """
 
 import time
@@ -22,7 +22,7 @@ from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import VersionSpan
 
 _CONTEXT = 128
-"""Positions that attention reads: as many as `python -m tests.lab engine` begins with."""
+"""Positions that attention reads, as at the start of `python -m tests.lab engine`."""
 _SEALED_TOKENS = 256
 _NUM_SEALS = 50
 _NUM_RESAMPLES = 2000
@@ -31,16 +31,16 @@ _INTERVAL = (2.5, 97.5)
 
 
 def measure_recording(policy: Policy, num_pairs: Mapping[int, int]) -> dict[str, Any]:
-    """Return the price of recording in the decoding step, and of sealing what was recorded.
+    """Return the cost of recording in the decoding step, and of sealing recorded routes.
 
     Args:
-        policy: whose shape; the weights do not matter.
-        num_pairs: by batch size.
+        policy: Policy with the shape; the weights do not matter.
+        num_pairs: Number of pairs by batch size.
 
     Returns:
         `step`: by batch size `ratio` (time with recording / without), `ratio_low`, `ratio_high`
-        (95%), `step_us`, `num_pairs`. `seal_us_per_token`: packing and checksum, once a turn,
-        outside the step. `bytes_per_token`: `engine` (in its cache) and `sealed`.
+        (95%), `step_us`, `num_pairs`. `seal_us_per_token`: packing and checksum, once per turn,
+        outside of the step. `bytes_per_token`: `engine` (in its cache) and `sealed`.
 
     Raises:
         NotFoundError: The compiled step cannot be built here.
@@ -71,7 +71,8 @@ class _Step:
         self._positions = np.full(batch, num_positions - 1, np.int32)
 
     def compare(self, num_pairs: int) -> dict[str, float]:
-        """Time pairs, after a tenth more that are not counted."""
+        """Time pairs, after a tenth more for warm-up."""
+        # The first pairs fill caches.
         pairs = np.array([self._pair() for _ in range(num_pairs + num_pairs // 10)])
         with_s, without_s = pairs[num_pairs // 10 :].T
         ratios = with_s / without_s
@@ -87,7 +88,7 @@ class _Step:
         }
 
     def _pair(self) -> tuple[float, float]:
-        """Return seconds of two steps with and of two without."""
+        """Return the seconds of two steps with recording and of two without."""
         first, *between, last = (self._time_s(records=on) for on in (True, False, False, True))
         return first + last, sum(between)
 
@@ -100,7 +101,6 @@ class _Step:
 
 
 def _measure_sealing(config: PolicyConfig) -> dict[str, Any]:
-    """Seal one turn's routes again and again."""
     size = (_SEALED_TOKENS, config.num_hidden_layers, config.num_experts_per_tok)
     routes = np.random.default_rng(0).integers(0, config.num_experts, size)
     cached = routes.astype(np.int16 if config.num_experts > 256 else np.uint8)

@@ -1,4 +1,4 @@
-"""Everything that `penstock mismatch` measures, and what each remedy costs."""
+"""The measurements of `penstock mismatch`, and the cost of each remedy."""
 
 import statistics
 import time
@@ -25,17 +25,17 @@ REMEDIES = {
     "replay": (False, True),
     "fp32_gate+replay": (True, True),
 }
-"""By name: whether scores are float32, and whether routes are replayed. Both are fast mode."""
+"""(scores are float32, routes are replayed) by name; both together are fast mode."""
 
 _PASS_TOKENS = 2048
 _NUM_ROUNDS = 7
 
 
 def time_training(policy: Policy, rollouts: Rollouts) -> dict[str, float]:
-    """Time forward and backward of one pass with each remedy and in exact mode, in turns.
+    """Time forward and backward of one pass with each remedy and in exact mode, alternating.
 
     Returns:
-        The median over rounds of its time over that of `none` in the same round.
+        The median over rounds of the time, relative to `none` in the same round.
 
     """
     batch = micro_batches(rollouts.sequences, _PASS_TOKENS)[0]
@@ -44,6 +44,7 @@ def time_training(policy: Policy, rollouts: Rollouts) -> dict[str, float]:
         for name, (gate, replay) in REMEDIES.items()
     }
     works["exact"] = _pass(with_mode(policy, "exact"), batch, True)
+    # All works in each round, so that drift affects them alike; the first round warms up.
     rounds = [{name: _time_s(work) for name, work in works.items()} for _ in range(_NUM_ROUNDS + 1)]
     return {
         name: statistics.median(each[name] / each["none"] for each in rounds[1:]) for name in works
@@ -51,7 +52,7 @@ def time_training(policy: Policy, rollouts: Rollouts) -> dict[str, float]:
 
 
 def route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
-    """Return bytes per token, in the engine and sealed for the wire, and those of its cache."""
+    """Return bytes per token in the engine and sealed, and bytes of the engine's cache."""
     if num_experts == 0:
         return {"raw": 0.0, "sealed": 0.0, "engine_cache": 0.0}
     routes = [sequence.routed_experts for sequence in rollouts.sequences]
@@ -77,7 +78,7 @@ def _pass(policy: Policy, batch: list[TrainingSequence], replays: bool) -> Calla
 
 
 def _time_s(work: Callable[[], None]) -> float:
-    """Return processor time: other processes do not count."""
+    # CPU time, which excludes other processes.
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -85,15 +86,15 @@ def _time_s(work: Callable[[], None]) -> float:
 
 MODES = ("exact", "fast", "off")
 _RECORDING_PAIRS = {64: 100}
-"""A look; `python -m tests.lab recording` takes many more."""
+"""Few pairs, for a quick look; `python -m tests.lab recording` takes many more."""
 
 
 def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
-    """Sample with the compiled step, then measure every mode and every remedy on the same tokens.
+    """Sample with the compiled step, then measure every mode and remedy on the same tokens.
 
     Returns:
-        `exact`, `fast`, `off` (see `MismatchFigures`; `kl_removed`, the share of k3 that is gone;
-        `train_ratio`, the time of forward and backward over that of `off`; `first_layer` that
+        `exact`, `fast`, `off` (see `MismatchMetrics`; `kl_removed`, the removed share of k3;
+        `train_ratio`, the time of forward and backward relative to `off`; `first_layer` that
         differs), `remedies`, `routes` (bytes per token) and `recording` (see `measure_recording`).
 
     Raises:
@@ -103,28 +104,25 @@ def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
     old, new = with_mode(subject.old, "exact"), with_mode(subject.new, "exact")
     temperature = subject.temperature
     rollouts = sample_rollouts(old, new, subject.prompts, num_tokens, temperature)
-    figures: dict[str, Any] = {"source": subject.source, "cached_tokens": rollouts.num_cached}
-    prices = time_training(new, rollouts)
-    remedies = _remedies(new, rollouts, prices)
+    found: dict[str, Any] = {"source": subject.source, "cached_tokens": rollouts.num_cached}
+    costs = time_training(new, rollouts)
+    remedies = _remedies(new, rollouts, costs)
     exact = msgspec.to_builtins(measure(trainer(new, "exact"), rollouts, 1))
     exact |= {
         "kl_removed": _removed(exact["kl_k3"], remedies[0]["kl_k3"]),
-        "train_ratio": prices["exact"],
+        "train_ratio": costs["exact"],
     }
-    figures |= {"exact": exact, "fast": dict(remedies[3]), "off": dict(remedies[0])}
+    found |= {"exact": exact, "fast": dict(remedies[3]), "off": dict(remedies[0])}
     for mode in MODES[1:]:
-        figures[mode]["first_layer"] = first_difference(with_mode(new, mode), rollouts)
-    figures["remedies"] = remedies
-    figures["routes"] = route_bytes(rollouts, new.config.num_experts)
-    figures["recording"] = measure_recording(new, _RECORDING_PAIRS)
-    return figures
+        found[mode]["first_layer"] = first_difference(with_mode(new, mode), rollouts)
+    found["remedies"] = remedies
+    found["routes"] = route_bytes(rollouts, new.config.num_experts)
+    found["recording"] = measure_recording(new, _RECORDING_PAIRS)
+    return found
 
 
-def _remedies(policy: Policy, rollouts: Rollouts, prices: dict[str, float]) -> list[dict[str, Any]]:
-    """Measure each remedy alone and together under each kind of kernels; none comes first.
-
-    Only torch's own kernels, the first, have a price: what perturbs the others takes time itself.
-    """
+def _remedies(policy: Policy, rollouts: Rollouts, costs: dict[str, float]) -> list[dict[str, Any]]:
+    """Measure each remedy and all together under each kind of kernels, `none` first."""
     rows: list[dict[str, Any]] = []
     for kernels in KERNELS:
         first = len(rows)
@@ -133,11 +131,11 @@ def _remedies(policy: Policy, rollouts: Rollouts, prices: dict[str, float]) -> l
             row = {"kernels": kernels, "fp32_gate": gate, "replay": replay}
             rows.append(row | msgspec.to_builtins(measure(run, rollouts, 1)))
             rows[-1]["kl_removed"] = _removed(rows[-1]["kl_k3"], rows[first]["kl_k3"])
+            # Only torch's kernels, the first, are timed: perturbing the others takes time itself.
             if not first:
-                rows[-1]["train_ratio"] = prices[remedy]
+                rows[-1]["train_ratio"] = costs[remedy]
     return rows
 
 
 def _removed(kl: float, without: float) -> float:
-    """Return the share of the mismatch that is gone."""
     return 1.0 - kl / without if without else 0.0

@@ -1,7 +1,7 @@
-"""Rollouts to measure mismatch on: real sampling, in all the ways that change a batch.
+"""Rollouts for measuring mismatch: real sampling with everything that changes a batch.
 
-Groups share beginnings, prompts are prefilled in odd chunks, sessions come back for a second turn,
-the batch fills and empties, and in the middle the weights are swapped.
+Groups share prefixes, prompts are prefilled in odd chunks, sessions return for a second turn, the
+batch fills and empties, and in the middle the weights are swapped.
 """
 
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ _GROUP = 4
 """Requests that share a prompt."""
 _NUM_RUNNING = 24
 _PREFILL_TOKENS = 93
-"""Odd on purpose: prompts are cut anywhere."""
+"""Odd on purpose, so that prompts are split anywhere."""
 _TURN_TOKENS = 48
 _OBSERVATION_TOKENS = 17
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """What was sampled: the trainer's sequences, and who drew what."""
+    """Sampled sequences for the trainer, with the versions that sampled them."""
 
     sequences: list[TrainingSequence]
     versions: list[np.ndarray]
-    """Policy version of each sampled token, [N] by sequence."""
+    """Policy version of each sampled token, [N] per sequence."""
     num_cached: int
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens from the prefix cache."""
     route_cache_bytes: int
-    """Memory in which the engine keeps the routes of all that it has cached."""
+    """Memory for the routes of all cached tokens."""
 
 
 class Sampler:
@@ -56,11 +56,11 @@ class Sampler:
         self._requests: dict[str, GenerationRequest] = {}
 
     def use(self, policy: Policy, policy_version: int) -> None:
-        """Swap weights in, between two steps."""
+        """Swap in the weights of a policy between two steps."""
         self._take(self.core.swap_model(self.core.decoder.prepare(policy), policy_version))
 
     def ask(self, name: str, token_ids: np.ndarray, num_tokens: int) -> None:
-        """Queue a request of a session of its own name."""
+        """Queue a request of the session `name`."""
         seed = len(self._requests)
         sampling = Sampling(temperature=self._temperature, num_tokens_max=num_tokens, seed=seed)
         request = GenerationRequest(token_ids, sampling, f"{name}.{seed}", name, 0)
@@ -68,20 +68,20 @@ class Sampler:
         self.core.add(request)
 
     def run(self, num_steps: int = 1_000_000) -> None:
-        """Step until nothing runs, or so many times."""
+        """Run `num_steps` steps, or until nothing is left."""
         for _ in range(num_steps):
             if not (self.core.waiting or self.core.num_running):
                 return
             self._take(self.core.step())
 
     def tokens(self, name: str) -> np.ndarray:
-        """Return the prompt and what was sampled after it."""
+        """Return the prompt and the sampled tokens after it."""
         sampled = [chunk.token_ids for chunk in self._chunks[name]]
         prompt = self._requests[name].prompt[: self._requests[name].num_prompt_tokens]
         return np.concatenate([prompt, *sampled])
 
     def sequence(self, name: str) -> tuple[TrainingSequence, np.ndarray]:
-        """Return a finished request's last turn for training, and its tokens' versions."""
+        """Return the last turn of a finished request for training, and its tokens' versions."""
         chunks, token_ids = self._chunks[name], self.tokens(name)
         versions = np.concatenate([np.full(len(c.token_ids), c.policy_version) for c in chunks])
         routes = chunks[-1].routed_experts
@@ -112,20 +112,22 @@ def sample_rollouts(
     """Sample at least `num_tokens` with `new`, after some with `old`.
 
     Args:
-        old: in use at first, as version 0.
-        new: swapped in with requests in flight, as version 1.
-        prompts: token ids; each starts `_GROUP` requests, and they come again in turn.
-        num_tokens: to be drawn under version 1, about.
-        temperature: of sampling.
+        old: Policy of version 0, in use first.
+        new: Policy of version 1, swapped in with requests in flight.
+        prompts: Token ids; each starts `_GROUP` requests, round-robin.
+        num_tokens: Approximate number of tokens sampled from version 1.
 
     """
     sampler = Sampler(new, temperature)
     sampler.use(old, 0)
     count = -(-num_tokens // (2 * _TURN_TOKENS)) + _NUM_RUNNING
+    # Room for two turns and the observation between them.
     room = new.config.max_position_embeddings - 2 * _TURN_TOKENS - _OBSERVATION_TOKENS - 1
     names = [f"r{index}" for index in range(count)]
+    # All queued at once: the batch fills up to `_NUM_RUNNING` and drains at the end.
     for index, name in enumerate(names):
         sampler.ask(name, prompts[index // _GROUP % len(prompts)][:room], _TURN_TOKENS)
+    # Half a turn, so that the swap happens with requests in flight.
     sampler.run(_TURN_TOKENS // 2)
     sampler.use(new, 1)
     sampler.run()

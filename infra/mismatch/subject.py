@@ -1,4 +1,4 @@
-"""What mismatch is measured on: two policies and prompts, here those of a run."""
+"""The policies and prompts on which mismatch is measured, loaded from a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ _NUM_PROMPTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchSubject:
-    """Policies and prompts that mismatch is measured on."""
+    """Policies and prompts on which mismatch is measured."""
 
     source: str
-    """Run or configuration file that they come from."""
+    """Id of the run, or the configuration file."""
     old: Policy
-    """Samples first; swapped out with requests in flight."""
+    """Policy that samples first and is swapped out with requests in flight."""
     new: Policy
     prompts: Sequence[np.ndarray]
     temperature: float
 
 
 async def load_subject(run: RunDir) -> MismatchSubject:
-    """Take a run's first and newest checkpoint, and the prompts of its rollouts.
+    """Load a run's first and newest checkpoint, and the prompts of its rollouts.
 
     Raises:
         NotFoundError: The run has no checkpoint or no rollout yet.
@@ -49,7 +49,7 @@ async def load_subject(run: RunDir) -> MismatchSubject:
         store = run.store()
         keys = [await first_checkpoint(store), await newest_checkpoint(store)]
         if None in keys:
-            raise NotFoundError(f"run {run.run_id}: it has no checkpoint yet")
+            raise NotFoundError(f"run {run.run_id}: there is no checkpoint yet")
         old, new = [await _of_checkpoint(store, key, config) for key in keys if key]
         prompts = await _prompts(bus, store)
     if not prompts:
@@ -61,15 +61,14 @@ async def load_subject(run: RunDir) -> MismatchSubject:
 
 
 async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
-    """Load a checkpoint, rounded to what generators are given."""
     policy = Policy(config.policy)
     policy.load_state_dict(await read_policy_weights(store, key))
+    # Generators never see the trainer's float32 weights.
     load_published(policy, publishable_state(policy))
     return policy
 
 
 async def _prompts(bus: Bus, store: ObjectStore) -> list[np.ndarray]:
-    """Return the contexts that the run's first rollouts were sampled from, turn by turn."""
     prompts: list[np.ndarray] = []
     async for delivery in bus.follow((RolloutFinished,), stop_at_end=True):
         event = delivery.event

@@ -1,4 +1,4 @@
-"""Trainers that differ from the sampler in known ways: which remedy removes how much of it."""
+"""Trainers that differ from the sampler in known ways, to measure what each remedy removes."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,18 +15,17 @@ TrainerForward = Callable[[Sequence[TrainingSequence]], Forwarded]
 
 
 def trainer(policy: Policy, mode: str) -> TrainerForward:
-    """Return the forward pass that a run's trainer has in a mode."""
+    """Return the forward pass of a run's trainer in a mode."""
     return SequenceForward(with_mode(policy, mode)).run
 
 
 def perturbed(policy: Policy, kernels: str, *, gate: bool, replay: bool) -> TrainerForward:
-    """Return a trainer with other kernels, and some remedies.
+    """Return a trainer with other kernels and some remedies.
 
     Args:
-        policy: whose weights.
-        kernels: a name in `KERNELS`.
-        gate: scores in float32 instead of bfloat16.
-        replay: recorded routes instead of its own.
+        kernels: Name in `KERNELS`.
+        gate: Whether scores are in float32 instead of bfloat16.
+        replay: Whether recorded routes are used.
 
     """
     other = with_mode(policy, "fast" if gate else "off")
@@ -43,15 +42,16 @@ def with_mode(policy: Policy, mode: str) -> Policy:
 
 
 def _torch_kernels(policy: Policy) -> None:
-    """Leave torch's kernels as they are: float32, sums in torch's order."""
+    """Keep torch's kernels: float32, sums in torch's order."""
 
 
 @torch.no_grad()
 def _other_order(policy: Policy) -> None:
-    """Shuffle the hidden units: the same function, every sum over them in another order."""
+    """Permute the hidden units: the same function, with every sum in another order."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(policy.config.hidden_size, generator=generator)
     inner = torch.randperm(policy.config.ffn_width, generator=generator)
+    # `gate_up` holds both halves of the gated unit one after the other.
     halves = torch.cat((inner, inner + len(inner)))
     tied = policy.config.tie_word_embeddings
     for table in [policy.embedding, *([] if tied else [policy.head])]:
@@ -70,7 +70,7 @@ def _other_order(policy: Policy) -> None:
 
 
 def _bf16_states(policy: Policy) -> None:
-    """Round what every layer gives to bfloat16, as a trainer in mixed precision does."""
+    """Round every layer's output to bfloat16, as in mixed-precision training."""
 
     def rounded(_layer: torch.nn.Module, _args: object, output: tuple[torch.Tensor, ...]) -> object:
         return (output[0].bfloat16().float(), *output[1:])
@@ -84,4 +84,4 @@ KERNELS: dict[str, Callable[[Policy], None]] = {
     "other order of sums": _other_order,
     "bfloat16 between layers": _bf16_states,
 }
-"""By name: what makes a trainer's kernels other than the sampler's."""
+"""Functions that make a trainer's kernels differ from the sampler's, by name."""

@@ -12,7 +12,7 @@ from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.identity import user_pseudonym
 from penstock.infra.export.folder import check_target
 from penstock.infra.privacy.erase import Erasure, erase
-from penstock.infra.privacy.lineage import Found, read
+from penstock.infra.privacy.lineage import LineageRecord, read
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, master_key, open_log, open_vault
@@ -24,7 +24,7 @@ _LINES_MAX = 20
 
 
 async def lineage_command(arguments: argparse.Namespace) -> int:
-    """Print what trained a version, or which versions contain a user, request or feedback."""
+    """Print which samples trained a version, or which versions contain a user or request."""
     run = await reached_run(arguments)
     async with open_log(run, "lineage") as bus:
         found = (await read(bus)).find(arguments.what, arguments.tenant)
@@ -36,11 +36,12 @@ async def lineage_command(arguments: argparse.Namespace) -> int:
 
 
 async def erase_command(arguments: argparse.Namespace) -> int:
-    """Erase a user's content key; with `--retrain`, write a model that never had the user."""
+    """Erase a user's content key; with `--retrain`, write a model without erased users."""
     run = await reached_run(arguments)
     tenant, user = _user(run, arguments.tenant, arguments.user)
     folder: Path | None = arguments.retrain
     if folder is not None:
+        # Before the erasure, which cannot be undone.
         check_target(folder)
     result: dict[str, Any] = {}
     async with open_log(run, "erase") as bus:
@@ -48,7 +49,7 @@ async def erase_command(arguments: argparse.Namespace) -> int:
             erasure = await erase_all(run, bus, open_vault(run), tenant, user)
             print(_erased(erasure))
             result = msgspec.to_builtins(erasure)
-        except NotFoundError:  # Who came back since the last erasure has a key again.
+        except NotFoundError:  # Nothing is stored. `--retrain` also works after the erasure.
             if folder is None or not (await read(bus)).is_erased(tenant, user):
                 raise
         if folder is not None:
@@ -59,10 +60,8 @@ async def erase_command(arguments: argparse.Namespace) -> int:
 
 
 async def erase_all(run: RunDir, bus: Bus, vault: Vault, tenant: str, user: str) -> Erasure:
-    """Erase a user, with the records that wait for the log: else these get another key there.
-
-    Raises as `erase` does.
-    """
+    """Erase a user, including records that wait for the log; raises what `erase` raises."""
+    # Spooled records first: stored after the erasure, they would get a new key.
     num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user)
     try:
         found = await erase(bus, vault, tenant, user, is_up=await is_up(run, bus))
@@ -80,7 +79,7 @@ async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None
 
     retrained = await retrain_run(run, bus, folder)
     if retrained is None:
-        print("no version was trained with anyone who was erased: nothing to train again")
+        print("no version was trained with an erased user: nothing to train again")
         return None
     print(
         f"{folder}: version {retrained.step_last} without erased users, trained again from "
@@ -90,12 +89,13 @@ async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None
 
 
 def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:
-    """Return tenant and pseudonym of a user, who may be given as requests name them.
+    """Return tenant and pseudonym of a user, given by pseudonym or by the name in requests.
 
     Raises:
-        ConfigError: No tenant where one is needed.
+        ConfigError: The tenant is missing.
 
     """
+    # A key without a tenant is a tenant and a user at once.
     if name.startswith("k-") and not tenant:
         tenant = name.removeprefix("k-")
     if not tenant:
@@ -105,7 +105,7 @@ def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:
     return tenant, user_pseudonym(master_key(run), tenant, name)
 
 
-def _text(found: Found) -> str:
+def _text(found: LineageRecord) -> str:
     lines = [f"{found.kind} {found.name}: {_where(found)}"]
     if found.is_erased:
         lines.append("  erased: its content cannot be read any more")
@@ -121,7 +121,7 @@ def _text(found: Found) -> str:
     return "\n".join(lines)
 
 
-def _where(found: Found) -> str:
+def _where(found: LineageRecord) -> str:
     if found.kind == "version":
         users = {user for sample in found.samples for user in sample.users}
         return f"{len(found.samples)} live samples of {len(users)} users are in it"

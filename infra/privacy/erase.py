@@ -1,13 +1,11 @@
-"""Erases a user's content in order: no step that may still have to be taken needs it any more.
+"""Erases a user's content after no step needs it any more, and retrains without erased users.
 
 ```
- ErasureRequested ─▶ join, trainer: use it no more ─▶ ErasurePrepared: a checkpoint is past it
+ ErasureRequested ─▶ join, trainer: stop using it ─▶ ErasurePrepared: a checkpoint is past it
                                                              ▼
                             UserErased ◀── the user's content key is deleted
 ```
-The log stays as it is: what it holds of the user cannot be read any more.
-
-`penstock erase --retrain`: the newest version without anyone who was erased, as a folder.
+The log does not change, but the user's content in it cannot be read any more.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ import msgspec
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.runtime.vault import Vault
-from penstock.actors.trainer.counterfactual.retraining import Retrained, retrain
+from penstock.actors.trainer.counterfactual.retraining import RetrainingReport, retrain
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
 from penstock.infra.config.file import load_config
 from penstock.infra.export.folder import check_target, write_model
@@ -34,18 +32,13 @@ from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import CheckpointSaved
 
 
-async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> Retrained | None:
-    """Train a run again without erased users, and write the model; None: they trained nothing.
-
-    Args:
-        run: the run; its log and store stay as they are.
-        bus: its log.
-        folder: new or empty.
+async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> RetrainingReport | None:
+    """Train a run again without erased users and write the model; None if they trained nothing.
 
     Raises:
         ConfigError: The folder is not empty.
-        NotFoundError: The run keeps no checkpoint from before.
-        ErasedError: A turn that was trained cannot be read.
+        NotFoundError: The run has no checkpoint from before.
+        ErasedError: A trained turn cannot be read.
 
     """
     check_target(folder)
@@ -68,39 +61,35 @@ async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> Retrained | None:
 
 
 PREPARED_S_MAX = 300.0
-"""Longest wait for the trainer, a step in progress included."""
+"""Maximum wait for the trainer, including a step in progress."""
 REPORT_S_MAX = 5.0
-"""A trainer that is up reports every second."""
+"""Maximum age of a report of a running trainer, which reports every second."""
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """What was erased."""
+    """Result of an erasure."""
 
     tenant: str
     user: str
     key_id: str
     num_requests: int
-    """Requests on record whose content is gone."""
+    """Requests on record whose content is erased."""
     num_samples: int
-    """Samples with one of them that were trained."""
+    """Trained samples with such a request."""
     steps: list[int]
-    """Steps that trained those: version s and all after it keep what they learned."""
+    """Steps that trained those samples; their versions and later ones keep what they learned."""
 
 
 async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) -> Erasure:
-    """Delete a user's content key, and say so in the log.
+    """Delete a user's content key and record it in the log.
 
     Args:
-        bus: the run's log.
-        vault: the run's.
-        tenant: whose user it is.
-        user: pseudonym.
-        is_up: whether actors of the run may be at work.
+        is_up: Whether actors of the run may be running.
 
     Raises:
         NotFoundError: Nothing of this user is stored.
         ConfigError: The run is down, and its newest checkpoint is older than the user's samples.
-        DeadlineError: The trainer is at work and did not prepare in time.
+        DeadlineError: The trainer runs and did not prepare in time.
 
     """
     owner = owner_of(tenant, user)
@@ -108,13 +97,16 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
     if not key_id:
         raise NotFoundError(f"--user: nothing of {owner} is stored, or it was erased before")
     request = ErasureRequested(tenant=tenant, user=user, key_id=key_id)
+    # First, so that no new sample of the user is joined or trained from here on.
     await bus.publish([request])
+    # Without a trainer nobody would answer, and its newest checkpoint decides alone.
     if is_up and await _has_trainer(bus):
         await _prepared(bus, request)
     lineage = await read(bus)
     samples = lineage.samples_of(tenant, user)
     steps = sorted({sample.step for sample in samples})
     await _check_checkpoint(bus, steps)
+    # The key before the event: a crash in between leaves a request, which a retry completes.
     await vault.erase(owner)
     step_last = steps[-1] if steps else 0
     await bus.publish([UserErased(tenant=tenant, user=user, key_id=key_id, step_last=step_last)])
@@ -129,10 +121,7 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
 
 
 async def _interrupted(bus: Bus, tenant: str, user: str) -> str:
-    """Return the key of an erasure that was requested and never done; empty: none.
-
-    Its command may have died between deleting the key and saying so.
-    """
+    """Return the key of an erasure that was requested and not completed, or an empty string."""
     requested: dict[str, str] = {}
     async for delivery in bus.follow([ErasureRequested, UserErased], stop_at_end=True):
         event = delivery.event
@@ -169,7 +158,7 @@ async def _prepared(bus: Bus, request: ErasureRequested) -> None:
 
 
 async def _check_checkpoint(bus: Bus, steps: list[int]) -> None:
-    """See that no step with the user's samples would have to be taken again after a crash."""
+    # A crash must not make the trainer repeat a step whose turns cannot be read any more.
     saved = await bus.last(CheckpointSaved)
     step = saved.event.step if saved is not None and isinstance(saved.event, CheckpointSaved) else 0
     if steps and steps[-1] > step:

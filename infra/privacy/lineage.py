@@ -1,7 +1,6 @@
-"""Which requests, feedback and users trained which version, from the log alone. Pure but `read`.
+"""Which requests, feedback and users trained which version, according to the log.
 
-A version contains what trained it and what trained every version before it. So everything is known
-by the steps that trained it: step s made version s.
+Step s trains version s, and a version contains the samples of all steps up to its own.
 """
 
 from collections.abc import Iterable
@@ -37,51 +36,50 @@ class TrainedSample(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     sample_id: str
-    """Of a correction or judgment, `pair.` or `label.` and the key of its feedback."""
+    """Sample id; for a correction or judgment, `pair.` or `label.` and the feedback's key."""
     revision: int
     tenant: str
     users: list[str]
-    """Pseudonyms, of all its requests."""
+    """Pseudonyms of the users of all its requests."""
     requests: list[str]
     feedback: list[str]
-    """`<tenant>.<feedback id>`."""
+    """Feedback as `<tenant>.<feedback id>`."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log says of one version, user, request or piece of feedback."""
+class LineageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Lineage of one version, user, request or piece of feedback."""
 
     kind: str
     name: str
     samples: list[TrainedSample]
-    """Of a version, all that it contains, whichever step trained it."""
+    """Trained samples; for a version, those of all steps up to it."""
     first_version: int | None
-    """Every version from here on contains something of it; None: no version does."""
+    """First version with one of the samples, which later versions contain, too; None if none."""
     requests: list[str] = []
-    """Of a user: all that are on record."""
+    """Requests; for a user, all on record."""
     is_erased: bool = False
-    """Of a user: content is gone, of the requests until then."""
+    """Whether content of a user was erased."""
 
 
 class Lineage:
-    """Folds events, in any order between streams."""
+    """Lineage from events, in any order between streams."""
 
     def __init__(self) -> None:
-        """Start with an empty log."""
         self._owners: dict[str, tuple[str, str]] = {}
-        """Request -> tenant and user; a request that is not stored has no user."""
+        """(tenant, user) by request; requests that are not stored have no user."""
         self._feedback: dict[str, FeedbackReceived] = {}
         self._joined: dict[str, LiveSampleJoined] = {}
         self._trained: dict[str, int] = {}
-        """Sample and revision -> step."""
+        """Step by "sample.revision"."""
         self._preferred: dict[str, tuple[int, PreferenceEntry]] = {}
-        """Name -> step that trained it."""
+        """(step, entry) by name of a correction or judgment."""
         self._skipped: set[int] = set()
         self._erased: dict[tuple[str, str], int] = {}
-        """Tenant and user -> newest step that trained what was erased."""
+        """Newest step with erased content, by (tenant, user)."""
         self._step_last = 0
 
     def add(self, event: Event) -> None:
-        """Take one event of `TYPES`."""
+        """Add an event of `TYPES`."""
         match event:
             case InferenceRecorded():
                 self._owners[event.request_id] = (event.tenant, event.user)
@@ -107,15 +105,15 @@ class Lineage:
             case _:
                 pass
 
-    def find(self, name: str, tenant: str = "") -> list[Found]:
-        """Return what is known by a name: a version's number, a user, request or feedback.
+    def find(self, name: str, tenant: str = "") -> list[LineageRecord]:
+        """Return the records of a name: a version number, user, request or feedback.
 
         Args:
-            name: as the log has it; a piece of feedback also by its id alone.
-            tenant: only of this one; empty: of all, as ids of feedback may repeat over tenants.
+            name: Name in the log; feedback also by its id without the tenant.
+            tenant: Tenant to filter by; empty for all, whose feedback ids may repeat.
 
         Raises:
-            NotFoundError: the log has no such thing.
+            NotFoundError: The log does not have the name.
 
         """
         found = [*self._version(name), *self._users(name), *self._requests(name)]
@@ -128,7 +126,7 @@ class Lineage:
         return found
 
     def samples_of(self, tenant: str, user: str) -> list[TrainedSample]:
-        """Return the trained samples with a request of a user's."""
+        """Return the trained samples with a request of a user."""
         return [
             sample for sample in self._samples() if sample.tenant == tenant and user in sample.users
         ]
@@ -142,7 +140,7 @@ class Lineage:
         return (tenant, user) in self._erased
 
     def trained_of_erased(self) -> dict[int, set[str]]:
-        """Return, by step, the samples it trained that have a request of a user erased since."""
+        """Return the trained samples with a request of an erased user, by step."""
         found: dict[int, set[str]] = {}
         for sample in self._samples():
             last = max(self._erased.get((sample.tenant, user), 0) for user in sample.users)
@@ -150,7 +148,7 @@ class Lineage:
                 found.setdefault(sample.step, set()).add(sample.sample_id)
         return found
 
-    def _is_of(self, found: Found, tenant: str) -> bool:
+    def _is_of(self, found: LineageRecord, tenant: str) -> bool:
         if found.kind == "version":
             return True
         owners = {self._owners.get(request, ("", ""))[0] for request in found.requests}
@@ -160,8 +158,10 @@ class Lineage:
         found: list[TrainedSample] = []
         for key, step in sorted(self._trained.items(), key=lambda item: item[1]):
             event = self._joined.get(key)
+            # A skipped step changed no weights, so its samples are in no version.
             if event is None or step in self._skipped:
                 continue
+            # Requests of one session may have come from several users.
             owners = (self._owners.get(name, ("", event.user))[1] for name in event.request_ids)
             found.append(
                 TrainedSample(
@@ -178,7 +178,6 @@ class Lineage:
         return sorted(found, key=lambda sample: sample.step)
 
     def _preferences(self) -> list[TrainedSample]:
-        """Return trained corrections and judgments, one for each tenant whose users they are of."""
         found: list[TrainedSample] = []
         for name, (step, entry) in self._preferred.items():
             owners: dict[str, set[str]] = {}
@@ -199,24 +198,24 @@ class Lineage:
             ]
         return found
 
-    def _version(self, name: str) -> Iterable[Found]:
+    def _version(self, name: str) -> Iterable[LineageRecord]:
         if not name.isascii() or not name.isdigit() or int(name) > self._step_last:
             return ()
         samples = [sample for sample in self._samples() if sample.step <= int(name)]
         return (_found("version", name, samples),)
 
-    def _users(self, name: str) -> Iterable[Found]:
+    def _users(self, name: str) -> Iterable[LineageRecord]:
         for owner in sorted({owner for owner in self._owners.values() if owner[1] == name != ""}):
             found = _found("user", name, self.samples_of(*owner), self.requests_of(*owner))
             yield msgspec.structs.replace(found, is_erased=owner in self._erased)
 
-    def _requests(self, name: str) -> Iterable[Found]:
+    def _requests(self, name: str) -> Iterable[LineageRecord]:
         if name not in self._owners:
             return ()
         samples = [sample for sample in self._samples() if name in sample.requests]
         return (_found("request", name, samples, [name]),)
 
-    def _of_feedback(self, name: str) -> Iterable[Found]:
+    def _of_feedback(self, name: str) -> Iterable[LineageRecord]:
         for key, event in sorted(self._feedback.items()):
             if name in {key, event.feedback_id}:
                 samples = [sample for sample in self._samples() if key in sample.feedback]
@@ -225,15 +224,15 @@ class Lineage:
 
 def _found(
     kind: str, name: str, samples: list[TrainedSample], requests: list[str] | None = None
-) -> Found:
+) -> LineageRecord:
     first = min((sample.step for sample in samples), default=None)
-    return Found(
+    return LineageRecord(
         kind=kind, name=name, samples=samples, first_version=first, requests=requests or []
     )
 
 
 async def read(bus: Bus) -> Lineage:
-    """Fold a run's log."""
+    """Return the lineage of a run's log."""
     lineage = Lineage()
     async for delivery in bus.follow(TYPES, stop_at_end=True):
         lineage.add(delivery.event)

@@ -52,24 +52,24 @@ async def close_run(  # noqa: PLR0913 - all of a run
         state = fold.state(fold.last_at)
     else:
         state = await fold_log(bus, episodes)
-    figures = run_summary(state, config, replay, started_at=started_at, ended_at=ended_at)
-    encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
+    metrics = run_summary(state, config, replay, started_at=started_at, ended_at=ended_at)
+    encoded = msgspec.json.format(msgspec.json.encode(metrics), indent=2)
     write_atomic(run.summary, encoded + b"\n")
     write_report(run, state, await episodes.packed(run.store(), last_of(bus)))
-    for line in closing_table(figures):
+    for line in closing_table(metrics):
         say(line)
     say(f"report: {run.report}")
     reason = state.run.finish_reason if state.run.is_given_up else None
-    faults = faults_of(figures, replay, reason)
+    faults = faults_of(metrics, replay, reason)
     for fault in faults:
         say(fault)
     return not faults
 
 
-def faults_of(figures: dict[str, Any], replay: dict[str, Any], given_up: str | None) -> list[str]:
+def faults_of(metrics: dict[str, Any], replay: dict[str, Any], given_up: str | None) -> list[str]:
     """Return the reasons why a run is unsound, from its metrics, its replay and its end."""
     faults: list[str] = []
-    if not figures["ledger"]["balanced"]:
+    if not metrics["ledger"]["balanced"]:
         faults.append("the ledger does not balance: see `penstock status`")
     if difference := replay.get("first_difference"):
         faults.append(f"the replay differs: {difference}")
@@ -111,12 +111,12 @@ def _names_own_code(config: RunConfig) -> bool:
     return any(not each.startswith("penstock.") for each in named)
 
 
-def closing_table(figures: dict[str, Any]) -> list[str]:
+def closing_table(metrics: dict[str, Any]) -> list[str]:
     """Return the metrics as aligned lines, one per section."""
-    rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
-    if cached := figures.get("cached"):
+    rows = [("wall", f"{metrics['wall_s']:.0f} s, seed {metrics['seed']}")]
+    if cached := metrics.get("cached"):
         rows.append(("from the cache", ", ".join(cached)))
-    for section, values in figures.items():
+    for section, values in metrics.items():
         if _is_table(values):
             rows += _rows(section, values)
     width = max(len(name) for name, _ in rows)
@@ -130,8 +130,8 @@ def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(section, text)] if text else []
     for name, group in values.items():
         if _is_table(group):
-            figures = {key: value for key, value in group.items() if not _is_table(value)}
-            rows += _rows(f"{section} {name}", figures)
+            metrics = {key: value for key, value in group.items() if not _is_table(value)}
+            rows += _rows(f"{section} {name}", metrics)
             for member, inner in group.items():
                 if _is_table(inner):
                     rows += _rows(f"{section} {member}", inner)

@@ -86,7 +86,6 @@ def _start(since: float | None) -> float:
 
 
 def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
-    """Return the run to execute: a new one, or an existing one to resume."""
     if arguments.or_resume and (arguments.resume or not arguments.run_id):
         raise ConfigError("--or-resume: expected together with --run-id, and without --resume")
     if arguments.resume:
@@ -262,7 +261,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         return is_complete
     finally:
         if progress.is_midtraining:
-            progress.say("resumed, mid-training goes on from its last save")
+            progress.say("after a resume, mid-training continues from its last save")
         progress.say("stopping the actors (Ctrl-C again: at once)")
         # RunClosed goes first so that actors on other hosts stop, too; the servers themselves
         # may be the reason for stopping.

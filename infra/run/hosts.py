@@ -249,11 +249,10 @@ def check_outside(config: RunConfig, names: Sequence[str], *, has_torch: bool = 
     """Check before a start that this host has the machines, devices, keys and stores it needs.
 
     Raises:
-        BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
-            install what is missing.
-        DeviceUnavailableError: A GPU that a setting names is not there; without torch it is not
-            looked for.
-        ConfigError: A bucket refuses, or a judge's key is not there.
+        BackendUnavailable: A sandbox host cannot boot machines; the text says how to install what
+            is missing.
+        DeviceUnavailableError: A GPU that a setting names does not exist; needs `has_torch`.
+        ConfigError: A bucket is not usable, or a judge's key is missing.
 
     """
     if "sandbox_host" in roles_of(config, names) and not is_build_running():

@@ -79,8 +79,6 @@ class Processes:
         """Prepare the processes without starting any.
 
         Args:
-            run: Folder of the run.
-            config: Configuration of the run.
             names: Entries of `[processes]` that run on this host.
             gives_up: Whether a process that dies too often ends the run; otherwise it is
                 restarted after a pause while the others continue.
@@ -148,7 +146,6 @@ class Processes:
         await self._end_orphans()
 
     async def _keep(self, unit: dict[str, list[str]], bus: NatsBus) -> None:
-        """Start a unit of processes, and restart the whole unit whenever one of them ends."""
         while not self._stopping:
             environments = rank_environments(unit, self._trainer)
             # Under the lock: the reaper must not see a child that is not in `_running` yet.
@@ -183,7 +180,6 @@ class Processes:
                 await asyncio.sleep(PAUSE_S)
 
     def _failure(self, death: Death, judgement: Judgement) -> PenstockError | None:
-        """Return the error that forbids an immediate restart, or None."""
         if death.cause is DeathCause.STUCK:
             return RunStuckError(death.words)
         if judgement.counts and not self._budget.allows_restart(time.monotonic()):
@@ -240,7 +236,6 @@ class Processes:
         return process
 
     def _command_prefix(self, specs: list[str]) -> list[str]:
-        """Return the command prefix that starts a process in the region of its roles."""
         state = self._run.read_state()
         return state.place(specs).entrance if state else []
 

@@ -82,7 +82,6 @@ def _began(pid: int) -> bytes:
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a package is completely installed."""
     # Installers write the file INSTALLER last.
     try:
         return distribution(name).read_text("INSTALLER") is not None

@@ -65,9 +65,6 @@ async def prepare(
     Cancellation during the build stops it soon and leaves nothing in the store.
 
     Args:
-        config: Configuration of the run.
-        store: Object store of the run.
-        say: Callback for progress messages.
         note_cached: Callback for the names of inputs that came from the user's cache.
 
     Raises:
@@ -210,7 +207,6 @@ def build_outside(
 
 
 def _object_keys(config: RunConfig) -> tuple[str, ...]:
-    """Return the keys of all inputs that a prepared store holds."""
     has_corpus = config.model.has_corpus or not config.model.checkpoint
     keys = (TOKENIZER_KEY, *TASK_KEYS, *(CORPUS_KEYS if has_corpus else ()))
     if config.model.preferences:

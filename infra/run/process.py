@@ -49,10 +49,6 @@ async def run_actors(  # noqa: PLR0913 - all of a process
         was complete.
 
     Args:
-        run: Folder of the run on this host.
-        config: Configuration of the run.
-        specs: Roles of this process.
-        where: NATS servers of the run.
         in_progress: Record of the items in progress, read by the launcher after a crash.
         is_apart: Whether no launcher started this process; it then runs while one is up on any
             host.

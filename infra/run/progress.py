@@ -71,20 +71,19 @@ class Progress:
                 return
 
     def _awaited(self, finished: RunFinished) -> set[str]:
-        """Return the evaluations to wait for; a failed run has none."""
         names = () if finished.is_failure else self._eval_sets
         return {evaluation_id(finished.step, name) for name in names}
 
     async def follow_gateways(self, run: RunDir) -> None:
         """Print the address of each gateway once it listens."""
-        said: dict[Path, str] = {}
+        printed: dict[Path, str] = {}
         while True:
             for file in sorted(run.path.glob("gateway_url*")):
                 url = file.read_text()
-                if url not in said.values():
+                if url not in printed.values():
                     self.say(f"live page: {url}/ (API below /v1, key in {run.gateway_key})")
-                said[file] = url
-            await asyncio.sleep(POLL_S if not said else 1.0)
+                printed[file] = url
+            await asyncio.sleep(POLL_S if not printed else 1.0)
 
     def say(self, line: str) -> None:
         """Print one line with the time since the start."""

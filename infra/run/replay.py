@@ -27,10 +27,10 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 async def check_arithmetic(run_id: str, bus: Bus) -> None:
-    """Refuse a run whose bits depend on several processes.
+    """Refuse a run whose arithmetic cannot be repeated here.
 
     Raises:
-        ConfigError: They do.
+        ConfigError: It cannot, e.g. because it depends on several processes.
 
     """
     started = await bus.last(RunStarted)
@@ -49,15 +49,11 @@ async def replay_run(  # noqa: PLR0913
     with_progress: bool = False,
     world: "World | None" = None,
 ) -> dict[str, Any]:
-    """Replay a run over an open log; return `steps`, `identical`, `speedup` and more.
+    """Replay a run from an open log; return `steps`, `identical`, `speedup` and more.
 
     Args:
-        run: the run.
-        config: its own.
-        bus: its log.
-        deliveries: the log's events of `REPLAY_TYPES`, from a reading that serves others as well.
-        with_progress: print each step on standard error.
-        world: of the ranks that replay it together; None: this process alone.
+        deliveries: Events of `REPLAY_TYPES`, if the caller reads the log for others as well.
+        world: Ranks that replay together; None for one process.
 
     """
     from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
@@ -69,6 +65,7 @@ async def replay_run(  # noqa: PLR0913
             f"loss {result.metrics['loss']:+.4f}\n"
         )
 
+    # Along the same reading: rewards are checked before the trainer's replay uses them.
     verdicts = VerdictCheck(await recorded_judge(bus, config.judge))
     report = await replay(
         ReplayLog(
@@ -82,7 +79,7 @@ async def replay_run(  # noqa: PLR0913
         on_step=say if with_progress else None,
         world=world,
     )
-    figures: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "steps": report.steps,
         "steps_compared": report.steps_compared,
         "steps_erased": report.steps_erased,
@@ -109,15 +106,14 @@ async def replay_run(  # noqa: PLR0913
     return figures
 
 
-def _nothing(steps_erased: int) -> str:
-    """Return why there was no step to compare."""
+def _why_no_step(steps_erased: int) -> str:
     if not steps_erased:
         return "the log records no step"
     return f"all {steps_erased} steps trained users whose content cannot be read here"
 
 
 async def _other_versions(bus: Bus) -> dict[str, str]:
-    """Return the versions that differ between the run and this process: the likeliest cause."""
+    """Return versions that differ between the run and this process, the likeliest cause."""
     started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         return {}
@@ -130,7 +126,7 @@ async def _other_versions(bus: Bus) -> dict[str, str]:
 
 
 def environment_versions() -> dict[str, str]:
-    """Return the versions that decide a run's bits, and the version of the agents' tools."""
+    """Return the versions on which a run's bits depend, and the version of the agents' tools."""
     return {
         "penstock": version("penstock"),
         "torch": version("torch"),
@@ -142,7 +138,7 @@ def environment_versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return the processor's name: its vector instructions decide the order of additions."""
+    # By name, because the vector instructions of a CPU decide the order of additions.
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:
@@ -152,7 +148,7 @@ def _processor() -> str:
 
 
 async def run_started(run_dir: RunDir, config: RunConfig, cached: Sequence[str] = ()) -> RunStarted:
-    """Return the first event of a run's log: configuration, environment, and what was cached."""
+    """Return the first event of a run's log: configuration, environment, cached inputs."""
     model = await stored_model(run_dir.store())
     return RunStarted(
         run_id=run_dir.run_id,

@@ -122,7 +122,6 @@ async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Acto
 
 
 async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
-    """Build a generator and the receiver of its weights, which share one engine."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.generator.lag import Lag
     from penstock.actors.policy.hf.stored import published_config

@@ -372,7 +372,6 @@ def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
     """Remove what a complete run no longer needs: saved machines and handed-over weights.
 
     Args:
-        run_dir: Folder of the run.
         elsewhere: Value of `sandbox_host.checkpoints`, where hosts save machines if set.
 
     """

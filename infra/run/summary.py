@@ -1,4 +1,4 @@
-"""The closing figures of a run, `runs/<id>/summary.json`, from the view model of its log."""
+"""The summary of a run, `runs/<id>/summary.json`, from the monitor's state of its log."""
 
 import os
 from statistics import median
@@ -14,8 +14,8 @@ from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
 
 PASS_BAR = 0.75
-"""Held-out pass rate that counts as learned, where two evaluations in a row reach it."""
-_STEP_FIGURES = (
+"""Held-out pass rate that counts as learned, if two evaluations in a row reach it."""
+_STEP_METRICS = (
     *("entropy", "kl_reference", "grad_norm", "ess", "ratio_ess", "masked_fraction"),
     *("clipped_fraction", "mismatch_k3", "mismatch_engine_k3", "mismatch_staleness_k3"),
 )
@@ -29,14 +29,10 @@ def run_summary(
     started_at: float,
     ended_at: float,
 ) -> dict[str, Any]:
-    """Return the whole summary.
+    """Return the summary.
 
     Args:
-        state: At the end of the log.
-        config: Of the run.
-        replay: Figures of the replay.
-        started_at: Unix seconds from which times count; of a resumed run, the log's first.
-        ended_at: End of the run, in unix seconds.
+        started_at: Unix seconds of the start; for a resumed run, times count from the log's start.
 
     """
     live, ledger = state.live, state.ledger
@@ -83,7 +79,6 @@ def run_summary(
 
 
 def _charges(state: MonitorState) -> dict[str, Any]:
-    """Return how many failures were charged, and what is quarantined: who, why, when."""
     view = state.charges
     return {
         "charged": view.num_proven,
@@ -113,20 +108,19 @@ def _midtrain(state: MonitorState) -> dict[str, Any]:
 
 
 def _tasks(state: MonitorState) -> dict[str, Any]:
-    """Return how often tasks were attempted again, and pass rates by source and set."""
     view = state.tasks
     return {
         "groups": view.num_groups,
         "fresh_left": view.num_fresh,
         "revisit_share": view.num_revisits / max(view.num_groups, 1),
         "train_pass_rate": {
-            name: {"rollouts": of.num_judged, "pass_rate": of.pass_rate}
-            for name, of in view.sources.items()
+            name: {"rollouts": source.num_judged, "pass_rate": source.pass_rate}
+            for name, source in view.sources.items()
         },
         "evaluations": {
-            f"{name or 'heldout'} {when}": _eval_figures(point)
-            for name, of in view.sets.items()
-            for when, point in (("before", of[0]), ("after", of[-1]))
+            f"{name or 'heldout'} {when}": _eval_metrics(point)
+            for name, points in view.sets.items()
+            for when, point in (("before", points[0]), ("after", points[-1]))
         },
         "evaluations_cost": {
             "evaluations": view.num_evals,
@@ -136,7 +130,7 @@ def _tasks(state: MonitorState) -> dict[str, Any]:
     }
 
 
-def _eval_figures(point: EvalPoint) -> dict[str, Any]:
+def _eval_metrics(point: EvalPoint) -> dict[str, Any]:
     return {
         "policy_version": point.policy_version,
         "attempts": point.num_tasks,
@@ -148,8 +142,9 @@ def _eval_figures(point: EvalPoint) -> dict[str, Any]:
 
 
 def _times(state: MonitorState, started_at: float) -> dict[str, float | None]:
-    """Return when the first step and the first of two evaluations at the bar ended, in seconds."""
+    """Return seconds until the first step, and until the first of two evaluations at the bar."""
     if state.run.started_at:
+        # A resumed run counts from its first start.
         started_at = min(started_at, state.run.started_at)
     good = [point.pass_rate >= PASS_BAR for point in state.evals]
     held = [point.at for point, *two in zip(state.evals, good, good[1:], strict=False) if all(two)]
@@ -184,9 +179,8 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
 
 
 def _objective(state: MonitorState) -> dict[str, Any]:
-    """Return what steps measured, as means over the steps that the monitor keeps."""
     found: dict[str, Any] = {}
-    for name in _STEP_FIGURES:
+    for name in _STEP_METRICS:
         values = [step.metrics[name] for step in state.steps if name in step.metrics]
         if values:
             found[name] = sum(values) / len(values)
@@ -194,7 +188,6 @@ def _objective(state: MonitorState) -> dict[str, Any]:
 
 
 def _behavior(state: MonitorState) -> dict[str, Any]:
-    """Return how episodes went on held-out tasks before and after, and what the gain is made of."""
     view = state.behavior
     found: dict[str, Any] = {}
     if view.evals:
@@ -243,7 +236,7 @@ def _sync(state: MonitorState, config: RunConfig) -> dict[str, Any]:
 
 
 def _pause_share(state: MonitorState) -> float | None:
-    """Return the share of a step for which a replica pauses to swap weights; medians."""
+    """Return the share of a step in which a replica pauses to swap weights, by medians."""
     pause_ms, step_s = state.published.pause_ms_p50, state.training.step_s_p50
     if pause_ms is None or step_s is None:
         return None
@@ -251,13 +244,12 @@ def _pause_share(state: MonitorState) -> float | None:
 
 
 def _num_mismatches(state: MonitorState) -> int:
-    """Count wrong digests; those that were repaired appear in the receivers' gauges only."""
+    # Repaired ones appear only in the receivers' gauges.
     repaired = sum(view.totals.get("digest_mismatches", 0.0) for view in state.actors.values())
     return max(int(repaired), sum(view.num_digest_mismatches for view in state.regions.values()))
 
 
 def _region(region: RegionView) -> dict[str, Any]:
-    """Return the cost of the versions after 0 for a region's slowest replica."""
     points = [point for point in region.deltas if point.policy_version > 0]
     lags_s = [point.lag_s for point in points if point.lag_s > 0]
     return {
@@ -269,13 +261,13 @@ def _region(region: RegionView) -> dict[str, Any]:
 
 
 def _generator_region(actor: str) -> str:
-    """Return the region of `generator-<region>` or `generator-<region>.<name>`; "" of others."""
+    """Return the region of `generator-<region>` or `generator-<region>.<name>`, or ""."""
     role, _, replica = actor.partition("-")
     return replica.partition(".")[0] if role == "generator" else ""
 
 
 def _compute(state: MonitorState) -> dict[str, Any]:
-    """Return processor seconds and tokens by role; nothing where nobody measured them."""
+    """Return CPU seconds and tokens by role; empty if they were not measured."""
     view = state.compute
     if not view.processor_s:
         return {}
@@ -296,10 +288,10 @@ def _compute(state: MonitorState) -> dict[str, Any]:
 
 
 def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
-    """Return shares of the RL phase's wall clock."""
     wall_s = max(_rl_wall_s(state), 1e-9)
     regions = config.regions_serving(Purpose.TRAIN)
     actors = [view for name, view in state.actors.items() if _generator_region(name) in regions]
+    # Only generators that serve training.
     busy_s = sum(view.totals.get("engine_busy_s", 0.0) for view in actors)
     return {
         "trainer_busy": min(state.training.train_s / wall_s, 1.0),

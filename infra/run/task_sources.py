@@ -1,6 +1,6 @@
 """Draws a run's tasks from its sources: `[[prepare.sources]]`, or the folder `prepare.tasks`.
 
-To add a kind: its name in `settings.SourceKind`, a function here, and its line in `_KINDS`.
+To add a kind, add its name to `settings.SourceKind`, a function here, and a line to `_KINDS`.
 """
 
 import inspect
@@ -27,42 +27,42 @@ from penstock.messages.reading.references import load_reference, read_settings
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 OWN_TASKS_MAX = 1_000_000
-"""Bound on the tasks that own code makes."""
+"""Maximum tasks from custom code."""
 Drawn = dict[Split, Iterable[TaskCandidate]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The tasks of one split that a run asks own code for."""
+    """A run's request to custom code for the tasks of one split."""
 
     source: str
-    """Name of the source: what distinguishes its tasks' ids from those of other sources."""
+    """Name of the source; use it in task ids, which have to be unique over all sources."""
     split: Split
     num_tasks: int
-    """How many are taken; one that makes fewer makes a smaller run."""
+    """Number of tasks that are taken; fewer make a smaller run."""
     limits: Limits
-    """`prepare.limits`, for the tasks' own; `limits` of the source replace them in any case."""
+    """`prepare.limits`, for use as the tasks' limits; `limits` of the source replace them."""
     given: Mapping[str, Any]
     """The table `settings` of the source, unchecked."""
     field: str
-    """Where that table stands, for errors, e.g. `prepare.sources.NAME.settings`."""
+    """Name of that table for errors, e.g. `prepare.sources.NAME.settings`."""
 
     def settings(self, kind: type[T]) -> T:
         """Return the source's settings as a struct.
 
         Raises:
-            ConfigError: They are not of that kind; the text names the key.
+            ConfigError: The settings do not fit the struct; the text names the key.
 
         """
         return read_settings(self.given, kind, self.field)
 
 
 def drawn_tasks(config: PrepareConfig, seed: int) -> Drawn:
-    """Return the tasks of all sources by split, each with its source's name and limits.
+    """Return the tasks of all sources by split, with their source's name and limits.
 
     Raises:
-        ConfigError: Two tasks have one id, or no source has tasks of a split; while it iterates.
+        ConfigError: During iteration: two tasks have one id, or no source has tasks of a split.
         MalformedTaskError: A folder's task is malformed.
 
     """
@@ -76,6 +76,7 @@ def _all(split: Split, sets: list[tuple[SourceConfig, Drawn]]) -> Iterator[TaskC
         if split is Split.TRAIN and source.weight == 0:
             continue
         for one in drawn[split]:
+            # Over all sources: ids are keys of the log and of the store.
             owner = owners.setdefault(one.task.task_id, source.name)
             if owner != source.name:
                 text = f"expected each task once, got {one.task.task_id!r} of {owner!r}, too"
@@ -119,10 +120,10 @@ def _folder(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
 
 
 def _own(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
-    """Return the tasks that own code makes, at most as many of each split as asked for.
+    """Return the tasks of custom code, at most the requested number per split.
 
-    A function of the seed alone makes the tasks of both splits at once; one that also takes a
-    `TaskRequest` is called for each split, and draws while it is iterated.
+    A function of the seed returns the tasks of both splits; one that also takes a `TaskRequest` is
+    called for each split, and may create tasks during iteration.
     """
     where = f"prepare.sources.{source.name}"
     load = load_reference(source.make, f"{where}.make")
@@ -130,8 +131,8 @@ def _own(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
     if not _takes_request(make):
         made = [*_candidates(make(seed), source)]
         caps = _caps(source)
-        of = {split: [one for one in made if one.task.split is split] for split in Split}
-        return {split: tasks[: caps[split]] for split, tasks in of.items()}
+        by_split = {split: [one for one in made if one.task.split is split] for split in Split}
+        return {split: tasks[: caps[split]] for split, tasks in by_split.items()}
     nums = {
         Split.TRAIN: source.num_train_tasks or config.num_train_tasks,
         Split.HELDOUT: source.num_heldout_tasks or config.num_heldout_tasks,
@@ -195,6 +196,7 @@ def _candidates(
     made: Iterable[object], source: SourceConfig, split: Split | None = None
 ) -> Iterator[TaskCandidate]:
     where = f"prepare.sources.{source.name}.make: {source.make!r}"
+    # Custom code may yield forever.
     for one in islice(made, OWN_TASKS_MAX):
         if not isinstance(one, TaskCandidate):
             raise ConfigError(f"{where}: expected TaskCandidate, got {type(one).__name__}")
@@ -213,17 +215,18 @@ def _some(
 ) -> list[TaskCandidate]:
     if num_max is None or num_max >= len(tasks):
         return tasks
+    # In the order of the folder, whatever the sample's order.
     return [tasks[index] for index in sorted(draw.sample(range(len(tasks)), num_max))]
 
 
 def _check_both(path: str, chosen: dict[Split, list[TaskCandidate]]) -> None:
-    """Refuse a run's only folder where it has no tasks of a split, and say what makes one."""
+    """Refuse a run's only folder if a split has no tasks, and say how to mark one."""
     for split, tasks in chosen.items():
         if not tasks:
-            words = f'[metadata.penstock] split = "{split}" makes one of a task'
+            text = f'[metadata.penstock] split = "{split}" makes one of a task'
             if split is Split.HELDOUT:
-                words += "; its verifier must be separated, or prepare.evaluates_unseparated true"
-            raise MalformedTaskError(f"{path}: expected tasks of both splits; {words}")
+                text += "; its verifier must be separated, or prepare.evaluates_unseparated true"
+            raise MalformedTaskError(f"{path}: expected tasks of both splits; {text}")
 
 
 _KINDS: dict[SourceKind, Callable[[PrepareConfig, SourceConfig, int], Drawn]] = {

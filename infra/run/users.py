@@ -1,4 +1,4 @@
-"""Sample users of a run: own code that comes to its gateway (`[users]`)."""
+"""Sample users of a run: custom code that sends requests to its gateway (`[users]`)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from penstock.messages.weights import WeightsApplied
 
 @dataclass(frozen=True)
 class UsersRequest:
-    """What own code needs to send requests as users do, once a model is served."""
+    """Everything that custom code needs to act as users, once a model is served."""
 
     num_requests: int
     period_s: float
@@ -26,26 +26,26 @@ class UsersRequest:
     harness: str
     """Version of the agents' tools."""
     model: str
-    """Name of the model, for requests."""
+    """Name of the model in requests."""
     key: str
     """API key of the gateway."""
     tasks: Sequence[Task]
-    """The run's training tasks."""
+    """Training tasks of the run."""
     hidden_tests: Mapping[str, HiddenTests]
-    """The tests of these tasks by task id, with the solutions."""
+    """Tests and solutions of these tasks by task id."""
     url_file: Path
 
     @property
     def url(self) -> str:
-        """The gateway's URL now: it may change as the gateway is started again."""
+        """Present URL of the gateway, which may change when it restarts."""
         return self.url_file.read_text().strip()
 
 
 async def run_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
-    """Call `users.run` once the model is served, where `users.num_requests` wants any request.
+    """Call `users.run` once the model is served, unless `users.num_requests` is 0.
 
     Raises:
-        ConfigError: The own code is not there.
+        ConfigError: The custom code does not exist.
 
     """
     section = config.users
@@ -53,6 +53,7 @@ async def run_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
         return
     loaded = load_reference(section.run, "users.run")
     users = cast("Callable[[UsersRequest], Awaitable[None]]", loaded)
+    # Before that, the gateway would refuse every request.
     await _until_served(bus, config)
     request = UsersRequest(
         num_requests=section.num_requests,

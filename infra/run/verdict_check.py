@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.reward import composed_again
+from penstock.actors.judge.reward import recompose
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError
@@ -22,7 +22,6 @@ async def recorded_judge(bus: Bus, own: JudgeConfig) -> JudgeConfig:
     The configuration of an imported run lacks them, because it keeps nothing that names a server.
 
     Args:
-        bus: Bus of the run.
         own: Judge settings of the configuration, used if the log has none.
 
     Raises:
@@ -63,12 +62,12 @@ class VerdictCheck:
         if is_older or verdict.judge != self._config.judge:
             return
         self.num_checked += 1
-        expected, found = composed_again(verdict, self._config), verdict.components
+        expected, found = recompose(verdict, self._config), verdict.components
         is_equal = set(expected) == set(found) and all(
             math.isclose(expected[name], found[name], rel_tol=0.0, abs_tol=TOLERANCE)
             for name in expected
         )
         if not is_equal:
             self.num_different += 1
-            words = f"verdict of {verdict.rollout_id}: {found}, composed again {expected}"
-            self.first_difference = self.first_difference or words
+            text = f"verdict of {verdict.rollout_id}: {found}, composed again {expected}"
+            self.first_difference = self.first_difference or text

@@ -14,7 +14,7 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.bug_injection import InjectConfig
 from penstock.envs.factory.commit_tasks import CommitSource
-from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, statistics
+from penstock.envs.factory.factory import Bounds, Factory, MakingCounts, open_source, statistics
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.plans import TaskPlan, TaskSource
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_set(
-    root: Path, candidates: list[TaskCandidate], splits: dict[str, Split], counts: Yield
+    root: Path, candidates: list[TaskCandidate], splits: dict[str, Split], counts: MakingCounts
 ) -> None:
     """Write Harbor folders, the yield and the page."""
     for candidate in candidates:
@@ -119,7 +119,7 @@ class OwnSource:
         self._candidates = drawn_tasks(config, seed)[Split.TRAIN]
 
     def plans(self) -> Iterator[TaskPlan]:
-        """Yield one plan per task."""
+        """MakingCounts one plan per task."""
         yield from map(CandidatePlan, self._candidates)
 
 
@@ -172,7 +172,9 @@ def _stats(arguments: argparse.Namespace) -> int:
     candidates = _read(arguments)
     splits = {one.task.task_id: one.task.split for one in candidates}
     path: Path = arguments.folder / YIELD_FILE
-    counts = parse_json(path.read_bytes(), Yield, str(path)) if path.is_file() else Yield()
+    counts = (
+        parse_json(path.read_bytes(), MakingCounts, str(path)) if path.is_file() else MakingCounts()
+    )
     write_atomic(arguments.folder / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
     print_result(statistics(candidates, splits, counts), as_json=arguments.json)
     return 0
@@ -188,7 +190,9 @@ _PAGE = Path(__file__).with_name("page.html")
 _DATA_MARK = "/*DATA*/null"
 
 
-def tasks_page(candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: Yield) -> str:
+def tasks_page(
+    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: MakingCounts
+) -> str:
     """Return the page: statistics, filters, a table, and one task's details on a click."""
     data = {
         "statistics": statistics(candidates, splits, counts),

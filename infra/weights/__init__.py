@@ -1,14 +1,14 @@
 """`penstock weights`: lossless deltas between two checkpoints, as files.
 
-Works on safetensors files and on folders of them, whatever they were trained with; no other part of
-Penstock has to run. The format is documented in `docs/weight-format.md`.
+It works on safetensors files and folders of them, whatever trained them, without any other part of
+Penstock. `docs/weight-format.md` documents the format.
 
 ```
- files/checkpoint.py  files and folders as tensors ┐             ┌─▶ diff.py ─▶ DELTA
- patched.py           one seen through a delta     ┴─▶ `Weights` ┼─▶ actions.py ─▶ OUT
-                                                                 └─▶ inspect.py
+ files/checkpoint.py  files and folders as tensors  ┐             ┌─▶ diff.py ─▶ DELTA
+ patched.py           a checkpoint behind a delta   ┴─▶ `Weights` ┼─▶ actions.py ─▶ OUT
+                                                                  └─▶ inspect.py
 ```
 `Weights` (files/tensors.py) is anything whose tensors can be read slice by slice. So a merge is a
-diff against a checkpoint that is seen through several deltas, and nothing ever holds a whole model.
-To add a command: its arguments in `command.py`, and a function in `actions.py`.
+diff against a checkpoint behind several deltas, and nothing ever holds a whole model. To add a
+command, add its arguments to `command.py` and a function to `actions.py`.
 """

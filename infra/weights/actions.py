@@ -1,11 +1,7 @@
-"""What each action of `penstock weights` does with its arguments.
+"""The actions of `penstock weights`.
 
-What a checkpoint is to a delta: its base, its target or neither; and if the delta is sound.
-
-Write the checkpoint that a delta leads to, byte for byte the files it was made from.
-
-Every extent is checked before it is written, every tensor's digest after the last; only then does
-the output take its place.
+`apply` writes the target of a delta, byte for byte. It checks every extent before writing it and
+every tensor's digest at the end; only then does the output get its name.
 """
 
 import argparse
@@ -34,7 +30,7 @@ from penstock.infra.weights.files.manifest import Manifest, TensorRow, TensorSli
 from penstock.infra.weights.files.output import new_file, new_folder
 from penstock.infra.weights.files.paths import printable, require_apart
 from penstock.infra.weights.files.tensors import Tensor, Weights
-from penstock.infra.weights.patched import Patched, merge_deltas
+from penstock.infra.weights.patched import PatchedWeights, merge_deltas
 from penstock.messages.errors import ConfigError, CorruptDataError
 
 
@@ -44,19 +40,20 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     is_base: bool
     is_target: bool
     differs_from_base: tuple[str, ...]
-    """Names of tensors and files that are missing, new or have other bytes."""
+    """Names of tensors and files that are missing, new or different."""
     differs_from_target: tuple[str, ...]
 
 
 def verify(
     weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Advance
 ) -> VerifyResult:
-    """Read the delta and the checkpoint whole, and compare every digest.
+    """Read the whole delta and checkpoint, and compare every digest.
 
     Raises:
-        CorruptDataError: the delta is damaged.
+        CorruptDataError: The delta is damaged.
 
     """
+    # Reading a payload verifies it.
     for _ in ordered_map(patch.payload, range(len(patch.manifest.extents)), num_threads):
         pass
 
@@ -85,6 +82,7 @@ def _differing(found: set[TensorRow], expected: set[TensorRow]) -> tuple[str, ..
 
 
 OUTPUT_SLACK_BYTES, OUTPUT_RATIO_MAX = 64 << 20, 64
+"""A target may have 64 MiB plus 64 times the bytes of base and delta."""
 Places = list[tuple[int, int]]
 """File descriptor and offset of the first byte, by row of the target table."""
 
@@ -92,25 +90,23 @@ Places = list[tuple[int, int]]
 def apply_delta(
     base: Weights, patch: DeltaFile, output: Path, *, num_threads: int, advance: Advance
 ) -> int:
-    """Write the target of a delta; return how many bytes it has.
+    """Write the target of a delta; return its size in bytes.
 
     Args:
-        base: what the delta was made against.
-        patch: the delta.
-        output: a file, or a new or empty folder, as the target was one.
-        num_threads: how many decode at once.
-        advance: called with the bytes written.
+        output: A file, or a new or empty folder, like the target.
+        advance: Function that is called with the bytes written.
 
     Raises:
-        CorruptDataError: wrong base, or a damaged delta; `output` is untouched.
-        ConfigError: `output` cannot be what is to be written.
-        OSError: e.g. the disk is full; nothing is left behind.
+        CorruptDataError: The base is wrong or the delta damaged; `output` is unchanged.
+        ConfigError: `output` exists, or is of the wrong kind.
+        OSError: Writing failed, e.g. because the disk is full; nothing is left behind.
 
     """
     manifest = patch.manifest
     _check_size(base, patch)
-    view = Patched(base, patch, num_kept=0)
+    view = PatchedWeights(base, patch, num_kept=0)
     hashers = [row.hasher() for row in manifest.target]
+    # One more than threads: a finished extent waits for its turn to be written.
     rooms = _rooms(manifest, num_threads + 1)
 
     def decoded(number: int) -> tuple[list[TensorSlice], np.ndarray, np.ndarray]:
@@ -135,18 +131,18 @@ def apply_delta(
 
 
 def _check_size(base: Weights, patch: DeltaFile) -> None:
-    """Refuse a few kilobytes that would fill a disk with zeros."""
+    # A delta of a few kilobytes could otherwise fill a disk with zeros.
     input_bytes = patch.num_bytes + sum(tensor.num_bytes for tensor in base.tensors.values())
     target_bytes = sum(row.num_bytes for row in patch.manifest.target)
     if target_bytes > OUTPUT_SLACK_BYTES + OUTPUT_RATIO_MAX * input_bytes:
         raise CorruptDataError(
-            f"{patch.path}: leads from {input_bytes:,} bytes, its own included, to"
-            f" {target_bytes:,}: no checkpoint grows like that"
+            f"{patch.path}: base and delta have {input_bytes:,} bytes, its target {target_bytes:,}:"
+            " no checkpoint grows like that"
         )
 
 
 def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:
-    """Return memory for as many extents as are decoded at once, which they reuse."""
+    """Return buffers for the extents that are decoded at once, which are reused."""
     num_bytes = max(
         (e.num_words * manifest.target[e.row].element_type.word_bytes for e in manifest.extents),
         default=0,
@@ -159,7 +155,7 @@ def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:
 
 @contextmanager
 def _outputs(manifest: Manifest, output: Path) -> Generator[Places]:
-    """Open every file of the target at its full size: a disk too small shows at once."""
+    # At full size from the beginning: a disk that is too small fails before any work.
     places: Places = [(-1, 0)] * len(manifest.target)
     with ExitStack() as stack:
         root = stack.enter_context(new_folder(output)) if manifest.is_folder else None
@@ -190,6 +186,7 @@ def _open(root: Path | None, path: str, output: Path) -> Generator[int]:
 def _write(place: tuple[int, int], piece: TensorSlice, data: memoryview, word_bytes: int) -> None:
     descriptor, offset = place
     offset += piece.first_word * word_bytes
+    # A write may be partial, e.g. at 2 GiB.
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
@@ -197,7 +194,7 @@ def _write(place: tuple[int, int], piece: TensorSlice, data: memoryview, word_by
 
 @contextmanager
 def progress_bar(label: str, num_bytes: int) -> Generator[Callable[[int], None]]:
-    """Yield a function to call with the bytes done since its last call."""
+    """Show a progress bar; yield a function to call with the bytes done since its last call."""
     columns = (
         "{task.description}",
         BarColumn(),
@@ -215,6 +212,7 @@ _NAMED_MAX = 10
 
 
 def _diff(arguments: argparse.Namespace) -> int:
+    # Before anything is opened: an output inside of an input would become part of it.
     require_apart(arguments.output, (arguments.base, arguments.next))
     with (
         CheckpointFiles(arguments.base) as base,
@@ -231,7 +229,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     if arguments.base.is_file() and is_delta(arguments.base):
         raise ConfigError(
             f"merge: expected BASE, the checkpoint that {arguments.base} applies to, before the"
-            " deltas: places of changes are ranks among its elements"
+            " deltas"
         )
     require_apart(arguments.output, (arguments.base, *arguments.deltas))
     with CheckpointFiles(arguments.base) as base, progress_bar("merge", num_bytes(base)) as advance:
@@ -255,7 +253,7 @@ def _apply(arguments: argparse.Namespace) -> int:
                 base, patch, arguments.output, num_threads=arguments.threads, advance=advance
             )
     say(arguments, {"output": str(arguments.output), "num_bytes": written},
-        f"{arguments.output}: {written:,} bytes, every digest as it should be")  # fmt: skip
+        f"{arguments.output}: {written:,} bytes, all digests are right")  # fmt: skip
     return 0
 
 
@@ -287,25 +285,25 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _say_summary(arguments: argparse.Namespace, summary: DeltaSummary) -> int:
-    figures = msgspec.to_builtins(summary) | {
+    fields = msgspec.to_builtins(summary) | {
         "output": str(arguments.output),
         "ratio": summary.ratio,
     }
     share = summary.num_changed / max(1, summary.num_words)
-    say(arguments, figures,
+    say(arguments, fields,
         f"{arguments.output}: {summary.num_bytes:,} bytes for {summary.target_bytes:,}"
         f" ({summary.ratio:.1f}x smaller), {share:.3%} changed")  # fmt: skip
     return 0
 
 
-def say(arguments: argparse.Namespace, figures: dict[str, object], text: str) -> None:
-    """Print figures as one line of JSON with --json, else the text."""
-    line = msgspec.json.encode(figures).decode() if arguments.json else text
+def say(arguments: argparse.Namespace, fields: dict[str, object], text: str) -> None:
+    """Print the fields as one line of JSON with --json, otherwise the text."""
+    line = msgspec.json.encode(fields).decode() if arguments.json else text
     sys.stdout.write(line + "\n")
 
 
 def num_bytes(weights: Weights) -> int:
-    """Return the size of a checkpoint."""
+    """Return the size of a checkpoint in bytes."""
     return sum(tensor.num_bytes for tensor in weights.tensors.values())
 
 

@@ -1,9 +1,8 @@
-"""The coding of an extent's words: by their element type, or as packed four-bit integers.
+"""Encodes the words of an extent by their element type, or as packed four-bit integers.
 
-No element type shows that an I32 holds eight weights of four bits, or a U8 two (as GPTQ, AWQ,
-compressed-tensors and others store them); the changes do. A changed weight moves bits of its
-own half byte and of no other. Coded half byte by half byte, such a change is a small step wherever
-in the word it is: half the size for I32, a tenth less for U8.
+The element type does not show that an I32 holds eight four-bit weights, or a U8 two, as in GPTQ,
+AWQ and compressed-tensors; the changes do, because a changed weight only affects its own half
+byte. Coding by half bytes then halves the size for I32 and saves a tenth for U8.
 """
 
 import numpy as np
@@ -13,8 +12,9 @@ from penstock.kernels.delta import Dtype
 
 _MAY_BE_PACKED = {Dtype.INT8, Dtype.INT32}
 _PACKED_SHARE_MIN = 0.25
-"""Share of the changed words in which one half byte changed, and not the lowest: in packed words
-of 2 or 8 half bytes a half and seven eighths; in whole integers, which take small steps, none."""
+"""Minimum share of changed words in which only one half byte changed, and not the lowest. It is a
+half or seven eighths for packed words of 2 or 8 half bytes, and about zero for whole integers,
+whose steps are small."""
 
 
 def encode_words(base: np.ndarray, target: np.ndarray, kind: Dtype) -> bytes:
@@ -25,15 +25,10 @@ def encode_words(base: np.ndarray, target: np.ndarray, kind: Dtype) -> bytes:
 
 
 def apply_words(base: np.ndarray, payload: bytes, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the words [N] that a payload of `encode_words` leads to.
-
-    Args:
-        base: words [N].
-        payload: of `encode_words`.
-        out: as of `delta.apply`, words [N].
+    """Return the target words [N] of a payload.
 
     Raises:
-        CorruptDataError: it is damaged, or was made against another base.
+        CorruptDataError: The payload is damaged or has another base.
 
     """
     if delta.read_header(payload).dtype is Dtype.INT4X2:
@@ -43,7 +38,7 @@ def apply_words(base: np.ndarray, payload: bytes, out: np.ndarray | None = None)
 
 
 def num_bytes_coded(header: delta.Header) -> int:
-    """Return the bytes of the words that a payload codes."""
+    """Return the size in bytes of the words of a payload."""
     return header.num_items * header.dtype.storage.itemsize
 
 
@@ -51,6 +46,7 @@ def _is_packed(base: np.ndarray, target: np.ndarray) -> bool:
     moved = (base ^ target)[base != target].astype(np.uint64)
     if not moved.size:
         return False
+    # The lowest set bit; with the highest one it gives the first and the last changed half byte.
     lowest = moved & (~moved + np.uint64(1))
     first, last = (
         np.log2(bits.astype(np.float64)).astype(np.int64) // 4 for bits in (lowest, moved)

@@ -1,4 +1,4 @@
-"""The command line of `penstock weights`. What is heavy is imported when a command runs."""
+"""The command line of `penstock weights`; heavy modules are imported when a command runs."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Subparsers = Any
-"""What `add_subparsers` returns: argparse keeps the class to itself."""
+"""The result of `add_subparsers`, whose class is private to argparse."""
 _THREADS_MAX = 256
 
 
@@ -42,7 +42,7 @@ def _add(actions: Subparsers, name: str, help_text: str) -> argparse.ArgumentPar
     parser = actions.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument(
-        "--threads", type=_count, default=os.cpu_count() or 1, help="default: one per processor"
+        "--threads", type=_count, default=os.cpu_count() or 1, help="default: one per CPU"
     )
     return parser
 
@@ -61,6 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one action; return the exit code."""
     from penstock.infra.weights import actions
 
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # every file of a checkpoint stays open
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # All files of a checkpoint stay open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return actions.ACTIONS[arguments.action](arguments)

@@ -1,7 +1,7 @@
-"""What turns one checkpoint into another, as a delta file.
+"""Writes the delta between two checkpoints.
 
-Extents are coded by several threads and written in order. In memory at any time: per thread, and
-one more, an extent's words of base and target and what the codec makes of them; never a tensor.
+Several threads encode extents, which are written in order. Memory holds, per thread plus one, the
+words of an extent in base and target and the codec's buffers, but never a whole tensor.
 """
 
 from collections import deque
@@ -29,13 +29,13 @@ from penstock.kernels import delta
 from penstock.kernels.digest import TensorHasher
 
 EXTENT_WORDS = 1 << 21
-"""Half of the format's maximum: costs 0.3 % in size, and halves the memory of a thread."""
+"""Half of the format's maximum: 0.3 % larger deltas, but half the memory per thread."""
 Advance = Callable[[int], None]
-"""Called with the number of bytes of the target that are done."""
+"""Function that is called with the number of finished bytes of the target."""
 
 
 class DeltaSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a delta, and of its target."""
+    """Sizes of a delta and of its target."""
 
     num_bytes: int
     target_bytes: int
@@ -44,29 +44,29 @@ class DeltaSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Return the size of the target over that of the delta."""
+        """Size of the target divided by the size of the delta."""
         return self.target_bytes / self.num_bytes
 
 
-class _Coded(msgspec.Struct, frozen=True):
+class _CodedExtent(msgspec.Struct, frozen=True):
     payload: bytes
     codec: str
     num_changed: int
     has_half_bytes: bool
     """Whether `num_changed` counts half bytes."""
     base: list[np.ndarray]
-    """Words by slice."""
+    """Words of each slice."""
     target: list[np.ndarray]
 
 
 def write_delta(
     base: Weights, target: Weights, output: Path, *, num_threads: int, advance: Advance
 ) -> DeltaSummary:
-    """Write what turns `base` into `target`.
+    """Write the delta from `base` to `target`.
 
     Raises:
-        CorruptDataError: a checkpoint was cut while it was read.
-        OSError: the delta cannot be written; nothing is left behind.
+        CorruptDataError: A checkpoint was truncated while it was read.
+        OSError: Writing failed; nothing is left behind.
 
     """
     job = _Job(base, target)
@@ -99,10 +99,11 @@ def write_delta(
 
 
 class _Job:
-    """The tables of one diff, while it runs."""
+    """State of one diff."""
 
     def __init__(self, base: Weights, target: Weights) -> None:
         self._base, self._target = base, target
+        # Tensors of one type next to each other, so that small ones can share an extent.
         self._tensors = sorted(
             target.tensors.values(), key=lambda t: (t.dtype, not self._is_based(t), t.name)
         )
@@ -111,8 +112,8 @@ class _Job:
         self._base_hashers = {key: tensor.hasher() for key, tensor in base.tensors.items()}
         self._num_changed = [0] * len(self._tensors)
 
-    def encode(self, run: list[TensorSlice]) -> _Coded:
-        """Code one run of words."""
+    def encode(self, run: list[TensorSlice]) -> _CodedExtent:
+        """Encode one run of words; called from several threads."""
         tensors = [self._tensors[piece.row] for piece in run]
         base = [
             read_base(self._base, tensor, piece) for tensor, piece in zip(tensors, run, strict=True)
@@ -124,21 +125,22 @@ class _Job:
         payload = encode_words(joined(base), joined(target), tensors[0].element_type.dtype)
         header = delta.read_header(payload)
         codec, has_half_bytes = header.codec.name.lower(), header.dtype is delta.Dtype.INT4X2
-        return _Coded(payload, codec, header.num_changed, has_half_bytes, base, target)
+        return _CodedExtent(payload, codec, header.num_changed, has_half_bytes, base, target)
 
-    def record(self, run: list[TensorSlice], coded: _Coded) -> int:
-        """Add a coded run to digests and counts; return the bytes of it."""
+    def record(self, run: list[TensorSlice], coded: _CodedExtent) -> int:
+        """Add an encoded run to digests and counts, in order; return its size in bytes."""
         for piece, old, new in zip(run, coded.base, coded.target, strict=True):
             self._hashers[piece.row].update(new)
             if self._is_based(self._tensors[piece.row]):
                 self._base_hashers[self._tensors[piece.row].key].update(old)
+            # The codec counts over the whole run, which is only exact for a run of one tensor.
             is_counted = len(run) == 1 and not coded.has_half_bytes
             changed = coded.num_changed if is_counted else int(np.count_nonzero(old != new))
             self._num_changed[piece.row] += changed
         return sum(words.nbytes for words in coded.target)
 
     def manifest(self, extents: tuple[ExtentRecord, ...]) -> Manifest:
-        """Return the table of contents, when all runs are recorded."""
+        """Return the manifest, once all runs are recorded."""
         numbers = {tensor.key: number for number, tensor in enumerate(self._tensors)}
         target = tuple(
             TargetRow(t.name, t.dtype, t.shape, hasher.digest(), num_changed)
@@ -160,6 +162,7 @@ class _Job:
     def _base_rows(self, numbers: dict[Key, int]) -> Iterator[TensorRow]:
         for key, tensor in sorted(self._base.tensors.items()):
             hasher = self._base_hashers[key]
+            # Removed or replaced tensors are in no run, so their digest is computed here.
             if key not in numbers or not tensor.is_base_of(self._tensors[numbers[key]]):
                 hash_whole(self._base, tensor, hasher)
             yield TensorRow(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
@@ -172,7 +175,7 @@ class _Job:
 def plan_runs(
     tensors: list[Tensor], is_based: Callable[[Tensor], bool]
 ) -> Iterator[list[TensorSlice]]:
-    """Cut sorted tensors into extents: small neighbors of one element type share one."""
+    """Split sorted tensors into extents; small neighbors of one element type share an extent."""
     run: list[TensorSlice] = []
     kind = None
     room = 0
@@ -183,6 +186,7 @@ def plan_runs(
             if run and (own != kind or rest > room):
                 yield run
                 run = []
+            # A new run has the whole room.
             room = room if run else EXTENT_WORDS
             kind, count = own, min(rest, room)
             run.append(TensorSlice(row, first, count))
@@ -192,7 +196,7 @@ def plan_runs(
 
 
 def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:
-    """Read the words that a slice is coded against: the base's, or zeros."""
+    """Read the base words of a slice; zeros if the base does not have the tensor."""
     own = base.tensors.get(tensor.key)
     if own is None or not own.is_base_of(tensor):
         return np.zeros(piece.num_words, tensor.word_dtype)
@@ -200,12 +204,12 @@ def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Join the slices of an extent; a single one is not copied."""
+    """Concatenate slices; a single one is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def hash_whole(weights: Weights, tensor: Tensor, hasher: TensorHasher) -> None:
-    """Feed all of a tensor to its hasher, an extent's worth at a time."""
+    """Hash a whole tensor, `EXTENT_WORDS` at a time."""
     for first in range(0, tensor.num_words, EXTENT_WORDS):
         hasher.update(weights.read(tensor.key, first, min(EXTENT_WORDS, tensor.num_words - first)))
 
@@ -217,7 +221,7 @@ Result = TypeVar("Result")
 def ordered_map(
     work: Callable[[Item], Result], items: Iterable[Item], num_threads: int
 ) -> Iterator[Result]:
-    """Yield `work(item)` in the order of the items; at most `num_threads + 1` are in memory."""
+    """Yield `work(item)` in order, computed by threads with at most `num_threads + 1` pending."""
     pending: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(num_threads)
     try:
@@ -228,4 +232,5 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     finally:
+        # Also if the consumer stops early: no thread may read files that are about to be closed.
         pool.shutdown(cancel_futures=True)

@@ -1,11 +1,7 @@
-"""`penstock weights inspect`: an inspection as tables, as JSON, as a picture.
+"""`penstock weights inspect`: summarizes a delta as tables, as JSON or as an SVG picture.
 
-What a delta changes: by tensor, layer, expert, kind of tensor, codec and exponent.
-
-The tables of the file say nearly all of it. How many elements each exponent has, and so which share
-of them changed, only the base knows.
-
-An inspection as one picture: SVG, without any library.
+It shows the changes by tensor, layer, expert, kind of tensor, codec and exponent. The manifest has
+nearly all of it; only the shares per exponent need the base.
 """
 
 import argparse
@@ -29,7 +25,7 @@ from penstock.infra.weights.files.manifest import Manifest, TargetRow, TensorRow
 from penstock.infra.weights.files.output import new_file
 from penstock.infra.weights.files.paths import printable, require_apart
 from penstock.infra.weights.files.tensors import Weights
-from penstock.infra.weights.patched import Patched
+from penstock.infra.weights.patched import PatchedWeights
 from penstock.kernels import delta
 from penstock.kernels.delta.dtypes import exponent_keys
 
@@ -39,14 +35,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Share(msgspec.Struct, frozen=True):
-    """How much of a group of tensors changed."""
+    """Changed share of a group of tensors."""
 
     num_words: int
     num_changed: int
 
     @property
     def fraction(self) -> float:
-        """Return the changed share."""
+        """Changed share of the words."""
         return self.num_changed / max(1, self.num_words)
 
 
@@ -57,22 +53,22 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: tuple[int, ...]
     status: str
-    """equal, changed, reshaped, added, replaced (another dtype or size), removed."""
+    """One of equal, changed, reshaped, added, replaced (another dtype or size), removed."""
     share: Share
 
     @property
     def layer(self) -> str | None:
-        """Return the number of its layer."""
+        """Number of the layer in the name."""
         return _found(_LAYER, self.name)
 
     @property
     def expert(self) -> str | None:
-        """Return the number of its expert."""
+        """Number of the expert in the name."""
         return _found(_EXPERT, self.name)
 
     @property
     def kind(self) -> str:
-        """Return its name without the numbers."""
+        """Name with `*` in place of numbers."""
         return _NUMBER.sub("*", self.name)
 
 
@@ -96,10 +92,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     exponents: dict[str, dict[int, Share]]
     """Changes by dtype and exponent field; empty without the base."""
     exponent_classes: dict[str, dict[int, int]]
-    """Changed words by dtype and by the first exponent of the class that they were coded in."""
+    """Changed words by dtype and first exponent of their coding class."""
 
     def grouped(self, group: Callable[[TensorChange], str | None]) -> dict[str, Share]:
-        """Add up the tensors that are there, by `group`."""
+        """Return the share of each group of present tensors."""
         totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for tensor in self.tensors:
             label = group(tensor)
@@ -110,10 +106,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(patch: DeltaFile, base: Weights | None, *, num_threads: int) -> Inspection:
-    """Read a delta; with its base, also every change.
+    """Inspect a delta; with its base, also the exponents of every change.
 
     Raises:
-        CorruptDataError: a damaged delta, or another base.
+        CorruptDataError: The delta is damaged, or has another base.
 
     """
     manifest = patch.manifest
@@ -172,7 +168,7 @@ def _exponent_classes(patch: DeltaFile) -> dict[str, dict[int, int]]:
 
 def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, dict[int, Share]]:
     manifest = patch.manifest
-    view = Patched(base, patch, num_kept=0)
+    view = PatchedWeights(base, patch, num_kept=0)
 
     def counted(number: int) -> tuple[str, np.ndarray] | None:
         pieces, words = view.extent(number)
@@ -182,6 +178,7 @@ def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, d
             return None
         old = joined([read_base(base, r, p) for r, p in zip(rows, pieces, strict=True)])
         dtype = rows[0].element_type.dtype
+        # Integers have no exponents.
         if dtype.traits.num_keys == 1:
             return None
         keys = exponent_keys(old, dtype)
@@ -214,7 +211,7 @@ _LIGHT, _DARK = (235, 243, 250), (8, 48, 107)
 
 
 def draw(found: Inspection) -> str:
-    """Draw the changed share by kind of tensor and layer, and by base exponent."""
+    """Return an SVG of the changed share by kind of tensor and layer, and by base exponent."""
     heat, heat_width, heat_height = _heatmap(found)
     bars, bars_width, bars_height = _plot_exponents(found)
     width = max(_WIDTH_MIN_PX, heat_width, bars_width) + 20
@@ -233,7 +230,7 @@ def draw(found: Inspection) -> str:
 
 
 def _heatmap(found: Inspection) -> tuple[str, int, int]:
-    """Draw one row per kind of tensor, one column per layer; return it with its size in pixels."""
+    """Return (SVG, width, height) with a row per kind of tensor and a column per layer."""
     cells = found.grouped(
         lambda t: f"{t.kind}\n{t.layer or ''}" if t.status in _WITH_BASE else None
     )
@@ -257,7 +254,7 @@ def _heatmap(found: Inspection) -> tuple[str, int, int]:
 
 
 def _plot_exponents(found: Inspection) -> tuple[str, int, int]:
-    """Draw bars of the changed share by exponent, or of what is known without the base."""
+    """Return (SVG, width, height) with bars by exponent, or by exponent class without the base."""
     charts = [
         _bars(f"Changed share by base exponent, {dtype}", _labeled(shares))
         for dtype, shares in found.exponents.items()
@@ -323,7 +320,7 @@ _BAR_CHARACTERS = 24
 
 
 def inspect_delta(arguments: argparse.Namespace) -> int:
-    """Show what a delta changes."""
+    """Show the changes of a delta."""
     with ExitStack() as stack:
         patch = stack.enter_context(DeltaFile(arguments.delta))
         base = stack.enter_context(CheckpointFiles(arguments.base)) if arguments.base else None
@@ -334,13 +331,13 @@ def inspect_delta(arguments: argparse.Namespace) -> int:
         with new_file(arguments.plot) as file:
             file.write(draw(found).encode())
     if arguments.json:
-        print_result(_figures(found), as_json=True)
+        print_result(_as_dict(found), as_json=True)
     else:
         _print(found, is_whole=arguments.all)
     return 0
 
 
-def _figures(found: Inspection) -> dict[str, object]:
+def _as_dict(found: Inspection) -> dict[str, object]:
     return msgspec.to_builtins(found, str_keys=True) | {
         "ratio": found.target_bytes / found.num_bytes,
         "groups": {

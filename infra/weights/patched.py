@@ -1,4 +1,4 @@
-"""A checkpoint seen through a delta: what `apply` writes, and what a merge is made of."""
+"""A checkpoint behind a delta, for `apply` and for merging deltas."""
 
 import threading
 from collections import OrderedDict
@@ -19,14 +19,14 @@ from penstock.messages.errors import CorruptDataError
 _NAMED_MAX = 5
 
 
-class Patched:
-    """The target of a delta, decoded extent by extent; the last few decoded are kept."""
+class PatchedWeights:
+    """The target of a delta, decoded extent by extent, with a cache of `num_kept` extents."""
 
     def __init__(self, base: Weights, patch: DeltaFile, *, num_kept: int) -> None:
         """Check that the delta can belong to the base.
 
         Raises:
-            CorruptDataError: the base has other tensors than the delta was made against.
+            CorruptDataError: The base does not have the tensors that the delta expects.
 
         """
         self._base, self._patch = base, patch
@@ -52,11 +52,12 @@ class Patched:
         """Read some words [num_words] of a tensor of the target.
 
         Raises:
-            CorruptDataError: as `extent`.
+            CorruptDataError: As in `extent`.
 
         """
         begin = self._row_starts[self._row_numbers[key]] + first
         end = begin + num_words
+        # The last extent that starts at or before the first word.
         number = int(np.searchsorted(self._starts, begin, side="right")) - 1
         parts: list[np.ndarray] = []
         while begin < end:
@@ -69,14 +70,13 @@ class Patched:
     def extent(
         self, number: int, room: np.ndarray | None = None
     ) -> tuple[list[TensorSlice], np.ndarray]:
-        """Decode an extent: its pieces, and the words of all of them, one after the other.
+        """Decode an extent; return its pieces, and the words of all of them in order.
 
         Args:
-            number: of the extent.
-            room: bytes to write the words to, the first of them; without, new memory.
+            room: Buffer for the words; by default new memory.
 
         Raises:
-            CorruptDataError: the delta is damaged, or the base is not the one it was made against.
+            CorruptDataError: The delta is damaged, or the base is wrong.
 
         """
         extent = self._manifest.extents[number]
@@ -97,6 +97,7 @@ class Patched:
             if number in self._kept:
                 self._kept.move_to_end(number)
                 return self._kept[number]
+        # Outside of the lock, so that threads decode in parallel; two may decode the same extent.
         words = self.extent(number)[1]
         with self._lock:
             self._kept[number] = words
@@ -106,7 +107,7 @@ class Patched:
 
 
 def _check_base(base: Weights, patch: DeltaFile) -> None:
-    """Compare tables, which detects most wrong bases before a byte is decoded."""
+    # Shapes and dtypes reveal most wrong bases before anything is decoded.
     expected = {row.key: (row.dtype, row.shape) for row in patch.manifest.base}
     found = {key: (tensor.dtype, tensor.shape) for key, tensor in base.tensors.items()}
     if expected != found:
@@ -121,21 +122,22 @@ def _check_base(base: Weights, patch: DeltaFile) -> None:
 def merge_deltas(
     base: Weights, paths: list[Path], output: Path, *, num_threads: int, advance: Advance
 ) -> DeltaSummary:
-    """Write one delta that leads from `base` to where the last of `paths` leads.
+    """Write one delta from `base` to the target of the last of `paths`.
 
     Raises:
-        CorruptDataError: a delta is damaged, is not of this base, or does not follow on the one
-            before.
+        CorruptDataError: A delta is damaged, has another base, or does not follow the previous one.
 
     """
     with ExitStack() as stack:
         deltas = [stack.enter_context(DeltaFile(path)) for path in paths]
         for before, after in pairwise(deltas):
             if _table(before.manifest.target) != _table(after.manifest.base):
+                # By names, shapes and digests of the tables; no tensor has been read yet.
                 raise CorruptDataError(f"{after.path}: does not follow on {before.path}")
         view = base
         for patch in deltas:
-            view = Patched(view, patch, num_kept=num_threads + 2)
+            # As many extents as threads may read at once, and the next ones.
+            view = PatchedWeights(view, patch, num_kept=num_threads + 2)
         return write_delta(base, view, output, num_threads=num_threads, advance=advance)
 
 

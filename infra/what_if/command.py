@@ -1,12 +1,9 @@
-"""Trains a run's log with something different, evaluates what comes of it, and reports both.
+"""Trains a run's log with changed settings, evaluates the weights, and reports both.
 
-The report of a what-if: one HTML file with its curves beside the run's own.
-
-The weights of a what-if on the run's held-out tasks, by a run of no steps.
-
-Its configuration is the run's, but that it starts from these weights, takes no step, serves no
-users and has a log and a store of its own. Tasks, tokenizer, machines, judge and evaluator are the
-run's, so that its figure stands beside those in the run's log.
+The report is one HTML file with the curves of both. The evaluation is a run without steps: it has
+the configuration of the original run, but starts from the new weights, serves no users, and has its
+own log and store. Tasks, tokenizer, machines, judge and evaluator are the same, so that the results
+can be compared.
 """
 
 import argparse
@@ -44,7 +41,7 @@ from penstock.messages.training import BatchManifest, StepCompleted
 
 
 def render(answer: dict[str, Any]) -> str:
-    """Return the page, readable without a server and without a network."""
+    """Return the report as a page that needs no server and no network."""
     page = files("penstock.gateway.page")
     parts = {
         "/*STYLE*/": page / "page.css",
@@ -60,25 +57,20 @@ def render(answer: dict[str, Any]) -> str:
 RUN_ID = "what-if"
 STOPPING_S_MAX = 120.0
 _DROPPED = ("bus", "store", "weights", "users", "serve")
-"""Tables of the run that are about where it ran, or about users."""
+"""Tables of the run's place and users, which the evaluation does not share."""
 _OF_PLACE = ("bucket", "endpoint", "link", "channel")
-"""The same of a region."""
+"""Fields of a region that are about its place."""
 
 
 class EvaluationFailedError(PenstockError, RuntimeError):
-    """The run that evaluates did not end well; its output says why."""
+    """The evaluation run failed; its output says why."""
 
 
 async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted]:
-    """Return the evaluations of a model folder as the run would have had them.
-
-    Args:
-        run: whose tasks, machines and settings.
-        model: a folder in Hugging Face's layout.
-        folder: of the run that evaluates; new.
+    """Evaluate a model folder with a run's tasks and settings.
 
     Raises:
-        EvaluationFailedError: It did not end well.
+        EvaluationFailedError: The evaluation run failed.
 
     """
     config = folder / "evaluation.toml"
@@ -92,7 +84,7 @@ async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted
         code = await asyncio.wait_for(process.wait(), wall_s_max)
     except BaseException:
         if process.returncode is None:
-            process.terminate()  # It stops its actors in order.
+            process.terminate()  # Not `kill`: the launcher has to stop its actors.
         raise
     if code:
         raise EvaluationFailedError(f"the evaluation in {folder / RUN_ID} ended with code {code}")
@@ -101,7 +93,7 @@ async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted
 
 
 def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
-    """Return the tables of a run of no steps that evaluates a model."""
+    """Return the configuration of a run without steps that evaluates a model."""
     data = {name: table for name, table in tables.items() if name not in _DROPPED}
     data["model"] = {
         "checkpoint": str(model),
@@ -114,6 +106,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     trainer["midtrain"].pop("seconds", None)
     data["trainer"] = trainer
     data["pacer"] = {**data.get("pacer", {}), "steps_max": 0}
+    # Port 0: the original run may still be serving.
     data["gateway"] = {**data.get("gateway", {}), "port": 0}
     data["regions"] = [
         {name: value for name, value in region.items() if name not in _OF_PLACE}
@@ -122,6 +115,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     data["processes"] = {
         name: specs
         for name, specs in data["processes"].items()
+        # They need several ranks, or users.
         if not any(spec.startswith(("publisher:", "gatekeeper")) for spec in specs)
     }
     return data
@@ -137,23 +131,24 @@ async def evaluations(bus: Bus) -> list[EvalCompleted]:
 
 
 NUM_AT_ONCE_MAX = 16
-"""Questions that may be begun within one second."""
-_FIGURES = ("loss", "grad_norm", "logprob_mean", "entropy", "kl_reference")
-"""Metrics of a step that are shown beside the two below, where it has them."""
+"""Maximum folders created within one second."""
+_METRICS = ("loss", "grad_norm", "logprob_mean", "entropy", "kl_reference")
+"""Metrics of a step that are shown in addition to ESS and KL."""
 
 
 async def what_if_command(arguments: argparse.Namespace) -> int:
-    """Ask a run's log; the answer is a folder.
+    """Answer a what-if question into a folder.
 
     Raises:
-        ConfigError: A setting that cannot be evaluated again, or a folder that is not empty.
-        NotFoundError: No such run, or it has no checkpoint of version 0.
+        ConfigError: A setting cannot be changed, or the folder is not empty.
+        NotFoundError: The run does not exist, or has no checkpoint of version 0.
         CorruptDataError: The log lacks a verdict.
-        EvaluationFailedError: The evaluation did not end well.
+        EvaluationFailedError: The evaluation failed.
 
     """
     run = await reached_run(arguments)
     if arguments.output:
+        # Before the training, which takes minutes.
         check_target(folder := arguments.output.resolve())
         return await _write_answer(run, folder, arguments)
     folder = _own_folder(run)
@@ -161,14 +156,14 @@ async def what_if_command(arguments: argparse.Namespace) -> int:
         return await _write_answer(run, folder, arguments)
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # Where nothing came of it.
+            folder.rmdir()  # Only if it is still empty.
 
 
 def _own_folder(run: RunDir) -> Path:
-    """Make a folder of the run's for one question: another one of this second has its own.
+    """Create a folder in the run for one question.
 
     Raises:
-        ConfigError: Too many were made in one second.
+        ConfigError: Too many folders were created in one second.
 
     """
     within = run.path / "what-if"
@@ -198,9 +193,9 @@ async def _write_answer(run: RunDir, folder: Path, arguments: argparse.Namespace
 async def ask(
     run: RunDir, given: list[str], folder: Path, *, with_progress: bool
 ) -> dict[str, Any]:
-    """Train the log again, write the weights to `folder/model`, and return what was found.
+    """Train the log with the changes, write the weights to `folder/model`, and return the answer.
 
-    Raises as `what_if_command` does. The run's folder, log and store stay as they are.
+    The run's log and store do not change. Raises what `what_if_command` raises.
     """
     config = load_config(run.config)
     question = read_question(given, config)
@@ -210,10 +205,10 @@ async def ask(
     def on_step(manifest: BatchManifest, result: StepResult) -> None:
         steps.append(_step(manifest.step, result.metrics))
         if with_progress:
-            figures = steps[-1]
+            shown = steps[-1]
             sys.stderr.write(
-                f"step {manifest.step}: loss {figures['loss']:+.4f}, ESS {figures['ess']:.3f}, "
-                f"KL {figures['kl_behavior']:.5f}\n"
+                f"step {manifest.step}: loss {shown['loss']:+.4f}, ESS {shown['ess']:.3f}, "
+                f"KL {shown['kl_behavior']:.5f}\n"
             )
 
     async with open_log(run, "replay") as bus:
@@ -259,8 +254,7 @@ async def _recorded(bus: Bus) -> list[dict[str, float]]:
 
 
 def _step(step: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Return a step's curves: both policies against the one that sampled, and the rest."""
-    named = {name: metrics[name] for name in _FIGURES if name in metrics}
+    named = {name: metrics[name] for name in _METRICS if name in metrics}
     own = {"ess": ess_of(metrics), "kl_behavior": metrics.get("mismatch_k3", 0.0)}
     return {"step": step, **own, **named}
 
@@ -292,11 +286,7 @@ def _lines(answer: dict[str, Any], folder: Path) -> list[str]:
     for name, found in answer["heldout"].items():
         lines += [
             f"{name.replace('_', '-')}: version {one['version']} solves {one['pass_rate']:.1%} of "
-            f"{one['num_tasks']} held-out attempts{_of_set(one['set'])}"
+            f"{one['num_tasks']} held-out attempts" + (f" ({one['set']})" if one["set"] else "")
             for one in found
         ]
     return [*lines, f"report: {folder / 'what-if.html'}"]
-
-
-def _of_set(name: str) -> str:
-    return f" ({name})" if name else ""

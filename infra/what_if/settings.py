@@ -1,4 +1,4 @@
-"""What a what-if may change: what a log can be asked again; nothing that decided its samples."""
+"""The settings that a what-if may change: none that decided which samples the log has."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.reward import composed_again
+from penstock.actors.judge.reward import recompose
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.infra.config.file import apply_overrides
 from penstock.infra.config.settings import RunConfig
@@ -27,23 +27,24 @@ JUDGE_KEYS = (
 )
 T = TypeVar("T", TrainerConfig, JudgeConfig)
 TOLERANCE = 1e-6
-"""Between components as recorded and as composed again."""
+"""Maximum difference between recorded and recomposed components."""
 
 
 class WhatIfSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is different, checked against the run's own settings."""
+    """Changed settings, checked against the run's settings."""
 
     given: list[str]
-    """`KEY=VALUE` each."""
+    """All changes as `KEY=VALUE`."""
     trainer: list[str]
+    """Changes of the trainer's settings as `KEY=VALUE`."""
     judge: JudgeConfig | None
-    """None: rewards are as recorded."""
+    """Changed settings of the judge; None to keep the recorded rewards."""
 
     def change(self, config: TrainerConfig) -> TrainerConfig:
-        """Return the settings of a step with what is different.
+        """Return the changed settings of a step.
 
         Raises:
-            ConfigError: They do not go together.
+            ConfigError: The settings are not compatible.
 
         """
         return _converted("trainer", config, self.trainer)
@@ -53,7 +54,7 @@ def read_question(given: Sequence[str], config: RunConfig) -> WhatIfSettings:
     """Read `KEY=VALUE` settings.
 
     Raises:
-        ConfigError: A setting that cannot be evaluated again, or a wrong value.
+        ConfigError: A setting cannot be changed, or its value is wrong.
 
     """
     trainer: list[str] = []
@@ -79,6 +80,7 @@ def read_question(given: Sequence[str], config: RunConfig) -> WhatIfSettings:
         trainer=trainer,
         judge=_judge(config.judge, judge) if judge else None,
     )
+    # Checked now: otherwise an error would appear only after the first step is read.
     question.change(config.trainer)
     return question
 
@@ -86,20 +88,21 @@ def read_question(given: Sequence[str], config: RunConfig) -> WhatIfSettings:
 def reward_function(
     question: WhatIfSettings, config: RunConfig
 ) -> Callable[[Verdict], float] | None:
-    """Return the reward of a verdict with other weights; None where none was asked for."""
+    """Return the changed reward of a verdict; None if rewards do not change."""
     judge, own = question.judge, config.judge
     if judge is None:
         return None
 
     def reward(verdict: Verdict) -> float:
-        recorded, composed = verdict.components, composed_again(verdict, own)
+        # A log of another version, or with a custom judge, may have composed them differently.
+        recorded, composed = verdict.components, recompose(verdict, own)
         if not _is_close(recorded, composed):
             raise ConfigError(
                 f"--what-if judge: {verdict.rollout_id}: its verdict has the components "
-                f"{recorded}, and the run's settings compose {composed} from what it records: "
-                "rewards of such a log cannot be composed with others"
+                f"{recorded}, but the run's settings give {composed}: rewards of such a log "
+                "cannot be composed with others"
             )
-        return sum(composed_again(verdict, judge).values())
+        return sum(recompose(verdict, judge).values())
 
     return reward
 
@@ -109,7 +112,7 @@ def _is_one_of(key: str, choices: Sequence[str]) -> bool:
 
 
 def _judge(own: JudgeConfig, given: Sequence[str]) -> JudgeConfig:
-    """Return the judge's settings with other weights; `judge.judges.NAME.weight` is one's."""
+    # `judge.judges` is a list, so its overrides `judge.judges.NAME.weight` are read here.
     plain = [each for each in given if not each.startswith("judge.judges.")]
     changed = _converted("judge", own, plain)
     for name, value in changed.auxiliary.weights.items():
@@ -137,7 +140,6 @@ def _judge(own: JudgeConfig, given: Sequence[str]) -> JudgeConfig:
 
 
 def _converted(table: str, config: T, given: Sequence[str]) -> T:
-    """Return a table's settings with overrides of the form `table.key=value`."""
     data = apply_overrides({table: msgspec.to_builtins(config)}, list(given))
     try:
         return msgspec.convert(data[table], type(config))

@@ -196,5 +196,5 @@ def test_ctrl_c_stops_mid_training_within_seconds(launch):
     run.ctrl_c()
     assert run.wait() == 130
     assert time.monotonic() - began < 20.0
-    assert "mid-training goes on from its last save" in run.output
+    assert "mid-training continues from its last save" in run.output
     assert gone(set(run.processes()))

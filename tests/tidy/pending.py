@@ -2,48 +2,26 @@
 
 UNEXPLAINED: frozenset[str] = frozenset(
     {
-        "actors/rollout_worker/actor.py",
         "actors/trainer/ranks/actor.py",
         "actors/trainer/turns.py",
-        "envs/harness/session.py",
         "envs/microvm/firecracker/backend.py",
     }
 )
 VAGUE: frozenset[str] = frozenset(
     {
-        "actors/trainer/counterfactual/what_if.py",
         "actors/trainer/engines/protocol.py",
-        "actors/trainer/midtraining/saves.py",
-        "actors/trainer/objective/mismatch.py",
-        "actors/trainer/preferences/config.py",
-        "actors/trainer/preferences/examples.py",
-        "infra/corpora/preferences.py",
         "infra/deploy/layout.py",
         "infra/deploy/sizes.py",
-        "infra/judge/attack.py",
-        "infra/judge/audit.py",
-        "infra/judge/calibration.py",
-        "infra/privacy/lineage.py",
     }
 )
 NOUNLESS: frozenset[str] = frozenset(
     {
-        "actors/feedback/sessions.py",
-        "actors/feedback/trust.py",
         "actors/generator/decoders/graph.py",
-        "actors/pacer/curriculum.py",
         "actors/policy/chat/builtin.py",
         "actors/policy/exact.py",
         "actors/trainer/batching/credit.py",
         "actors/trainer/batching/fair_draw.py",
-        "actors/trainer/checkpoint.py",
-        "actors/trainer/counterfactual/retraining.py",
         "actors/trainer/forward.py",
-        "envs/factory/recording.py",
-        "infra/judge/asking.py",
-        "infra/privacy/lineage.py",
-        "infra/weights/diff.py",
-        "infra/weights/patched.py",
         "messages/reading/sealed.py",
     }
 )

@@ -1,8 +1,8 @@
 """Rubric judges: a model answers one multiple-choice question per criterion.
 
-`config.py` declares them, `fence.py` keeps an episode's texts (`actors/judge/submission.py`)
-apart from the question, `question.py` writes the question and reads the letter, `judge.py`
-asks, repeats and counts. Who answers: `endpoint.py` any OpenAI-compatible service,
-`generators.py` the run's own replicas at one version. `contrast.py` asks which of a group's
-attempts cheat (`penstock judge audit`).
+`config.py` declares the judges, `fence.py` separates an episode's untrusted texts
+(`actors/judge/submission.py`) from the question, `question.py` writes the question and reads the
+letter, and `judge.py` asks, repeats and aggregates. Answers come from an OpenAI-compatible service
+(`endpoint.py`) or from the run's own replicas at a fixed version (`generators.py`). `contrast.py`
+asks which of a group's attempts cheat (`penstock judge audit`).
 """

@@ -1,4 +1,4 @@
-"""Settings of rubric judges, and the digest that names what a judge is."""
+"""Settings of rubric judges."""
 
 from typing import Annotated
 
@@ -31,74 +31,74 @@ class CriterionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: Name
     text: _Text
-    """The question, which the choices answer."""
+    """Question, which the choices answer."""
     weight: PositiveFloat = 1.0
-    """Beside the rubric's other criteria."""
+    """Weight relative to the rubric's other criteria."""
     choices: dict[_Text, UnitInterval] = msgspec.field(default_factory=_yes_no)
-    """Answer -> its score."""
+    """Score of each answer."""
 
     def __post_init__(self) -> None:
         """Check the choices."""
         if not 2 <= len(self.choices) <= CHOICES_MAX or len({*self.choices.values()}) < 2:
-            text = f"expected 2 to {CHOICES_MAX} answers of at least two scores"
+            text = f"expected 2 to {CHOICES_MAX} answers with at least two different scores"
             raise ConfigError(f"judge.judges.criteria.{self.name}.choices: {text}")
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service that speaks OpenAI's chat completions; its key is never in a configuration."""
+    """An OpenAI-compatible chat-completions service; configurations never hold its key."""
 
     url: Annotated[str, msgspec.Meta(pattern=_URL)]
-    """Up to and with `/v1`."""
+    """Base URL, including `/v1`."""
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     key_env: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?\Z")] = ""
     """Environment variable of the judge's process that holds the key."""
     key_file: Annotated[str, msgspec.Meta(pattern=r"^(/.*)?\Z")] = ""
-    """File that holds it and nothing else, by its absolute path."""
+    """Absolute path of a file that holds only the key."""
     timeout_s: PositiveFloat = 60.0
     """Timeout of one call in seconds."""
     reply_tokens_max: PositiveInt = 16
-    """Asked for; a model that thinks first needs more."""
+    """Maximum tokens of a reply; a model that thinks first needs more."""
     temperature: NonNegativeFloat = 0.0
     structured: bool = False
-    """Ask for JSON that holds the letter (`response_format`), where the service has it."""
+    """Request JSON that holds the letter (`response_format`), if the service supports it."""
 
     def __post_init__(self) -> None:
-        """Refuse two places for one key."""
+        """Refuse two sources of the key."""
         if self.key_env and self.key_file:
             raise ConfigError("judge.judges.endpoint: expected key_env or key_file, got both")
 
 
 class RubricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rubric judge: what it asks, whom, and what its score is worth."""
+    """One rubric judge: its questions, who answers them, and the weight of its score."""
 
     name: Name
     weight: PositiveFloat
-    """Reward of the best answer to every criterion."""
+    """Reward if every criterion gets its best answer."""
     criteria: list[CriterionConfig]
     endpoint: EndpointConfig | None = None
-    """Who answers;"""
+    """Service that answers; exclusive with `policy_version`."""
     policy_version: NonNegativeInt | None = None
-    """or the run's own replicas that hold this version for good."""
+    """Policy version of the run's own replicas that answer."""
     repeats: PositiveInt = 1
-    """Calls for each criterion, each with the choices in another order."""
+    """Calls per criterion, each with the choices in another order."""
     shows: tuple[Annotated[str, one_of(SECTIONS)], ...] = ("task", "diff", "final")
-    """What of an episode the judge sees."""
+    """Sections of an episode that the judge sees."""
     section_chars_max: PositiveInt = 12_000
-    """Maximum characters of each section; a longer one loses its middle."""
+    """Maximum characters per section; a longer one is cut in the middle."""
     on_failure: Annotated[str, one_of((MASK, VERIFIABLE))] = VERIFIABLE
-    """Whether a rollout that the judge could not score keeps its other reward or is masked."""
+    """Whether a rollout that the judge cannot score is masked or keeps its verifiable reward."""
     num_attempts_max: PositiveInt = 3
-    """Tries of one call."""
+    """Attempts per call."""
     retry_delay_s: PositiveFloat = 1.0
-    """First pause before the next; doubles."""
+    """First pause between attempts; doubles."""
     deadline_s: PositiveFloat = 180.0
     """Time limit in seconds on all calls for one rollout."""
     num_concurrent: PositiveInt = 8
-    """Calls at once."""
+    """Concurrent calls."""
     down_s: PositiveFloat = 30.0
-    """A service that failed `DOWN_AFTER` rollouts in a row is not asked for so long."""
+    """Seconds without calls after a service failed `DOWN_AFTER` rollouts in a row."""
     calibration: str = ""
-    """File that `penstock judge calibrate` wrote, for `judge.calibration_min`."""
+    """File written by `penstock judge calibrate`, for `judge.calibration_min`."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""

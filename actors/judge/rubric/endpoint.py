@@ -1,7 +1,7 @@
-"""Any OpenAI-compatible service as who answers a judge's questions.
+"""Answers a judge's questions with an OpenAI-compatible service.
 
-The key comes from the environment or a file, is sent to the configured address alone (no redirect
-is followed, no proxy of the environment is used), and is in no log, event or error.
+The key comes from the environment or a file and is sent only to the configured address, without
+redirects or proxies. It never appears in a log, event or error.
 """
 
 import os
@@ -28,12 +28,12 @@ from penstock.messages.reading.parsing import parse_json
 REPLY_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 4096
 MODEL_CHARACTERS_MAX = 256
-"""Of the name that a service gives its model; verdicts bear it."""
+"""Maximum characters of the model name that a service reports; verdicts record it."""
 USAGE_TOKENS_MAX = 1 << 31
-"""Of a call, as the service counts them: a larger number is no count."""
+"""Maximum token count that is believed; a larger one is recorded as 0."""
 _SHOWN_CHARACTERS_MAX = 120
 _TEXT_REFUSED = frozenset({400, 413, 422})
-"""Too long, or a filter: the text is the policy's, so the answer is not the service's failure."""
+"""Statuses for texts that are too long or filtered: the policy's doing, not a failed service."""
 _BUSY = frozenset({408, 409, 425, 429})
 
 
@@ -60,7 +60,7 @@ class Endpoint:
     """A chat-completions service.
 
     Raises:
-        ConfigError: The key is not where the settings say, or is none.
+        ConfigError: The key is missing or malformed.
 
     """
 
@@ -68,8 +68,8 @@ class Endpoint:
         self._config = config
         self._url = f"{config.url.rstrip('/')}/chat/completions"
         self._key = key = read_key(config, environment)
+        # No compression: a megabyte of gzip may unpack to a gigabyte.
         self._headers = {"Accept-Encoding": "identity"}
-        """A megabyte of gzip unpacks to a gigabyte: nothing is unpacked."""
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
@@ -91,7 +91,7 @@ class Endpoint:
         )
 
     def _keyless(self, text: str) -> str:
-        """Return what a service said without our key, which some repeat."""
+        """Return a reply without our key, which some services echo in errors."""
         return text.replace(self._key, "[key]") if self._key else text
 
     def _body(self, question: JudgeQuestion) -> dict[str, Any]:
@@ -137,6 +137,7 @@ class Endpoint:
                 text = f"expected a reply of at most {REPLY_BYTES_MAX} bytes"
                 raise JudgeServiceError(f"{self._url}: {text}")
             return data
+        # The key is removed before the text is cut, or a cut key would not match.
         said = self._keyless(data.decode("utf-8", "replace"))
         shown = f"{self._url}: status {status}: {said}"
         shown = shown[: len(self._url) + _SHOWN_CHARACTERS_MAX]
@@ -151,7 +152,7 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
     """Return the key; empty where the settings name none.
 
     Raises:
-        ConfigError: It is not there, or no key.
+        ConfigError: The key is missing or malformed.
 
     """
     if config.key_env:
@@ -170,7 +171,7 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
     else:
         return ""
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}", key):
-        raise ConfigError(f"{field}: expected a key, printable and without spaces")
+        raise ConfigError(f"{field}: expected a key of printable characters without spaces")
     return key
 
 
@@ -179,7 +180,7 @@ def _count(num_tokens: int) -> int:
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:
-    """Read a body up to one byte above the bound or a little more."""
+    # Until the bound is exceeded: `Content-Length` need not be there, or true.
     data = bytearray()
     async for piece in reply.content.iter_chunked(65_536):
         data += piece

@@ -1,7 +1,7 @@
-"""Untrusted text in a judge's prompt: neutral, bounded, and fenced by what nobody can guess. Pure.
+"""Fences untrusted text in a judge's prompt: escaped, bounded, delimited by a nonce. Pure.
 
-A fence bears 128 random bits that are drawn for each call, after the text was written: its
-author cannot close the fence, and a fence of its own is only more text inside.
+The nonce has 128 random bits and is drawn per call, after the text was written. Its author cannot
+close the fence, and a forged fence is only more text inside.
 """
 
 import re
@@ -11,8 +11,8 @@ _NOT_PLAIN = re.compile(r"[^ -~\n\t]")
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Letters and marks without a shape: joiners, fillers, variation selectors. Other characters that
-a reader does not see or sees elsewhere are not printable by their category."""
+"""Invisible letters and marks: joiners, fillers, variation selectors. The category of all other
+invisible or reordering characters is not printable already."""
 
 
 def new_nonce() -> str:
@@ -21,7 +21,7 @@ def new_nonce() -> str:
 
 
 def neutral(text: str) -> str:
-    """Return text in which every character can be seen, escaped where it could not."""
+    """Return the text with every invisible character escaped."""
     return _NOT_PLAIN.sub(_shown, text)
 
 
@@ -32,7 +32,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def bounded(text: str, chars_max: int) -> str:
-    """Return a text of about `chars_max` characters at most; a longer one loses its middle."""
+    """Return a text of about `chars_max` characters at most, cut in the middle."""
     if len(text) <= chars_max:
         return text
     half = chars_max // 2

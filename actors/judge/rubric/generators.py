@@ -1,7 +1,7 @@
-"""The run's own replicas as who answers a judge's questions: one version, one letter.
+"""Answers a judge's questions with the run's own replicas of one policy version.
 
-The replicas are those that hold the version for good (`regions.channel = "version:N"`), so that
-what a judge is does not move with training. The grammar allows the letters alone.
+Only replicas pinned to the version are asked (`regions.channel = "version:N"`), so the judge does
+not change during training. The grammar allows only the letters.
 """
 
 from contextlib import aclosing
@@ -36,14 +36,13 @@ class Generators:
     def __init__(
         self, policy_version: int, chat: ChatFormat, replicas: ReplicaTable, ctx: Context
     ) -> None:
-        """Take the judge's own view of the replicas."""
         self._policy_version = policy_version
         self._chat = chat
         self._replicas = replicas
         self._ctx = ctx
 
     async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
-        """Have one letter sampled, greedily; see `Answerer`."""
+        """Sample one letter greedily; see `Answerer`."""
         try:
             context = self._chat.render_prompt(question.messages, OfferedTools())
         except UnrenderableError as error:

@@ -1,17 +1,18 @@
-"""A rubric judge: every criterion asked, repeated and counted; a failure is a score of None.
+"""A rubric judge: asks about every criterion, with repeats; a failure is a score of None.
 
 ```
- submission ─▶ criterion x repeat ─▶ answerer ─▶ a letter ─▶ mean per criterion, disagreement
+ submission ─▶ criterion x repeat ─▶ answerer ─▶ letter ─▶ mean per criterion, disagreement
                     ▲                   │
-                    └── tried again ────┤ unreadable or refused: the lowest score
-                                        └ the service fails: None, and after a few the judge is
-                                          down: not asked for a while
+                    └───── retry ───────┤ unreadable or refused text: the lowest score
+                                        └ service failed: None; after several failures the judge
+                                          is not asked for `down_s`
 ```
-What the policy can cause (a reply that is no letter, a text that the service refuses) costs the
-policy; what the service does wrong is never scored.
+Whatever the policy can cause (a reply other than a letter, a text that the service refuses) gets
+the lowest score; failures of the service are never scored.
 """
 
 import asyncio
+import logging
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -25,26 +26,28 @@ from penstock.messages.errors import DeadlineError, PenstockError
 from penstock.messages.retries import RetryPolicy, with_retries
 from penstock.messages.reward import JudgeScore
 
+log = logging.getLogger(__name__)
+
 DOWN_AFTER = 3
-"""Submissions in a row that a service failed, before it is not asked for `down_s`."""
+"""Submissions in a row that a service must fail before it is not asked for `down_s`."""
 _PAUSES_MAX = 8
 _DETAIL_CHARACTERS_MAX = 200
 
 
 class JudgeServiceError(PenstockError, ConnectionError):
-    """The service did not answer, or not as one does; another try may."""
+    """The service gave no valid answer; a retry may help."""
 
 
 class JudgeRefusedError(PenstockError, ConnectionError):
-    """The service refuses us: its address, our key, the model's name."""
+    """The service refuses the address, the key or the model name; a retry does not help."""
 
 
 class TextRefusedError(PenstockError, ValueError):
-    """The service refuses this very text, which is the policy's."""
+    """The service refuses the policy's text."""
 
 
 class UnreadableAnswerError(PenstockError, ValueError):
-    """The answer is none of the letters."""
+    """The answer is not one of the letters."""
 
 
 class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,28 +55,28 @@ class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     answered_by: str
-    """The model, as the service names it, or the policy version."""
+    """Model name that the service reported, or the policy version."""
     num_prompt_tokens: int = 0
     num_reply_tokens: int = 0
 
 
 class Answerer(Protocol):
-    """Who answers a judge's questions."""
+    """Answers a judge's questions."""
 
     async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Return the reply.
 
         Raises:
-            JudgeServiceError: There was none.
-            JudgeRefusedError: There will be none.
-            TextRefusedError: To this question there will be none.
+            JudgeServiceError: The service gave no valid reply.
+            JudgeRefusedError: The service will refuse every question.
+            TextRefusedError: The service will refuse this question.
 
         """
         ...
 
 
 class JudgeWaits(Protocol):
-    """Shows what is waited for: `Context`, or nobody."""
+    """Publishes waits: `Context` in a run, nothing in a command."""
 
     def waiting(
         self, target: str, reason: str, *, deadline_s: float
@@ -83,7 +86,7 @@ class JudgeWaits(Protocol):
 
 
 class _Tally:
-    """What came back on one criterion."""
+    """Answers on one criterion."""
 
     def __init__(self, criterion: CriterionConfig) -> None:
         self.criterion = criterion
@@ -122,7 +125,6 @@ class RubricJudge:
     """One judge of `judge.judges`."""
 
     def __init__(self, config: RubricConfig, answerer: Answerer, waits: JudgeWaits) -> None:
-        """Take who answers; nothing is asked yet."""
         self.config = config
         self.digest = rubric_digest(config)
         self._answerer = answerer
@@ -133,7 +135,7 @@ class RubricJudge:
         self._cause = ""
 
     async def score(self, submission: Submission) -> list[JudgeScore]:
-        """Return one score per criterion; never raises what a service can cause."""
+        """Return one score per criterion; failures of the service are scores of None."""
         tallies = [_Tally(criterion) for criterion in self.config.criteria]
         if submission.is_empty:
             for tally in tallies:
@@ -156,11 +158,13 @@ class RubricJudge:
                 self._waits.waiting(f"judge.{config.name}", reason, deadline_s=config.deadline_s),
                 asyncio.TaskGroup() as calls,
             ):
+                # `_slots` bounds how many of them call at once, over all rollouts.
                 for tally in tallies:
                     for repeat in range(config.repeats):
                         calls.create_task(self._ask_one(submission, tally, repeat))
         except DeadlineError:
             for tally in tallies:
+                # Scores that arrived in time still count; only missing ones are a failure.
                 if len(tally.scores) < config.repeats:
                     tally.failure = tally.failure or f"no answer in {config.deadline_s:g} s"
 
@@ -169,6 +173,7 @@ class RubricJudge:
         is_structured = config.endpoint is not None and config.endpoint.structured
 
         async def attempt() -> float:
+            # A nonce per attempt: an answer may have leaked the previous one to the policy's text.
             question = ask(config, criterion, submission, repeat, new_nonce())
             answer = await self._answerer.answer(question)
             tally.add(answer)
@@ -188,6 +193,7 @@ class RubricJudge:
             try:
                 retried = (JudgeServiceError, UnreadableAnswerError)
                 tally.scores.append(await with_retries(attempt, retry, retry_on=retried))
+            # The policy's text caused it, so it must not be better off than with a bad answer.
             except (UnreadableAnswerError, TextRefusedError) as error:
                 tally.scores.append(min(criterion.choices.values()))
                 tally.note = f"lowest score: {error}"
@@ -197,12 +203,17 @@ class RubricJudge:
                 tally.duration_s += loop.time() - began_at
 
     def _note_health(self, tallies: list[_Tally]) -> None:
-        """Ask a service that fails again and again no more for a while: rollouts go on."""
         if any(tally.scores for tally in tallies):
             self._num_failed = 0
             return
         self._num_failed += 1
         self._cause = tallies[0].failure
         if self._num_failed >= DOWN_AFTER:
+            # A pause, because each rollout would otherwise wait for the full deadline.
             now = asyncio.get_running_loop().time()
             self._down_until = now + self.config.down_s
+            name, down_s = self.config.name, self.config.down_s
+            log.warning(
+                "judge %s: %d rollouts failed in a row, not asked for %g s: %s",
+                *(name, self._num_failed, down_s, self._cause),
+            )

@@ -1,4 +1,4 @@
-"""The question of one criterion, and its answer: one letter, or nothing. Pure."""
+"""The question of one criterion, and its one-letter answer. Pure."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 
 PROMPT_VERSION = "1"
-"""Goes up with every change to what is asked or how."""
+"""Version of the prompt; bump it with every change to the texts below."""
 TITLES = {
     "task": "the task",
     "diff": "the changes",
@@ -44,20 +44,20 @@ class JudgeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a judge."""
 
     session_id: str
-    """Calls about one episode share it."""
+    """Session that all calls about one episode share."""
     messages: list[ChatMessage]
     scores: list[float]
     """Scores of the letters, from A."""
     takes_several: bool = False
-    """Whether any number of letters may be answered, none of them, too."""
+    """Whether an answer may name any number of letters, including none."""
 
     @property
     def letters(self) -> str:
-        """The letters that may be answered."""
+        """Letters that an answer may name."""
         return string.ascii_uppercase[: len(self.scores)]
 
 
-class _Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choice: str
 
 
@@ -68,11 +68,9 @@ def ask(
     repeat: int,
     nonce: str,
 ) -> JudgeQuestion:
-    """Return the question of a criterion.
-
-    Each repeat begins with another choice, so that a judge which prefers a letter prefers no
-    answer; rollouts of one group get the same orders.
-    """
+    """Return the question of a criterion."""
+    # Each repeat rotates the choices, so that a model's preference for a letter favors no answer.
+    # By repeat and not at random, so that rollouts of a group see the same orders.
     choices = list(criterion.choices.items())
     turned = repeat % len(choices)
     choices = choices[turned:] + choices[:turned]
@@ -99,11 +97,11 @@ def ask(
 
 
 def read_answer(reply: str, question: JudgeQuestion, *, is_structured: bool) -> float | None:
-    """Return the score of a reply that is one of the letters alone; None for any other."""
+    """Return the score of a reply that is exactly one of the letters; None for any other."""
     letter = reply.strip()
     if is_structured:
         try:
-            letter = parse_json(reply, _Chosen, "reply").choice
+            letter = parse_json(reply, _Choice, "reply").choice
         except CodecError:
             return None
     found = re.fullmatch(f"[{question.letters}]", letter)
@@ -111,7 +109,7 @@ def read_answer(reply: str, question: JudgeQuestion, *, is_structured: bool) -> 
 
 
 def rubric_digest(config: RubricConfig) -> str:
-    """Return what names a judge: all that decides what it is asked, and who is."""
+    """Return 12 hex digits that identify a judge's questions and the model that answers."""
     endpoint = config.endpoint
     answers = None
     if endpoint is not None:

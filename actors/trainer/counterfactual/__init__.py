@@ -1,4 +1,4 @@
-"""A log's steps taken again with something different.
+"""Repeats the steps of a log with a difference.
 
-`retraining.py`: without some users' samples; `what_if.py`: with other settings or rewards.
+`retraining.py` leaves out samples of users; `what_if.py` changes settings or rewards.
 """

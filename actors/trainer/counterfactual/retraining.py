@@ -1,9 +1,9 @@
-"""Retraining: the newest version as it would be, had some samples of users never been there.
+"""Retraining: the newest version as if some samples of users had never existed.
 
-From the newest checkpoint before the first step that trained one of them, every step is taken again
-without them; baseline, advantages, caps and divisors are computed again from what is left. What
-others sampled meanwhile is trained as it was sampled: some of it by versions that had learned from
-the samples that are left out.
+Every step since the newest checkpoint before the first affected one is repeated without them, with
+baselines, advantages, caps and divisors recomputed. Rollouts that others sampled in the meantime
+are trained as recorded, although versions that had learned from the left-out samples produced some
+of them.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.training import BatchManifest, SampleEntry
 
 
-class Retrained(msgspec.Struct, frozen=True, kw_only=True):
-    """What was trained again."""
+class RetrainingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a retraining."""
 
     step_first: int
-    """Steps before this one are the run's own."""
+    """First repeated step."""
     step_last: int
     num_left_out: int
-    """Entries of manifests that were trained in the run, and were left out."""
+    """Entries of manifests that the run trained and the retraining left out."""
     weights_digest: str
 
 
 class _Retraining:
-    """Folds deliveries, in the order of the log, into the learner."""
+    """Applies the deliveries of a log, in order, to the learner."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class _Retraining:
         self._credit = LiveCredit()
         self.manifests: list[BatchManifest] = []
         self.step = step
-        """Newest that the learner took."""
+        """Newest step that the learner took."""
         self.num_left_out = 0
 
     async def add(self, event: Event) -> None:
@@ -76,6 +76,7 @@ class _Retraining:
                 self.manifests.append(event)
             case _:
                 pass
+        # Streams have no common order: a manifest may come before the turns that it names.
         while self.manifests and self._is_ready(self.manifests[0]):
             await self._take(self.manifests.pop(0))
 
@@ -93,10 +94,10 @@ class _Retraining:
         self._turns.drop(manifest)
 
     def _without(self, manifest: BatchManifest, config: TrainerConfig) -> BatchManifest:
-        """Return a manifest as it would be, with the credit of what is left."""
         names = self._left_out.get(manifest.step, ())
         entries = [entry for entry in manifest.live if entry.rollout_id not in names]
         self.num_left_out += len(manifest.live) - len(entries)
+        # Credit depends on the other samples of the batch and before, so it is computed again.
         fresh = [_uncredited(entry) for entry in entries if entry.outcome.is_trained]
         credited = iter(self._credit.credit(fresh, config.live))
         live = [next(credited) if entry.outcome.is_trained else entry for entry in entries]
@@ -117,22 +118,19 @@ async def retrain(
     policy_config: PolicyConfig,
     config: TrainerConfig,
     left_out: Mapping[int, Collection[str]],
-) -> tuple[Learner, Retrained]:
+) -> tuple[Learner, RetrainingReport]:
     """Train a run again without some of its users' samples.
 
     Args:
-        log: the run's.
-        policy_config: shape of the run's policy.
-        config: the run's own settings.
-        left_out: step -> samples that it trained; not empty.
+        left_out: Samples to leave out, by the step that trained them; not empty.
 
     Returns:
-        The learner after the newest step, and what was done.
+        The learner after the newest step, and a report.
 
     Raises:
         NotFoundError: The store has no checkpoint before the first of these steps.
-        CorruptDataError: The checkpoint is damaged, or the log lacks what a step trained.
-        CodecError: A turn that was trained cannot be read.
+        CorruptDataError: The checkpoint is damaged, or the log lacks samples of a batch.
+        CodecError: A trained turn cannot be read.
 
     """
     learner = Learner.initialized(policy_config, config.optimizer, 0)
@@ -142,13 +140,14 @@ async def retrain(
         raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
     head = await load_checkpoint(log, key, learner)
     await load_reference(log, learner)
+    # The run's replicas sampled other weights than the ones trained here.
     learner.versions.have_sampled = False
     run = _Retraining(learner, on_all_cores(config), log, left_out, head.step)
     async for delivery in log.deliveries:
         await run.add(delivery.event)
     if run.manifests:
         raise CorruptDataError(f"step {run.manifests[0].step}: the log lacks samples of its batch")
-    return learner, Retrained(
+    return learner, RetrainingReport(
         step_first=head.step + 1,
         step_last=run.step,
         num_left_out=run.num_left_out,

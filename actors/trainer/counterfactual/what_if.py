@@ -1,8 +1,8 @@
-"""What if: the steps of a log taken again with other settings or rewards.
+"""What if: repeats the steps of a log with other settings or rewards.
 
-Tasks, rollouts, batches and seeds are the log's: what the other settings would have sampled nobody
-knows. So the more the policy differs from the one that sampled, the less the log says about it; the
-effective sample size of the ratios measures that, and below `ess_min` the answer ends.
+Tasks, rollouts, batches and seeds are those of the log; what other settings would have sampled is
+unknown. The more the policy differs from the one that sampled, the less the log says about it. The
+effective sample size (ESS) of the ratios measures that, and below `ess_min` the answer ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,40 +32,37 @@ from penstock.messages.reward import Verdict
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 ESS_MIN = 0.3
-"""Smallest share of a step's tokens that are left, in effect, for which a log still answers."""
+"""Minimum effective sample size, as a share of a step's tokens, for which a log still answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """What is different."""
+    """The difference from the log."""
 
     change: Callable[[TrainerConfig], TrainerConfig]
-    """The settings of a step to those it is taken with."""
+    """Function from a step's recorded settings to the changed ones."""
     reward: Callable[[Verdict], float] | None = None
-    """Of a rollout that counts; None: as recorded."""
+    """Reward of a rollout that counts; None keeps the recorded one."""
     ess_min: float = ESS_MIN
 
 
 def ess_of(metrics: Mapping[str, float]) -> float:
-    """Return the effective sample size of a step's ratios, (sum r)^2 / (N sum r^2).
-
-    Steps that were recorded before it was a metric follow from the mean of r, 1 + k3 - k1.
-    """
+    """Return the effective sample size of a step's ratios, (sum r)^2 / (N sum r^2)."""
     if "ratio_ess" in metrics:
         return metrics["ratio_ess"]
+    # Logs older than that metric: the mean of r is 1 + k3 - k1.
     mean = 1.0 + metrics.get("mismatch_k3", 0.0) - metrics.get("mismatch_k1", 0.0)
     return mean**2 / (1.0 + metrics.get("mismatch_chi2", 0.0))
 
 
-def credited_again(
+def recredit(
     manifest: BatchManifest, config: TrainerConfig, rewards: Mapping[str, float]
 ) -> BatchManifest:
-    """Return a manifest whose rollouts are credited again.
+    """Return a manifest with recomputed advantages of rollouts.
 
     Args:
-        manifest: of the log; users' samples stay as they are.
-        config: whose estimator credits.
-        rewards: by rollout, of those that another reward gives; the others keep theirs.
+        manifest: Manifest of the log; samples of users stay as they are.
+        rewards: Changed rewards by rollout.
 
     """
     groups = [_group(group, config, rewards) for group in manifest.groups]
@@ -75,10 +72,10 @@ def credited_again(
 def rewards_of(
     manifest: BatchManifest, verdicts: Mapping[str, Verdict], reward: Callable[[Verdict], float]
 ) -> dict[str, float]:
-    """Return another reward for all rollouts that count.
+    """Return the changed reward of every rollout that counts.
 
     Raises:
-        CorruptDataError: The log has no verdict of one.
+        CorruptDataError: The log lacks a verdict.
 
     """
     found: dict[str, float] = {}
@@ -118,7 +115,7 @@ def _sample(
 
 
 class WhatIfReplay(Replay):
-    """Takes the steps of a log with something different, until the log cannot tell any more."""
+    """Repeats the steps of a log with a difference, until the ESS gets too small."""
 
     compares = False
 
@@ -135,10 +132,10 @@ class WhatIfReplay(Replay):
         learner.versions.have_sampled = False
         self._what_if = what_if
         self._verdicts: dict[str, Verdict] = {}
-        """For other rewards alone."""
+        """Verdicts by rollout; kept only for changed rewards."""
 
     async def add(self, delivery: Delivery) -> None:
-        """Take one event of the log."""
+        """Process one event of the log."""
         if self._what_if.reward is not None and isinstance(delivery.event, Verdict):
             self._verdicts.setdefault(delivery.event.rollout_id, delivery.event)
         await super().add(delivery)
@@ -146,23 +143,24 @@ class WhatIfReplay(Replay):
     async def take(
         self, manifest: BatchManifest, config: TrainerConfig, data: StepData
     ) -> StepResult:
-        """Take a step, or undo it and end."""
+        """Take a step; undo it and end if the ESS is too small."""
         config = self._what_if.change(config)
+        # A copy, because the ESS is known only after the step that may have to be undone.
         before = {name: tensor.clone() for name, tensor in self._learner.state().items()}
-        manifest = credited_again(manifest, config, self._rewards(manifest))
+        manifest = recredit(manifest, config, self._rewards(manifest))
         result = await super().take(manifest, config, data)
         ess = ess_of(result.metrics)
         if ess < self._what_if.ess_min:
             self._learner.load_state(before)
             self.report.ended = (
                 f"before step {manifest.step}: the effective sample size of its tokens is "
-                f"{ess:.2f}, below {self._what_if.ess_min:g}: the policy that would train them is "
-                "too far from the one that sampled them"
+                f"{ess:.2f}, below {self._what_if.ess_min:g}: the policy is too far from the one "
+                "that sampled them"
             )
         return result
 
     async def _resume_after(self, manifest: BatchManifest, error: ErasedError) -> None:
-        """End: the checkpoints that follow are the run's own, not those of this question."""
+        # Unlike a replay, this cannot continue from the run's next checkpoint.
         self.report.ended = (
             f"before step {manifest.step}: {error}; the log has no such step without this user"
         )
@@ -173,6 +171,7 @@ class WhatIfReplay(Replay):
         found = rewards_of(manifest, self._verdicts, self._what_if.reward)
         for group in (*manifest.groups, *manifest.discarded):
             for sample in group.samples:
+                # Each rollout is in one manifest only.
                 self._verdicts.pop(sample.rollout_id, None)
         return found
 
@@ -185,9 +184,9 @@ async def replay_what_if(
     *,
     on_step: OnStep | None = None,
 ) -> tuple[Learner, ReplayReport]:
-    """Retrain a run with something different; return the learner after it, and what was found.
+    """Retrain a run with a difference; return the learner and a report.
 
-    `on_step` sees each step with its manifest as the log has it. Raises as `replay` does.
+    `on_step` gets each step with the log's manifest. Raises what `replay` raises.
     """
     engine = LocalEngine(policy_config, config)
     start = await first_version(log, engine, policy_config, config)

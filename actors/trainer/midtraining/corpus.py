@@ -1,8 +1,8 @@
-"""Token arrays for mid-training: one object of the store, cut into segments and packed into passes.
+"""Token arrays for mid-training: their encoding in the store, and segments of documents.
 
-The object is a safetensors file: `tokens` int32 [N]; optionally `lengths` int32 [D], the documents
-that the tokens are made of (each starts at position 0 and sees only itself), and `weights`
-float32 [N], how much each token counts as a target.
+The object is a safetensors file: `tokens` int32 [N]; optionally `lengths` int32 [D], the lengths of
+documents (each starts at position 0 and attends only to itself), and `weights` float32 [N], the
+weight of each token as a target.
 """
 
 from dataclasses import dataclass
@@ -17,31 +17,28 @@ from penstock.messages.errors import CorruptDataError
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Tokens and where their documents end.
-
-    Shapes: N tokens, D documents.
-    """
+    """N tokens of D documents."""
 
     tokens: np.ndarray
     """[N] int32."""
     lengths: np.ndarray | None = None
-    """[D] int32, summing to N; None: one stream without borders."""
+    """[D] int32, summing to N; None for one stream without boundaries."""
     weights: np.ndarray | None = None
-    """[N] float32 >= 0; None: all 1."""
+    """[N] float32 >= 0; None if all are 1."""
 
 
 class MidtrainCorpora(NamedTuple):
-    """What mid-training learns from, and what measures it."""
+    """Training and held-out corpus."""
 
     train: Corpus
     heldout: Corpus
 
 
 def encode_corpus(corpus: Corpus) -> bytes:
-    """Pack for the object store.
+    """Encode a corpus for the object store.
 
     Raises:
-        CorruptDataError: Arrays that do not fit each other.
+        CorruptDataError: The arrays have inconsistent shapes.
 
     """
     _check(corpus)
@@ -54,10 +51,10 @@ def encode_corpus(corpus: Corpus) -> bytes:
 
 
 def decode_corpus(data: bytes) -> Corpus:
-    """Unpack.
+    """Decode a corpus of the object store.
 
     Raises:
-        CorruptDataError: Not such an object.
+        CorruptDataError: The object is not a corpus.
 
     """
     try:
@@ -77,10 +74,10 @@ def segments(corpus: Corpus, tokens_max: int) -> np.ndarray:
     """Cut every document into pieces of at most `tokens_max` tokens.
 
     Returns:
-        [S, 2] int64: start and length; pieces of one token are left out, they predict nothing.
+        [S, 2] int64: start and length. Pieces of one token, which predict nothing, are left out.
 
     Raises:
-        CorruptDataError: Nothing is left.
+        CorruptDataError: No piece is left.
 
     """
     lengths = corpus.lengths if corpus.lengths is not None else np.array([corpus.tokens.size])
@@ -97,6 +94,7 @@ def segments(corpus: Corpus, tokens_max: int) -> np.ndarray:
 
 
 def _check(corpus: Corpus) -> None:
+    # Two tokens at least: the first one has no context to be predicted from.
     if corpus.tokens.ndim != 1 or corpus.tokens.dtype.kind not in "iu" or corpus.tokens.size < 2:
         raise CorruptDataError("corpus.tokens: expected a flat integer array of at least 2 tokens")
     if corpus.lengths is not None and int(corpus.lengths.sum()) != corpus.tokens.size:

@@ -1,7 +1,4 @@
-"""Mid-training: next-token and multi-token prediction on packed tokens.
-
-Sequences of a corpus dealt out to steps and their passes.
-"""
+"""Mid-training: next-token and multi-token prediction on packed tokens."""
 
 import heapq
 import math
@@ -34,10 +31,10 @@ class PackedBatch:
     mtp_rows: torch.Tensor
     """[Q] positions that have a token after next."""
     weights: torch.Tensor
-    """[T] of each token as a target."""
+    """[T] weight of each token as a target."""
 
     def on(self, device: torch.device) -> "PackedBatch":
-        """Return it with its tensors on a device."""
+        """Return a copy on a device."""
         tensors = (self.token_ids, self.rows, self.mtp_rows, self.weights)
         token_ids, rows, mtp_rows, weights = (tensor.to(device) for tensor in tensors)
         return PackedBatch(token_ids, self.lengths, rows, mtp_rows, weights)
@@ -45,7 +42,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What the losses of a batch are divided by, over all its passes."""
+    """Divisors of a batch's losses, over all its passes."""
 
     num_tokens: int
     next_weight: float
@@ -53,7 +50,7 @@ class BatchTotals:
 
     @staticmethod
     def of(passes: list[PackedBatch]) -> "BatchTotals":
-        """Add up; a batch without targets divides by almost nothing instead of by zero."""
+        """Return the totals, with a lower bound so that no batch divides by zero."""
         return BatchTotals(
             sum(batch.token_ids.numel() for batch in passes),
             max(sum(float(batch.weights[batch.rows + 1].sum()) for batch in passes), 1e-6),
@@ -64,13 +61,10 @@ class BatchTotals:
 def step_batches(
     corpus: Corpus, config: MidtrainConfig, random: np.random.Generator, num_skipped: int = 0
 ) -> Iterator[list[PackedBatch]]:
-    """Yield the passes of one step after another, for ever; shuffled again in every epoch.
+    """Yield the passes of one step after another, forever, reshuffled in each epoch.
 
     Args:
-        corpus: What is read.
-        config: Sizes.
-        random: Of the order.
-        num_skipped: Steps at the beginning that were taken already.
+        num_skipped: Number of first steps to skip.
 
     """
     pieces = segments(corpus, config.sequence_tokens)
@@ -98,10 +92,7 @@ def packed_runs(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
 
 
 def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
-    """Deal [S, 2] pieces out to few parts of about the same size, so that none is waited for.
-
-    The longest piece comes first, each to the part that is smallest then; one part more where one
-    would hold over `tokens_max` tokens, which no piece does alone.
+    """Distribute [S, 2] pieces over few parts of nearly equal size, at most `tokens_max` each.
 
     Raises:
         ValueError: There is no piece, or one of more than `tokens_max` tokens.
@@ -110,20 +101,22 @@ def even_parts(pieces: np.ndarray, tokens_max: int) -> list[np.ndarray]:
     if not len(pieces):
         raise ValueError("pieces: expected at least one, got none")
     lengths = pieces[:, 1]
+    # Greedy: the longest piece first, each to the smallest part. Equal parts, because workers wait
+    # for the largest.
     longest_first = np.argsort(-lengths, kind="stable").tolist()
-    num_large = int((2 * lengths > tokens_max).sum())  # Of which no two share a part.
+    num_large = int((2 * lengths > tokens_max).sum())  # No two of these fit into one part.
     fewest = max(1, math.ceil(lengths.sum() / tokens_max), num_large)
+    # Ends at the latest with one part per piece.
     for num_parts in range(fewest, len(pieces) + 1):
-        parts = _dealt(longest_first, lengths, num_parts, tokens_max)
+        parts = _distribute(longest_first, lengths, num_parts, tokens_max)
         if parts is not None:
             return [pieces[part] for part in parts]
     raise ValueError(f"pieces: expected at most {tokens_max} tokens in each, got {lengths.max()}")
 
 
-def _dealt(
+def _distribute(
     order: list[int], lengths: np.ndarray, num_parts: int, tokens_max: int
 ) -> list[list[int]] | None:
-    """Deal pieces out, each to the smallest part; None where one does not fit there."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     sizes = [(0, part) for part in range(num_parts)]
     for piece in order:
@@ -158,12 +151,13 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of mid-training; losses are nats per token."""
+    """Results of mid-training; losses are in nats per token."""
 
     num_tokens: int = 0
     loss_first: float = 0.0
+    """Mean over the first tenth of the steps."""
     loss_last: float = 0.0
-    """Means over the first and the last tenth of the steps."""
+    """Mean over the last tenth of the steps."""
     heldout_loss: float = 0.0
     wall_s: float = 0.0
     num_saves: int = 0
@@ -176,7 +170,7 @@ class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Midtrainer:
-    """Takes one step at a time, so that its caller can report and stop between steps."""
+    """Runs a few steps per call, so that its caller can report and stop in between."""
 
     def __init__(
         self,
@@ -192,6 +186,7 @@ class Midtrainer:
         self._num_threads = num_threads
         self._corpora, self._seed = corpora, seed
         self.step_batches = step_batches(corpora.train, config, np.random.default_rng(seed))
+        # Weight decay for matrices only, not for norms.
         decayed = [p for p in policy.parameters() if p.dim() > 1]
         plain = [p for p in policy.parameters() if p.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -207,11 +202,11 @@ class Midtrainer:
 
     @property
     def num_steps(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return len(self.losses)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return all that its steps changed, by name; tensors share memory with it."""
+        """Return weights, moments and losses by name; tensors share memory with the trainer."""
         named = dict(self._policy.named_parameters())
         moments = {
             f"{moment}.{name}": value
@@ -223,14 +218,10 @@ class Midtrainer:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor], num_tokens: int) -> None:
-        """Go on after the steps of a state, with the batch that follows.
-
-        Args:
-            state: As `state` returned it.
-            num_tokens: Of its steps.
+        """Resume after the steps of a saved state.
 
         Raises:
-            CorruptDataError: Tensors that do not fit this policy.
+            CorruptDataError: The tensors do not fit this policy.
 
         """
         named = dict(self._policy.named_parameters())
@@ -239,12 +230,13 @@ class Midtrainer:
             if weight is None or weight.shape != parameter.shape:
                 raise CorruptDataError(f"save of mid-training: {name} is not this policy's")
             parameter.copy_(weight)
-            if f"{_MOMENTS[0]}.{name}" in state:  # Else it never had a gradient.
+            if f"{_MOMENTS[0]}.{name}" in state:  # Otherwise it never had a gradient.
                 self._optimizer.state[parameter] = {
                     moment: copied_to(parameter.device, state[f"{moment}.{name}"])
                     for moment in _MOMENTS
                 }
         self.losses, self.num_tokens = state[_LOSSES].tolist(), num_tokens
+        # From the seed and the number of steps: the generator's state need not be saved.
         random = np.random.default_rng(self._seed)
         self.step_batches = step_batches(self._corpora.train, self._config, random, self.num_steps)
 
@@ -258,7 +250,7 @@ class Midtrainer:
         """Take the steps of one report.
 
         Args:
-            elapsed_s: since the start, which the budget by the clock goes by.
+            elapsed_s: Seconds since the start, for a budget in seconds.
 
         """
         for _ in range(self._config.report_steps):
@@ -292,7 +284,7 @@ class Midtrainer:
         return float((losses * weights).double().sum())
 
     def report(self, wall_s: float) -> MidtrainReport:
-        """Sum up, with the held-out loss measured now."""
+        """Return the results, with the held-out loss measured now."""
         tenth = max(1, len(self.losses) // 10)
         return MidtrainReport(
             num_tokens=self.num_tokens,
@@ -303,7 +295,6 @@ class Midtrainer:
         )
 
     def _step(self, passes: list[PackedBatch], progress: float) -> float:
-        """Take one optimizer step over the passes of a batch; return its next-token loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * rate(self._config, progress)
         totals = BatchTotals.of(passes)
@@ -325,7 +316,6 @@ class Midtrainer:
         return sum(losses)
 
     def _forward(self, batch: PackedBatch, totals: BatchTotals) -> tuple[torch.Tensor, float]:
-        """Return one pass's share of the batch's loss, and of its next-token loss."""
         batch = batch.on(self._policy.device)
         output = self._policy(batch.token_ids, batch.lengths)
         losses, weights = self._losses(output.hidden, batch)
@@ -347,7 +337,7 @@ class Midtrainer:
     def _losses(
         self, hidden: torch.Tensor, batch: PackedBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return losses and weights, [M], of the next tokens of hidden states [T, d]."""
+        """Return losses and weights, [M] each, of the tokens after hidden states [T, d]."""
         targets = batch.rows + 1
         states = hidden.index_select(0, batch.rows)
         scores = token_scores(self._policy, states, batch.token_ids[targets])
@@ -355,8 +345,9 @@ class Midtrainer:
 
 
 def rate(config: MidtrainConfig, progress: float) -> float:
-    """Return the learning rate's factor at a spent share of the budget, 0..1."""
+    """Return the factor of the learning rate at a spent share of the budget, 0..1."""
     if progress < config.warmup_fraction:
+        # Not 0, or the first step would be lost.
         return max(progress / config.warmup_fraction, 0.01)
     if config.schedule == "cosine":
         done = (progress - config.warmup_fraction) / max(1 - config.warmup_fraction, 1e-9)

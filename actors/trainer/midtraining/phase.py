@@ -1,10 +1,11 @@
-"""Runs mid-training under the actor's clock, with saves, and progress on the log.
+"""Runs mid-training with saves and progress events, and caches its result.
 
-Finished mid-trainings in the user's cache: a later run with the same inputs begins with RL.
-
-An entry is a last save (`saves.py`). Its key digests everything that its bits depend on: corpora,
-seed and settings, the weights it starts from, code, PyTorch, the processor and GPUs.
+A later run with the same inputs takes the result from the user's cache and begins with RL. An entry
+is the last save (`saves.py`). Its key digests everything that the bits depend on: corpora, seed,
+settings, initial weights, code, PyTorch, CPU and GPU.
 """
+
+import logging
 
 import msgspec
 import torch
@@ -23,12 +24,14 @@ from penstock.actors.trainer.midtraining.saves import (
     newest_save,
     purpose_of,
     read_head,
+    resume,
     store_save,
-    take_up,
 )
 from penstock.kernels.native import processor
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted
+
+log = logging.getLogger(__name__)
 
 FOLDER = "midtrain"
 _CODE = ("actors/policy", "actors/trainer", "kernels")
@@ -59,12 +62,12 @@ class FinishedCache:
         self._key = xxhash.xxh3_128_hexdigest(facts + processor())
 
     def get(self) -> tuple[SaveHead, bytes] | None:
-        """Return the last save, if an earlier run left it."""
+        """Return the last save of an earlier run, or None."""
         data = self._cache.get(self._key) if self._is_used else None
         return None if data is None else (read_head(data, self._key), data)
 
     def put(self, trainer: Midtrainer, head: SaveHead) -> None:
-        """Keep a mid-training that is finished."""
+        """Store a finished mid-training."""
         if self._is_used:
             self._cache.put(self._key, encode_save(trainer, head)[1])
 
@@ -72,11 +75,11 @@ class FinishedCache:
 async def run_midtraining(
     ctx: Context, learner: Learner, config: TrainerConfig, seed: int
 ) -> MidtrainCompleted:
-    """Mid-train the learner's policy, if there is a budget; return the event that ends it.
+    """Mid-train the learner's policy, if there is a budget, and return the final event.
 
     Raises:
-        NotFoundError: The store holds no token arrays under the configured keys.
-        CorruptDataError: They are not as `corpus` says.
+        NotFoundError: The store has no token arrays under the configured keys.
+        CorruptDataError: The arrays are damaged.
 
     """
     learner.set_threads(config.num_threads)
@@ -100,7 +103,7 @@ async def run_midtraining(
 async def _run(
     ctx: Context, learner: Learner, settings: TrainerConfig, seed: int
 ) -> tuple[MidtrainReport, bool]:
-    """Return its figures, and whether its steps were taken by an earlier run."""
+    """Return the report, and whether it comes from the cache."""
     config = settings.midtrain
     stored = await ctx.store.get(config.tokens_key), await ctx.store.get(config.heldout_key)
     corpora = MidtrainCorpora(*map(decode_corpus, stored))
@@ -113,12 +116,14 @@ async def _run(
     start = await ctx.offload(learner.weights_digest)
     finished = FinishedCache(settings, purpose, start, is_ranked=learner.is_ranked)
     if cached := await ctx.offload(finished.get):
-        await ctx.offload(take_up, trainer, *cached)
+        await ctx.offload(resume, trainer, *cached)
+        log.info("mid-training: %d steps from the cache", trainer.num_steps)
         return await ctx.offload(trainer.report, ctx.monotonic() - began), True
     # Ranks take no saves: what each holds of a tensor is no file by itself.
     if not learner.is_ranked and (saved := await newest_save(ctx.store, purpose)):
         await ctx.offload(take_up, trainer, *saved)
         head = replace(saved[0], num_resumed=saved[0].num_resumed + 1)
+    # Time before a restart counts, or a budget in seconds would never be spent.
     started = ctx.monotonic() - head.elapsed_s
     saved_at = ctx.monotonic()
     elapsed_s = head.elapsed_s

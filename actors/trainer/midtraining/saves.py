@@ -1,9 +1,9 @@
-"""Saves of mid-training: what a killed trainer goes on from, to the same bits.
+"""Saves of mid-training, from which a killed trainer resumes to the same bits.
 
-A save is one object, a safetensors file of weights, moments and losses whose metadata hold a
-`SaveHead`; stores put atomically, so it is there whole or not at all. The position in the corpus is
-the number of steps: the order of documents follows from the seed. The newest `NUM_KEPT` are kept,
-and none once version 0 has its checkpoint.
+A save is one object, a safetensors file of weights, moments and losses with a `SaveHead` in its
+metadata; stores write objects atomically. The number of steps is the position in the corpus, since
+the order of documents follows from the seed. The newest `NUM_KEPT` saves are kept until version 0
+has a checkpoint.
 """
 
 import logging
@@ -24,24 +24,24 @@ from penstock.messages.reading.parsing import parse_json
 log = logging.getLogger(__name__)
 PREFIX = "midtrain/saves/"
 NUM_KEPT = 2
-"""One more than needed: the newest could be damaged."""
+"""One more than needed, in case that the newest is damaged."""
 _HEAD = "head"
-_NO_BITS = ("num_workers", "save_s", "uses_cache")
-"""Settings that change no bit."""
+_WITHOUT_EFFECT = ("num_workers", "save_s", "uses_cache")
+"""Settings that do not affect the weights."""
 
 
 class SaveHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a save knows of itself."""
+    """Metadata of a save."""
 
     purpose: str
-    """Digest of what determines the weights: a save of another mid-training is none of this one."""
+    """Digest of everything that determines the weights; see `purpose_of`."""
     num_tokens: int
     elapsed_s: float
-    """Of mid-training up to here."""
+    """Seconds of mid-training up to the save."""
     num_saves: int
-    """This one included."""
+    """Number of saves, including this one."""
     num_resumed: int
-    """Times that it went on from a save."""
+    """Number of times that mid-training resumed from a save."""
     format: int = FORMAT
 
 
@@ -54,51 +54,52 @@ def purpose_of(
 ) -> str:
     """Return the digest of everything that a mid-training's weights depend on."""
     settings = msgspec.structs.asdict(config)
-    kept = {name: value for name, value in settings.items() if name not in _NO_BITS}
+    kept = {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
     digests = [xxhash.xxh3_128_hexdigest(data) for data in corpora]
     facts = [kept, msgspec.to_builtins(policy), seed, digests]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(facts, order="sorted"))
 
 
 def encode_save(trainer: Midtrainer, head: SaveHead) -> tuple[str, bytes]:
-    """Return a save of a mid-training as it is, and its key."""
+    """Return the key and the bytes of a save."""
     data = save(trainer.state(), {_HEAD: msgspec.json.encode(head).decode()})
     return f"{PREFIX}{trainer.num_steps:08d}-{xxhash.xxh3_128_hexdigest(data)}", data
 
 
 async def store_save(store: ObjectStore, key: str, data: bytes) -> None:
-    """Put a save in the place of the oldest: there are never more than `NUM_KEPT`."""
+    """Store a save and delete the oldest, so that there are at most `NUM_KEPT`."""
+    # Before the new save: the store never needs room for one more.
     for old in (await store.keys(PREFIX))[: 1 - NUM_KEPT]:
         await store.delete(old)
     await store.put(key, data)
 
 
 async def drop_saves(store: ObjectStore) -> None:
-    """Delete all saves: version 0 has a checkpoint."""
+    """Delete all saves, once version 0 has a checkpoint."""
     for key in await store.keys(PREFIX):
         await store.delete(key)
 
 
 async def newest_save(store: ObjectStore, purpose: str) -> tuple[SaveHead, bytes] | None:
-    """Return the newest save of this mid-training, or None; one that is damaged is passed over."""
+    """Return the newest undamaged save of this mid-training, or None."""
     for key in reversed(await store.keys(PREFIX)):
         data = await store.get(key)
         try:
             head = _checked_head(data, key)
         except CorruptDataError as error:
-            log.warning("a save of mid-training is passed over: %s", error)
+            log.warning("skipping a damaged save of mid-training: %s", error)
             continue
         if head.purpose == purpose and head.format == FORMAT:
             return head, data
-        log.warning("%s: is a save of another mid-training, with other settings or corpora", key)
+        log.warning("skipping %s: a save of a mid-training with other settings or corpora", key)
     return None
 
 
-def take_up(trainer: Midtrainer, head: SaveHead, data: bytes) -> None:
-    """Put a mid-training where a save was.
+def resume(trainer: Midtrainer, head: SaveHead, data: bytes) -> None:
+    """Restore a mid-training from a save.
 
     Raises:
-        CorruptDataError: Tensors that are not this policy's.
+        CorruptDataError: The tensors do not fit this policy.
 
     """
     trainer.load_state(load(data), head.num_tokens)
@@ -111,10 +112,10 @@ def _checked_head(data: bytes, key: str) -> SaveHead:
 
 
 def read_head(data: bytes, key: str) -> SaveHead:
-    """Return what a save knows of itself; `key` names it in errors.
+    """Return the metadata of a save; `key` names it in errors.
 
     Raises:
-        CorruptDataError: It is no save.
+        CorruptDataError: The bytes are not a save.
 
     """
     try:

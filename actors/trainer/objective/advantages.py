@@ -1,8 +1,8 @@
 """Advantage estimators: from the rewards of a group to one advantage per rollout.
 
-Rewards are of the unmasked rollouts alone, in member order; the arithmetic is Python's float64 in
-that order, so that replay gets the same bits. To add one: a function here, a line in the table, and
-the name in `config.ESTIMATORS`.
+Rewards belong to unmasked rollouts only, in member order. The arithmetic is Python's float64 in
+that order, so that replay gets the same bits. To add an estimator, add a function here, a line to
+the table, and the name to `config.ESTIMATORS`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +26,12 @@ def grpo(rewards: Sequence[float]) -> list[float]:
     """
     centered = dr_grpo(rewards)
     deviation = (sum(value * value for value in centered) / max(1, len(centered) - 1)) ** 0.5
+    # 1e-6, so that equal rewards give 0 and not NaN.
     return [value / (deviation + 1e-6) for value in centered]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """Reward minus the mean of the others (arXiv 2402.14740); 0 for a rollout alone."""
+    """Reward minus the mean of the others (arXiv 2402.14740); 0 for a single rollout."""
     if len(rewards) == 1:
         return [0.0]
     total = sum(rewards)
@@ -38,11 +39,10 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 
 
 def trunk_advantage(branches: Sequence[float]) -> float:
-    """Return the advantage of tokens that several rollouts of a group share: the branches' mean.
+    """Return the advantage of tokens that several rollouts share: the mean over its branches.
 
-    The group's baseline is over all branches of all its trees. A shared token is trained once, so
-    the mean gives it what tree-wise GRPO does, where it is in every branch's sequence and each
-    counts 1/k. A group of a single tree says nothing of its trunk: its mean is 0.
+    A shared token is trained once. Its mean equals tree-wise GRPO, where the token is in every
+    branch's sequence with weight 1/k. In a group with a single tree the mean is 0.
 
     Source: Tree-GRPO (arXiv 2509.21240), section 3: leaves are compared within and across trees.
     """
@@ -54,12 +54,12 @@ def trunk_credits(
     trunks: Mapping[str, Trunk],
     num_tokens: Callable[[Trunk], int],
 ) -> dict[str, TrunkCredit]:
-    """Return what the first tokens of each rollout earn that others branched off.
+    """Return the credit of the shared first tokens, by trunk rollout.
 
     Args:
-        advantages: by trained rollout, in member order.
-        trunks: by branch, which rollout it branched off, and where.
-        num_tokens: counts the tokens that a trunk sampled in its turns.
+        advantages: Advantage of each trained rollout, in member order.
+        trunks: Trunk of each branch.
+        num_tokens: Function that counts the sampled tokens of a trunk's turns.
 
     """
     sharing: dict[Trunk, list[str]] = {}

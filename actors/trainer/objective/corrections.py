@@ -1,9 +1,9 @@
 """Off-policy corrections and rejections: how much each sampled token counts. Pure.
 
-Narrow bounds (icepop, geometric) are on the engine's part of a ratio alone, and truncate staleness
-beside it; the others take the ratio whole. Without staleness all are as published.
+Narrow bounds (icepop, geometric) apply only to the engine's part of a ratio and truncate staleness
+separately; the others apply to the whole ratio. Without staleness, all are as published.
 
-To add one: a function here, a line in its table, and the name in `config.CORRECTIONS` or
+To add one, add a function here, a line to its table, and the name to `config.CORRECTIONS` or
 `config.REJECTIONS`.
 """
 
@@ -54,6 +54,7 @@ def _sequence_mis(ratios: Ratios, ids: torch.Tensor, config: LossConfig) -> torc
 
 def _geometric(ratios: Ratios, ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
     """min(s_t, C), and the sequence masked where the geometric mean of its e_t is out of bounds."""
+    # Over measured tokens only; unmeasured ones have an engine part of 0.
     count = sequence_sums(ratios.is_measured.to(ratios.engine.dtype), ids).clamp(min=1.0)
     mean = (sequence_sums(ratios.engine, ids) / count).exp()
     weights = _truncated_staleness(ratios, config)
@@ -83,9 +84,9 @@ _CORRECTIONS: dict[str, Correction] = {
 
 
 Rejection = Callable[[torch.Tensor, torch.Tensor, LossConfig], torch.Tensor]
-"""(log ratio [N], sequence_ids [N], config) -> bool [N]: what is kept."""
+"""(log ratio [N], sequence_ids [N], config) -> bool [N]: tokens to keep."""
 Gather = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(per token [N], sequence_ids [N]) -> [N]: what a token is judged by."""
+"""(values per token [N], sequence_ids [N]) -> [N]: the value that decides about each token."""
 
 
 def _each(values: torch.Tensor, _ids: torch.Tensor) -> torch.Tensor:
@@ -99,7 +100,7 @@ def _keep_all(log_ratio: torch.Tensor, _ids: torch.Tensor, _config: LossConfig) 
 def _within_ratios(
     gather: Gather, log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
-    """k1 = -log r: bounds of it are bounds of the ratio itself."""
+    """Low <= r <= high, which bounds k1 = -log r."""
     ratio = gather(log_ratio, ids).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
     return (ratio >= config.rejection_low) & (ratio <= config.rejection_high)
 
@@ -107,14 +108,14 @@ def _within_ratios(
 def _within_k2(
     gather: Gather, log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
-    """(log r)^2 / 2."""
+    # k2 = (log r)^2 / 2.
     return gather(log_ratio.square() / 2, ids) <= config.rejection_nats_max
 
 
 def _within_k3(
     gather: Gather, log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
-    """R - 1 - log r."""
+    # k3 = r - 1 - log r.
     return gather(log_ratio.exp() - 1 - log_ratio, ids) <= config.rejection_nats_max
 
 
@@ -139,5 +140,6 @@ def correction_weights(
 ) -> torch.Tensor:
     """Return the weight of each token under the configured correction and rejection, [N]."""
     weights = _CORRECTIONS[config.correction](ratios, sequence_ids, config)
+    # Rejection after correction: a rejected token has weight 0 whatever its correction.
     is_kept = _REJECTIONS[config.rejection](ratios.total, sequence_ids, config)
     return torch.where(is_kept, weights, torch.zeros_like(weights))

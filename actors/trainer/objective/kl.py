@@ -1,6 +1,6 @@
 """Distance to a reference policy, and entropy: pure functions of tensors.
 
-For a token that `policy` drew, k1 = log(policy / reference) and k3 = reference / policy - 1 -
+For a token that `policy` sampled, k1 = log(policy / reference) and k3 = reference / policy - 1 -
 log(reference / policy) both have the mean KL(policy || reference); k3 is never negative and varies
 less, and its gradient is a penalty, while k1 belongs in the reward (http://joschu.net/blog/kl-approx.html).
 """
@@ -27,17 +27,18 @@ def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def reward_changes(
     rewards: Sequence[float], nats: Sequence[float], coefficient: float, estimate: Estimator
 ) -> list[float]:
-    """Return what a group's advantages change by when k1 is taken off its rewards.
+    """Return the change of a group's advantages when k1 is subtracted from its rewards.
 
     Args:
-        rewards: of each rollout.
-        nats: k1 summed over the tokens of each rollout.
-        coefficient: reward per nat.
-        estimate: the group's advantages from its rewards.
+        rewards: Reward of each rollout.
+        nats: k1 of each rollout, summed over its tokens.
+        coefficient: Reward per nat.
+        estimate: Advantage estimator of the group.
 
     """
     if not rewards:
         return []
+    # Through the estimator, because GRPO's advantages are not linear in the rewards.
     left = [reward - coefficient * value for reward, value in zip(rewards, nats, strict=True)]
     pairs = zip(estimate(rewards), estimate(left), strict=True)
     return [after - before for before, after in pairs]

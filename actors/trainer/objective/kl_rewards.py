@@ -1,9 +1,9 @@
-"""KL to the reference in the reward: each rollout pays for how far it went from version 0.
+"""KL to the reference in the reward: each rollout pays for its distance from version 0.
 
-The k1 estimate of a whole rollout, over all tokens of it that are trained, comes off its reward
-before its group's advantages are estimated, so that every token of the rollout answers for it
-(Composer 2, arXiv 2603.24477). It is taken under the policy that sampled, whose logprobs are on the
-log. A rollout without such a token counts with the mean of the others in its group.
+The k1 estimate over all trained tokens of a rollout is subtracted from its reward before its
+group's advantages are estimated, so that every token of the rollout shares the cost (Composer 2,
+arXiv 2603.24477). It uses the logprobs of the policy that sampled, which are on the log. A rollout
+without trained tokens counts with the mean of the others in its group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,13 @@ from penstock.messages.training import BatchManifest, SampleEntry, TrunkCredit
 def with_kl_rewards(
     manifest: BatchManifest, sequences: Sequence[TrainingSequence], config: TrainerConfig
 ) -> list[TrainingSequence]:
-    """Return sequences with other advantages.
+    """Return the sequences with changed advantages.
 
-    Live samples of a batch have each other for a group. Tokens that several rollouts share, up to
-    where they branched off, count for each of these, and get their mean.
+    All live samples of a batch form one group. Tokens of a shared trunk count for each of its
+    branches and get their mean.
 
     Args:
-        manifest: of the step.
-        sequences: all of them, with `reference_logprobs`; a sample's in order.
-        config: of the step: its estimator, and the reward per nat.
+        sequences: All sequences of the step, with `reference_logprobs`; a sample's are in order.
 
     """
     by_sample: dict[str, list[TrainingSequence]] = {}
@@ -44,6 +42,7 @@ def with_kl_rewards(
         counted = [sample for sample in group.samples if _counts(sample)]
         nats = _nats([sample for sample in counted if sample.rollout_id in k1], k1)
         mean = sum(nats.values()) / max(len(nats), 1)
+        # The mean leaves the group's baseline where it was.
         given = [nats.get(one.rollout_id, mean) for one in counted]
         values = reward_changes([one.reward for one in counted], given, coefficient, estimate)
         changes |= {
@@ -64,12 +63,12 @@ def with_kl_rewards(
 
 
 def _counts(sample: SampleEntry) -> bool:
-    """Whether a sample's reward is in its group's baseline."""
+    # Withheld samples are not trained, but their rewards are in their group's baseline.
     return sample.outcome.is_trained or sample.outcome is Outcome.WITHHELD
 
 
 def _k1(sequence: TrainingSequence) -> np.ndarray:
-    """float64 [M] of all sampled tokens, 0 for those that were forced or are withheld."""
+    """Return k1 of all M sampled tokens, float64 [M]; 0 for forced and withheld ones."""
     assert sequence.reference_logprobs is not None
     found = np.zeros(sequence.is_trained.size)
     found[sequence.is_trained] = sequence.behavior_logprobs - sequence.reference_logprobs
@@ -77,7 +76,7 @@ def _k1(sequence: TrainingSequence) -> np.ndarray:
 
 
 def _nats(samples: Sequence[SampleEntry], k1: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the sum over each rollout, the part before it branched off included."""
+    """Return the sum over each rollout, including the trunk that it branched off."""
     nats = {sample.rollout_id: float(k1[sample.rollout_id].sum()) for sample in samples}
     for sample in samples:
         if sample.trunk:
@@ -91,7 +90,6 @@ def _nats(samples: Sequence[SampleEntry], k1: Mapping[str, np.ndarray]) -> dict[
 def _changed(
     parts: Sequence[TrainingSequence], changes: Mapping[str, float], trunk: TrunkCredit | None
 ) -> list[TrainingSequence]:
-    """Return a sample's sequences with its own change, and the mean one where it is shared."""
     own = changes[parts[0].rollout_id]
     values = np.full(sum(one.is_trained.size for one in parts), own, np.float32)
     if trunk is not None:

@@ -1,15 +1,15 @@
-"""Advantages of live samples: reward minus what the tenant's other samples got.
+"""Advantages of live samples: reward minus a baseline of the tenant's other samples. Pure.
 
-Production has one response per prompt, so a baseline takes the group's place (REINFORCE). It is the
-mean reward of the sample's tenant over the other samples of the batch and the recent ones before
-it, shrunk to the same mean over all tenants, and that to the middle of the scale:
+Production has one response per prompt, so a baseline replaces the group (REINFORCE). It is the mean
+reward of the sample's tenant over the batch's other samples and recent ones, shrunk toward the
+mean over all tenants, which is shrunk toward the middle of the scale:
 
     whole_i  = (sum of all but i + MIDDLE) / (number of all but i + 1)
     tenant_i = (sum of the tenant's but i + k whole_i) / (number of the tenant's but i + k)
 
-It never contains the sample's own reward, so it biases nothing; and there always is one, so that
-neither the first batch nor a sample alone is used up for nothing. A fold of manifests alone, in
-Python's float64 in their order: replay gets the same bits. Pure.
+It never contains the sample's own reward, so it adds no bias, and it always exists, even for the
+first batch and for single samples. It is a fold of manifests in Python's float64, in their order,
+so that replay gets the same bits.
 """
 
 from collections import OrderedDict
@@ -21,9 +21,9 @@ from penstock.actors.trainer.config import LiveConfig
 from penstock.messages.training import SampleEntry
 
 MIDDLE = 0.5
-"""Of the scale of rewards, 0 to 1."""
+"""Middle of the scale of rewards, 0 to 1."""
 NUM_TENANTS_MAX = 10_000
-"""Tenants whose recent rewards are kept; the one trained longest ago goes first."""
+"""Maximum tenants remembered; the one trained longest ago is forgotten first."""
 
 
 class _Sum(msgspec.Struct, kw_only=True):
@@ -36,15 +36,14 @@ class _Sum(msgspec.Struct, kw_only=True):
 
 
 class LiveBaseline:
-    """Recent rewards of the live samples trained so far, by tenant and over all."""
+    """Exponentially weighted rewards of trained live samples, by tenant and over all."""
 
     def __init__(self) -> None:
-        """Start without history."""
         self._whole = _Sum()
         self._tenants: OrderedDict[str, _Sum] = OrderedDict()
 
     def credit(self, samples: Sequence[SampleEntry], config: LiveConfig) -> list[SampleEntry]:
-        """Return one batch's trained live samples with their advantages, before any cap."""
+        """Return a batch's trained live samples with their advantages, before any cap."""
         whole = self._with(self._whole, samples)
         by_tenant: dict[str, list[SampleEntry]] = {}
         for sample in samples:
@@ -62,7 +61,7 @@ class LiveBaseline:
         return found
 
     def add(self, samples: Iterable[SampleEntry], config: LiveConfig) -> None:
-        """Take in the trained live samples of a stored manifest, in order."""
+        """Add the trained live samples of a stored manifest, in order."""
         for sample in samples:
             self._whole.add(sample.reward, config.baseline_momentum)
             own = self._tenants.setdefault(sample.tenant, _Sum())
@@ -80,6 +79,7 @@ class LiveBaseline:
 
 
 def _mean_without(total: _Sum, reward: float, prior: float, num_prior: float) -> float:
-    """Return the mean of all but one reward, with a prior that counts as so many samples."""
+    """Return the mean of all but one reward, with a prior that weighs as `num_prior` samples."""
+    # Without the sample itself: a baseline that contains its own reward would be biased.
     num_others = total.num_samples - 1.0
     return (total.rewards - reward + num_prior * prior) / (num_others + num_prior)

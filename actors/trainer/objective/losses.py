@@ -1,11 +1,11 @@
 """Policy losses: pure functions of tensors.
 
-Three policies have a say: the one that sampled (behavior), the one at the start of the step
-(proximal), and the one that is trained (current); in the first pass over a batch the last two are
-equal. Corrections (`corrections.py`) are weights. Every token of every rollout is divided by one
-constant (Dr. GRPO): neither long rollouts nor large groups get another weight per token.
+Three policies are involved: the one that sampled (behavior), the one at the start of the step
+(proximal), and the one that is trained (current). In the first pass over a batch, the last two are
+equal. Corrections (`corrections.py`) are weights. All tokens are divided by one constant (Dr.
+GRPO), so that neither the length of a rollout nor the size of its group changes a token's weight.
 
-To add one: a function here, and its line in `registry.LOSSES`.
+To add a loss, add a function here and a line to `registry.LOSSES`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from penstock.messages.reading.references import load_reference
 
 @dataclass(frozen=True, kw_only=True)
 class LossTokens:
-    """What a loss knows of N sampled tokens of some sequences, flat."""
+    """Inputs of a loss: N sampled tokens of some sequences, flat."""
 
     current: torch.Tensor
     """[N] logprobs, with a gradient."""
@@ -37,19 +37,19 @@ class LossTokens:
     advantages: torch.Tensor
     """[N]."""
     weights: torch.Tensor
-    """[N] of the correction; 0 masks a token."""
+    """[N] weights of the correction; 0 masks a token."""
     sequence_ids: torch.Tensor
     """[N] int64, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLosses:
-    """Of N tokens, before normalization."""
+    """Losses of N tokens, before normalization."""
 
     values: torch.Tensor
     """[N]."""
     is_clipped: torch.Tensor
-    """bool [N]: where the loss's own bound took effect."""
+    """bool [N]: tokens for which the loss's own bound took effect."""
 
 
 def policy_gradient(tokens: LossTokens, _config: LossConfig) -> TokenLosses:
@@ -80,14 +80,16 @@ def cispo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
 
 
 def gspo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
-    """PPO's clip with one ratio for a sequence, its tokens' geometric mean (arXiv 2507.18071).
+    """PPO's clip with one ratio per sequence, the geometric mean over tokens (arXiv 2507.18071).
 
-    A sequence counts once, whatever its length: the step's divisor stands for that length.
+    Each sequence has the same weight, whatever its length.
     """
     ids, current = tokens.sequence_ids, tokens.current
     mean = sequence_means((current - tokens.behavior).detach(), ids)
+    # The value of the sequence's mean, with the gradient of the single token (GSPO-token).
     log_ratio = (current - current.detach() + mean).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     losses = _clipped(log_ratio.exp(), tokens, config)
+    # Cancels the step's divisor, which is per token.
     per_token = config.token_denominator / sequence_lengths(current.detach(), ids)
     return TokenLosses(values=losses.values * per_token, is_clipped=losses.is_clipped)
 
@@ -99,13 +101,12 @@ def _ratio(current: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 def _clipped(
     ratio: torch.Tensor, tokens: LossTokens, config: LossConfig, dual_clip: float = 0.0
 ) -> TokenLosses:
-    """Bound what a ratio [N] may gain, and with dual clip what it may lose."""
     advantages = tokens.advantages
     gain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
     objective = torch.minimum(gain, clipped)
     is_clipped = clipped < gain
-    if dual_clip:
+    if dual_clip:  # Bounds the loss of a token with a negative advantage (arXiv 1912.09729).
         least = dual_clip * advantages
         is_bounded = (advantages < 0) & (objective < least)
         objective = torch.where(is_bounded, least, objective)
@@ -114,14 +115,11 @@ def _clipped(
 
 
 def loss_spec(config: LossConfig) -> LossSpec:
-    """Return the configured loss, own code or not.
-
-    Own code that is a mere function says nothing of its ratio, so that it is taken to correct
-    itself: too weak a correction is a bias that replay shows, one applied twice goes unnoticed.
+    """Return the configured loss, built-in or custom.
 
     Raises:
-        ConfigError: The settings name own code that is not there or is no loss, or a correction
-            that it must not have.
+        ConfigError: The custom loss does not exist or is not a loss, or its correction would weight
+            tokens twice.
 
     """
     if config.name in LOSSES:
@@ -139,17 +137,16 @@ def loss_spec(config: LossConfig) -> LossSpec:
             f"ratio that it takes, got {config.correction!r}; name a penstock.LossSpec, with "
             "ratio_against=None for a loss that only multiplies by LossTokens.weights"
         )
+    # A plain function does not declare its ratio. Assume that it corrects itself: replay shows the
+    # bias of a missing correction, while a doubled one would go unnoticed.
     return LossSpec(own, ratio_against="behavior")
 
 
 def corrected_ratios(
     current: torch.Tensor, proximal: torch.Tensor, behavior: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
-    """Return the log ratios [N] that a loss is to be corrected by, clamped and without gradient.
-
-    A loss with a ratio against the proximal policy leaves only that policy to correct; the others
-    have the current policy's ratio, which is another one from the second pass on.
-    """
+    """Return the log ratios [N] that correct a loss, clamped and without gradient."""
+    # A loss with a ratio against the proximal policy leaves only proximal / behavior to correct.
     is_decoupled = loss_spec(config).ratio_against == "proximal"
     return log_ratios(proximal if is_decoupled else current, behavior)
 
@@ -158,7 +155,7 @@ def token_losses(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """Return the configured loss of each token, before normalization.
 
     Raises:
-        ConfigError: As `loss_spec` does; or own code returned no `TokenLosses` [N].
+        ConfigError: As `loss_spec`, or a custom loss did not return `TokenLosses` [N].
 
     """
     losses = loss_spec(config).function(tokens, config)
@@ -170,5 +167,5 @@ def token_losses(tokens: LossTokens, config: LossConfig) -> TokenLosses:
 
 
 def normalizer(num_rollouts: int, config: LossConfig) -> float:
-    """Return the constant that a step's summed token losses are divided by."""
+    """Return the divisor of a step's summed token losses."""
     return max(num_rollouts, 1) * config.token_denominator

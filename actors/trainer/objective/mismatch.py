@@ -1,4 +1,4 @@
-"""How far the trainer's policy is from the one that sampled: sums over tokens, then figures."""
+"""Mismatch between the trainer's policy and the one that sampled: sums, then metrics."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from penstock.messages.training import VersionDrift
 
 @dataclass(kw_only=True)
 class RatioSums:
-    """Float64 sums over sampled tokens; those of micro-batches add up.
+    """Float64 sums over sampled tokens; sums of micro-batches can be added.
 
-    With r = a / b of a token that b drew, mean(-log r) (k1) and mean(r - 1 - log r) (k3) estimate
-    KL(b || a), mean(r^2) - 1 the chi-square, (sum r)^2 / (N sum r^2) the effective sample size.
+    With r = a / b of a token that b sampled, mean(-log r) (k1) and mean(r - 1 - log r) (k3)
+    estimate KL(b || a), mean(r^2) - 1 the chi-square, and (sum r)^2 / (N sum r^2) the effective
+    sample size.
     """
 
     num_tokens: float = 0.0
@@ -28,7 +29,8 @@ class RatioSums:
 
     @classmethod
     def of(cls, log_ratio: torch.Tensor) -> "RatioSums":
-        """Sum over [N] log r, clamped."""
+        """Return the sums over clamped log ratios [N]."""
+        # Float64, because sums over millions of tokens lose small terms in float32.
         log_ratio = log_ratio.detach().double()
         if not log_ratio.numel():
             return cls()
@@ -55,11 +57,11 @@ class RatioSums:
 
     @property
     def ess(self) -> float:
-        """Of the ratios themselves, as a share of the tokens; 1 for equal policies or no token."""
+        """Effective sample size as a share of the tokens; 1 for equal policies or no tokens."""
         return self.ratio**2 / (self.num_tokens * self.square) if self.square else 1.0
 
     def divergences(self, prefix: str) -> dict[str, float]:
-        """Return metrics that begin with a prefix; with no token, those of equal policies."""
+        """Return metrics with a prefix; without tokens, those of equal policies."""
         count = max(self.num_tokens, 1.0)
         return {
             f"{prefix}_k1": self.k1 / count,
@@ -68,18 +70,18 @@ class RatioSums:
         }
 
     def drift(self) -> VersionDrift:
-        """Return what gates ask of a version."""
+        """Return the drift of a version, for release gates."""
         count = max(self.num_tokens, 1.0)
         return VersionDrift(num_tokens=int(self.num_tokens), kl=self.k3 / count, ess=self.ess)
 
 
 @dataclass(kw_only=True)
 class MismatchSums:
-    """Trainer and sampler: the whole ratio, its two parts, and the correction's weights."""
+    """Sums of the whole ratio, of its two parts, and of the correction's weights."""
 
     total: RatioSums
     engine: RatioSums
-    """Of the tokens for which it is known."""
+    """Sums over the tokens with a known engine part."""
     staleness: RatioSums
     weight: float = 0.0
     weight_square: float = 0.0
@@ -87,11 +89,10 @@ class MismatchSums:
 
     @classmethod
     def of(cls, ratios: Ratios, weights: torch.Tensor) -> "MismatchSums":
-        """Sum over the tokens of one micro-batch.
+        """Return the sums over one micro-batch.
 
         Args:
-            ratios: of N tokens.
-            weights: [N] of the correction; ESS = (sum w)^2 / (N sum w^2).
+            weights: Weights [N] of the correction; ESS = (sum w)^2 / (N sum w^2).
 
         """
         weights = weights.detach().double()
@@ -106,7 +107,7 @@ class MismatchSums:
 
     @classmethod
     def empty(cls) -> "MismatchSums":
-        """Return the sums of no token."""
+        """Return the sums over no tokens."""
         return cls(total=RatioSums(), engine=RatioSums(), staleness=RatioSums())
 
     def add(self, other: "MismatchSums") -> None:
@@ -119,7 +120,7 @@ class MismatchSums:
         self.num_masked += other.num_masked
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics of a step; with no token, those of equal policies."""
+        """Return the metrics of a step; without tokens, those of equal policies."""
         total = self.total
         count = max(total.num_tokens, 1.0)
         square = self.weight_square * count
@@ -141,11 +142,11 @@ class MismatchSums:
 def sums_by_version(
     versions: Sequence[int | None], log_ratios: Sequence[torch.Tensor]
 ) -> dict[int, RatioSums]:
-    """Sum per version over whole sequences; those of no version are left out.
+    """Return sums by version; sequences without a version are skipped.
 
     Args:
-        versions: of each sequence.
-        log_ratios: [N] log r of each, clamped.
+        versions: Version of each sequence, or None.
+        log_ratios: Clamped log ratios [N] of each sequence.
 
     """
     found: dict[int, RatioSums] = {}

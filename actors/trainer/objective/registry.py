@@ -1,14 +1,14 @@
-"""The losses by name, and the importance ratio that each of them takes. Imports no torch.
+"""The losses by name, and the importance ratio of each. Imports no torch.
 
-Each token is weighted by the ratio of the current policy to the behavior policy, once:
+Each token is weighted exactly once by the ratio of the current to the behavior policy:
 
-| `ratio_against` | the loss's own ratio | what a correction weights by |
+| `ratio_against` | ratio in the loss | ratio in the correction |
 |---|---|---|
 | None | none | current / behavior |
 | proximal | current / proximal | proximal / behavior |
-| behavior | current / behavior | nothing: the loss corrects itself, and `LossConfig` refuses one |
+| behavior | current / behavior | none: the loss corrects itself, and `LossConfig` refuses one |
 
-To add one: a line here, and its function in `losses.py`.
+To add a loss, add a line here and its function to `losses.py`.
 """
 
 import importlib
@@ -25,19 +25,18 @@ class LossSpec:
 
     fn: str | Callable[..., Any]
     """Function of `LossTokens` and `LossConfig` that returns `TokenLosses`, or its `module:name`,
-    which is imported when it is first used."""
+    imported on first use."""
     ratio_against: Literal["proximal", "behavior"] | None
-    """Policy in the denominator of the loss's own ratio; None: tokens have no other weight than the
-    correction's."""
+    """Policy in the denominator of the loss's own ratio; None if the loss has no ratio."""
 
     @property
     def corrects_itself(self) -> bool:
-        """Whether the loss already weights tokens of the behavior policy by the whole ratio."""
+        """Whether the loss already contains the whole ratio."""
         return self.ratio_against == "behavior"
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function itself."""
+        """The function, imported if it is named."""
         if not isinstance(self.fn, str):
             return self.fn
         module, _, name = self.fn.partition(":")
@@ -45,10 +44,10 @@ class LossSpec:
         return function
 
     def check_correction(self, name: str, correction: str) -> None:
-        """Refuse to weight a token twice.
+        """Refuse a correction that would weight tokens twice.
 
         Raises:
-            ConfigError: The loss corrects itself, and a correction is set beside it.
+            ConfigError: The loss corrects itself, and a correction is set, too.
 
         """
         if self.corrects_itself and correction != "none":

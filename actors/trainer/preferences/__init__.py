@@ -1,6 +1,6 @@
-"""Training on preferences: DPO for pairs, KTO for labels, from files before RL and from users live.
+"""Training on preferences: DPO for pairs, KTO for labels, from files before RL and from live users.
 
-`examples.py` holds token ids and their form in the store; `objective.py` the formulas, forward
-passes and gradients; `phase.py` the phase before RL. On the live side, `waiting.py` keeps what
-waits for a step, and `reading.py` reads its content from the log.
+`examples.py` defines examples as token ids and their form in the store, `objective.py` the losses
+and gradients, and `phase.py` the phase before RL. For live users, `waiting.py` queues preferences
+for a step, and `reading.py` reads their content from the log.
 """

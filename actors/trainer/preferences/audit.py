@@ -1,4 +1,4 @@
-"""Recomputes what a manifest says of corrections and judgments. Pure."""
+"""Checks the corrections and judgments of manifests against the log. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,27 +13,27 @@ from penstock.messages.training import BatchManifest
 
 
 class PreferenceAudit:
-    """Holds them until the manifests that train them."""
+    """Keeps preferences of the log until a manifest trains them."""
 
     def __init__(self) -> None:
-        """Start with an empty log."""
         self._made: dict[str, PreferenceEntry] = {}
         self._trained: dict[str, int] = {}
-        """Name -> step."""
+        """Step by name."""
 
     def add(self, event: PreferencePair | Label) -> None:
-        """Keep one."""
+        """Add a preference of the log."""
         self._made[preference_name(event)] = entry_of(event)
 
     def has(self, manifest: BatchManifest) -> bool:
-        """Whether the log has shown all that the manifest trains."""
+        """Return whether all preferences that a manifest trains have been added."""
         names = {entry.name for entry in trained_preferences(manifest)}
         return names <= self._made.keys() | self._trained.keys()
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
-        """Yield what does not follow from the log, in words; manifests in the order of steps."""
+        """Yield descriptions of entries that do not match; call in the order of steps."""
         for entry in trained_preferences(manifest):
             where = f"step {manifest.step}, {entry.name}"
+            # Removed once trained: what is left in memory is only what still waits.
             made = self._made.pop(entry.name, None)
             if entry.name in self._trained:
                 yield f"{where}: trained in step {self._trained[entry.name]} as well"

@@ -14,27 +14,26 @@ from penstock.messages.settings import (
 
 
 class PreferencesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """DPO and KTO: the losses, the phase before RL, and users' corrections and judgments."""
+    """DPO and KTO: losses, the phase before RL, and live corrections and judgments."""
 
     beta: PositiveFloat = 0.1
-    """How far the policy is held to the reference, version 0 (before RL: what the phase starts
-    from): a smaller one lets it go further."""
+    """Strength of the pull to the reference: version 0, or in the phase before RL its start."""
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
-    """Of DPO: the share of pairs that are taken to be the wrong way round."""
+    """DPO: share of pairs assumed to have the wrong order."""
     desirable_weight: NonNegativeFloat = 1.0
-    """Of KTO, like the next."""
+    """KTO: weight of desirable replies."""
     undesirable_weight: NonNegativeFloat = 1.0
+    """KTO: weight of undesirable replies."""
     num_epochs: PositiveInt = 1
-    """Of the phase before RL, like the fields down to `grad_clip`."""
+    """Epochs of the phase before RL, to which the fields down to `report_steps` belong."""
     batch_examples: PositiveInt = 16
-    """Pairs and labels of one optimizer step; KTO's KL term needs at least two labels."""
+    """Pairs and labels per optimizer step; KTO's KL term needs at least two labels."""
     learning_rate: NonNegativeFloat = 1e-5
     warmup_fraction: UnitInterval = 0.1
-    """Later the rate falls in a straight line to a tenth."""
+    """Share of the steps that warm up; afterwards the rate decays linearly to a tenth."""
     grad_clip: PositiveFloat = 1.0
     report_steps: PositiveInt = 10
     live_weight: NonNegativeFloat = 0.0
-    """Of users' corrections and judgments in a step: the mean of their losses times this is added
-    to the step's loss. 0: they are not trained."""
+    """Weight of the mean loss of live corrections and judgments in a step's loss; 0 trains none."""
     num_live_max: PositiveInt = 16
-    """Maximum of them in one step; others wait for the next."""
+    """Maximum live corrections and judgments per step; others wait."""

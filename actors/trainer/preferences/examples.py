@@ -1,4 +1,4 @@
-"""Pairs and labels as token ids, and the object of the store that holds those before RL."""
+"""Pairs and labels as token ids, and their encoding in the store for the phase before RL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,14 @@ PREFERENCES_HELDOUT_KEY = "preferences/heldout"
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceReply:
-    """A reply after its context.
-
-    Shapes: P tokens before, n of the reply.
-    """
+    """A reply of n tokens after a context of P tokens."""
 
     context_ids: np.ndarray
     """[P] int64, P > 0."""
     reply_ids: np.ndarray
-    """[n] int64: what the assistant wrote, and between its turns what tools returned."""
+    """[n] int64: the assistant's turns, and between them the results of tools."""
     is_target: np.ndarray
-    """bool [n]: whose probability counts; one of them at least."""
+    """bool [n]: tokens whose probability counts; at least one is True."""
 
     @property
     def num_tokens(self) -> int:
@@ -33,7 +30,8 @@ class PreferenceReply:
         return self.context_ids.size + self.reply_ids.size
 
     def after(self, context_ids: np.ndarray, tokens_max: int) -> "PreferenceReply":
-        """Return this reply after another context, cut to what then fits."""
+        """Return this reply after another context, truncated to `tokens_max` in all."""
+        # At least one token, because a reply without tokens has no log-probability.
         room = max(tokens_max - context_ids.size, 1)
         return PreferenceReply(
             context_ids=context_ids,
@@ -44,27 +42,27 @@ class PreferenceReply:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceLogprobs:
-    """What a reference policy gives the replies of an example: sums over their tokens."""
+    """Log-probabilities under the reference policy, summed over each reply's tokens."""
 
     chosen: float = 0.0
     rejected: float = 0.0
     unrelated: float = 0.0
-    """Of a label: `unrelated_replies`."""
+    """Sum of a label's unrelated reply; see `unrelated_replies`."""
 
     def of(self, example: "PreferenceExample") -> list[float]:
-        """Return those of its replies, in their order."""
+        """Return the sums of an example's replies, in their order."""
         given = ((self.chosen, example.chosen), (self.rejected, example.rejected))
         return [value for value, reply in given if reply is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceExample:
-    """A pair, or a label, which has one of the two replies."""
+    """A pair with both replies, or a label with one of them."""
 
     chosen: PreferenceReply | None
     rejected: PreferenceReply | None
     weight: float = 1.0
-    """Of a label."""
+    """Weight of a label; 1 for pairs."""
     reference: ReferenceLogprobs = ReferenceLogprobs()
 
     @property
@@ -74,24 +72,24 @@ class PreferenceExample:
 
     @property
     def is_desirable(self) -> bool:
-        """Of a label."""
+        """Whether a label's reply is a desirable one."""
         return self.rejected is None
 
     @property
     def replies(self) -> list[PreferenceReply]:
-        """The chosen one first."""
+        """One or two replies, the chosen one first."""
         return [reply for reply in (self.chosen, self.rejected) if reply is not None]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that a pass reads, a shared context once."""
+        """Tokens of a forward pass, with the shared context counted once."""
         first, *others = self.replies
         return first.num_tokens + sum(other.reply_ids.size for other in others)
 
     def with_reference(
         self, chosen: float, rejected: float, unrelated: float
     ) -> "PreferenceExample":
-        """Return it with what a reference policy gives its replies."""
+        """Return a copy with the reference policy's log-probabilities."""
         return replace(
             self,
             reference=ReferenceLogprobs(chosen=chosen, rejected=rejected, unrelated=unrelated),
@@ -101,9 +99,9 @@ class PreferenceExample:
 def unrelated_replies(
     labels: Sequence[PreferenceExample], tokens_max: int
 ) -> list[PreferenceReply]:
-    """Return each label's context with the reply of the one before, the first with the last's.
+    """Return each label's context with the previous label's reply, cyclically.
 
-    Nothing where a single label has no other: KTO's KL term is 0 then.
+    The list is empty for fewer than two labels, whose KL term is 0.
     """
     if len(labels) < 2:
         return []
@@ -116,10 +114,10 @@ def unrelated_replies(
 
 
 def check_example(example: PreferenceExample, vocab_size: int, tokens_max: int) -> None:
-    """Refuse what a policy cannot read.
+    """Check that a policy can read an example.
 
     Raises:
-        CodecError: Says what was expected.
+        CodecError: The example is empty, too long, or has unknown token ids or equal replies.
 
     """
     for reply in example.replies:
@@ -133,6 +131,7 @@ def check_example(example: PreferenceExample, vocab_size: int, tokens_max: int) 
                 raise CodecError(f"token ids: expected 0 to {vocab_size - 1}")
     if example.is_pair:
         chosen, rejected = example.replies
+        # Equal replies have a constant loss and no gradient.
         if np.array_equal(chosen.reply_ids, rejected.reply_ids):
             raise CodecError("expected two replies that differ")
 
@@ -157,15 +156,15 @@ _decoder = msgspec.msgpack.Decoder(list[StoredExample])
 
 
 def encode_examples(examples: Sequence[StoredExample]) -> bytes:
-    """Pack for the object store."""
+    """Encode examples for the object store."""
     return msgspec.msgpack.encode(examples)
 
 
 def decode_examples(data: bytes, vocab_size: int, tokens_max: int) -> list[PreferenceExample]:
-    """Unpack and check.
+    """Decode and check examples of the object store.
 
     Raises:
-        CorruptDataError: Not such an object, or not one for this policy.
+        CorruptDataError: The object is damaged or does not fit this policy.
 
     """
     try:
@@ -182,7 +181,7 @@ def example_of(stored: StoredExample) -> PreferenceExample:
     """Return a stored example as arrays.
 
     Raises:
-        CodecError: It has no reply, or one with another number of targets than tokens.
+        CodecError: There is no reply, or its numbers of targets and tokens differ.
 
     """
     if stored.chosen is None and stored.rejected is None:

@@ -1,10 +1,8 @@
-"""Forward passes over replies, and the gradient of DPO and KTO over a batch.
+"""DPO and KTO: losses, forward passes over replies, and the gradient of a batch.
 
-Experts are chosen by the policy's own router, also where a sampler's choice is on record: the other
-reply of a pair has none, and both must be measured alike. A context that replies share is computed
-once (`actors/policy/packing.py`).
-
-DPO and KTO: pure functions of summed log-probabilities.
+The policy's own router chooses the experts, even if a sampler's choice is on record: the other
+reply of a pair has no record, and both have to be measured the same way. A context that replies
+share is computed once (`actors/policy/packing.py`).
 
 With log-ratio h(y) = log pi(y | x) - log pi_reference(y | x), summed over the reply's tokens:
 
@@ -44,14 +42,14 @@ def dpo_losses(
 ) -> torch.Tensor:
     """Return the loss of each pair, [N], from the log-ratios [N] of both replies.
 
-    A share `label_smoothing` of the pairs is taken to be the wrong way round (conservative DPO).
+    With `label_smoothing` this is conservative DPO.
     """
     margin, share = config.beta * (chosen - rejected), config.label_smoothing
     return -(1 - share) * F.logsigmoid(margin) - share * F.logsigmoid(-margin)
 
 
 def kto_kl(log_ratios: torch.Tensor) -> torch.Tensor:
-    """Return z, 0-dim, at least 0, from log-ratios [N] of unrelated replies; 0 without any."""
+    """Return z, 0-dim and >= 0, from the log-ratios [N] of unrelated replies; 0 for N = 0."""
     if not log_ratios.numel():
         return log_ratios.new_zeros(())
     return log_ratios.detach().mean().clamp(min=0)
@@ -63,15 +61,7 @@ def kto_losses(
     kl: torch.Tensor,
     config: PreferencesConfig,
 ) -> torch.Tensor:
-    """Return the loss of each label, [N].
-
-    Args:
-        log_ratios: [N].
-        is_desirable: bool [N].
-        kl: z of the batch.
-        config: beta and the weights of both kinds.
-
-    """
+    """Return the loss of each label, [N], from log-ratios [N], bool [N] and z of the batch."""
     above = torch.where(is_desirable, log_ratios - kl, kl - log_ratios)
     share = is_desirable.to(log_ratios.dtype)
     weight = config.desirable_weight * share + config.undesirable_weight * (1 - share)
@@ -83,7 +73,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class PreferenceSums:
-    """Sums over the pairs and labels of a batch; those of passes add up."""
+    """Sums over the pairs and labels of a batch; sums of passes can be added."""
 
     num_pairs: float = 0.0
     num_labels: float = 0.0
@@ -91,14 +81,15 @@ class PreferenceSums:
     num_right: float = 0.0
     """Pairs whose chosen reply has the larger log-ratio."""
     margin: float = 0.0
-    """beta times how much larger it is."""
+    """beta times the difference of the log-ratios."""
     kto_loss: float = 0.0
     kto_kl: float = 0.0
-    """z of the batch, once."""
+    """z of the batch, not a sum."""
 
     def add(self, other: "PreferenceSums") -> None:
-        """Add another pass."""
+        """Add the sums of another pass."""
         for field in fields(self):
+            # `kto_kl` is 0 in passes, so that it is counted once.
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     @property
@@ -107,7 +98,7 @@ class PreferenceSums:
         return (self.dpo_loss + self.kto_loss) / max(self.num_pairs + self.num_labels, 1.0)
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics of a step; none where there was no example."""
+        """Return the metrics of a step; empty without examples."""
         found: dict[str, float] = {}
         if self.num_pairs:
             found |= {
@@ -128,10 +119,12 @@ class PreferenceSums:
 def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.Tensor:
     """Return the summed log-probability of each reply's targets, [S] float32."""
     token_ids = [np.concatenate([each.context_ids, each.reply_ids]) for each in replies]
+    # Without recorded experts: zero slots let the router choose.
     free = [np.zeros((ids.size - 1, 1, 0), np.int64) for ids in token_ids]
     tree = pack_tree([ids[:-1] for ids in token_ids], free)
     output = policy(_placed(policy, tree.input_ids), tree.lengths, None, tree.parents)
     at = [each.context_ids.size + np.flatnonzero(each.is_target) for each in replies]
+    # Position t predicts token t + 1.
     rows = np.concatenate([places[here - 1] for places, here in zip(tree.places, at, strict=True)])
     targets = np.concatenate([ids[here] for ids, here in zip(token_ids, at, strict=True)])
     hidden = output.hidden.index_select(0, _placed(policy, rows))
@@ -150,19 +143,12 @@ def with_reference(
     examples: Sequence[PreferenceExample],
     config: TrainerConfig,
 ) -> list[PreferenceExample]:
-    """Return a batch's examples with what a reference policy gives their replies.
-
-    Args:
-        learner: whose policy computes; unchanged.
-        weights: the reference's, as published.
-        examples: of one batch, in its order.
-        config: bounds and threads of a pass.
-
-    """
+    """Return a batch's examples with the log-probabilities of a reference policy."""
     replies = [reply for example in examples for reply in example.replies]
     with learner.computing_with(weights):
         unrelated = iter(_unrelated(learner, examples, config).tolist())
         own = iter(_all_logprobs(learner, replies, config).tolist())
+    # A single label has no unrelated reply.
     has_kl = sum(not example.is_pair for example in examples) > 1
     return [
         example.with_reference(
@@ -177,27 +163,25 @@ def with_reference(
 def referred_examples(
     learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> list[PreferenceExample]:
-    """Return a step's examples with what version 0 gives their replies.
+    """Return a step's examples with the log-probabilities of version 0.
 
     Raises:
-        ValueError: The learner does not know version 0.
+        ValueError: The learner does not have version 0.
 
     """
     if not examples:
         return []
     reference = learner.versions.reference
     if reference is None:
-        raise ValueError("trainer.preferences: the weights of version 0 are not there")
+        raise ValueError("trainer.preferences: the weights of version 0 are missing")
     return with_reference(learner, reference, examples, config)
 
 
 def take_preference_pass(
     learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> PreferenceSums:
-    """Add the gradient of a step's examples to the learner's; raises as `take_pass` does.
-
-    A version cut by time has what little there is: it moves the policy as little as that.
-    """
+    """Add the gradient of a step's examples to the learner's; raises what `take_pass` raises."""
+    # A time-triggered version may hold few samples; its step is scaled accordingly.
     num_of_epoch = config.epoch.num_samples if config.epoch else 0
     share = len(examples) / max(len(examples), num_of_epoch)
     with learner.published_weights():
@@ -215,10 +199,9 @@ def accumulate_preferences(
     """Add the gradient of `weight` times the batch's mean loss to the learner's parameters.
 
     Args:
-        learner: computing with its published weights.
-        examples: with what the reference gives them.
-        config: beta, weights, bounds.
-        weight: of the whole.
+        learner: Learner that computes with its published weights.
+        examples: Examples with the reference's log-probabilities.
+        weight: Factor of the batch's mean loss.
 
     """
     kl = _kl(learner, examples, config)
@@ -235,7 +218,7 @@ def accumulate_preferences(
 def evaluate_preferences(
     learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> PreferenceSums:
-    """Return the figures of examples without a gradient, as one batch."""
+    """Return the sums of one batch of examples, without a gradient."""
     kl = _kl(learner, examples, config)
     total = PreferenceSums(kto_kl=float(kl))
     for _, sums in learner.run_all(
@@ -267,11 +250,12 @@ def _pass(
     kl: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, PreferenceSums]:
-    """Return the scaled sum of the losses of some examples, and their figures."""
+    """Return the scaled sum of the losses of some examples, and their sums."""
     pairs = [each for each in examples if each.is_pair]
     labels = [each for each in examples if not each.is_pair]
     replies = [reply for each in (*pairs, *labels) for reply in each.replies]
     before = [value for each in (*pairs, *labels) for value in each.reference.of(each)]
+    # Pairs first, two replies each, then labels: the slices below rely on it.
     ratios = reply_logprobs(policy, replies) - torch.tensor(before)
     chosen, rejected = ratios[: 2 * len(pairs)].unflatten(0, (len(pairs), 2)).unbind(1)
     is_desirable = torch.tensor([each.is_desirable for each in labels], dtype=torch.bool)
@@ -293,7 +277,6 @@ def _pass(
 def _kl(
     learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> torch.Tensor:
-    """Return z of a batch."""
     unrelated = _unrelated(learner, examples, config)
     before = [each.reference.unrelated for each in examples if not each.is_pair]
     return kto_kl(unrelated - torch.tensor(before[: len(unrelated)]))
@@ -302,7 +285,6 @@ def _kl(
 def _unrelated(
     learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> torch.Tensor:
-    """Return the log-probabilities of the labels' unrelated replies; none with fewer than two."""
     labels = [example for example in examples if not example.is_pair]
     replies = unrelated_replies(labels, learner.policy.config.max_position_embeddings)
     return _all_logprobs(learner, replies, config)
@@ -323,10 +305,11 @@ def _all_logprobs(
 def _parts(
     items: Sequence[T], num_tokens: Callable[[T], int], tokens_max: int
 ) -> Iterator[list[T]]:
-    """Cut into passes of at most `tokens_max` tokens, in the order given; a longer item alone."""
+    """Split items into passes of at most `tokens_max` tokens, or of a single longer item."""
     part: list[T] = []
     room = tokens_max
     for item in items:
+        # In order and greedily, so that the split is the same in a replay.
         if part and num_tokens(item) > room:
             yield part
             part, room = [], tokens_max

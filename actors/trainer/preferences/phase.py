@@ -1,9 +1,10 @@
 """The phase before RL: DPO and KTO on the pairs and labels of the run's store.
 
-It starts from what mid-training left, which is its reference, and ends in version 0. Nothing of it
-is saved before its end; a trainer that starts again repeats it, to the same bits.
+It starts from the weights of mid-training, which are its reference, and ends in version 0. It saves
+nothing before its end: a trainer that restarts repeats it, to the same bits.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -28,17 +29,19 @@ from penstock.actors.trainer.preferences.objective import (
 )
 from penstock.messages.signals.preferences import PreferencesProgressed, PreferencesTrained
 
+log = logging.getLogger(__name__)
+
 DECAYED_RATE = 0.1
 
 
 async def run_preferences(
     ctx: Context, learner: Learner, config: TrainerConfig, seed: int
 ) -> PreferencesTrained | None:
-    """Train the learner's policy on the store's examples; None where it has none.
+    """Train the learner's policy on the store's examples; return None if there are none.
 
     Raises:
-        CorruptDataError: They are not as `examples` says.
-        RuntimeError: A gradient is no finite number.
+        CorruptDataError: The examples are damaged.
+        RuntimeError: A gradient is not finite.
 
     """
     if not await ctx.store.exists(PREFERENCES_KEY):
@@ -48,6 +51,7 @@ async def run_preferences(
     learner.set_threads(config.num_threads)
     phase = await ctx.offload(PreferenceTrainer, learner, config, train, heldout, seed)
     before = await ctx.offload(phase.measure)
+    log.info("preferences: %d examples, %d steps", len(train), phase.num_steps)
     while phase.num_done < phase.num_steps:
         await ctx.offload(phase.run)
         if not learner.rank:
@@ -80,7 +84,7 @@ async def _examples(
 
 
 class PreferenceTrainer:
-    """Takes some steps at a time, so that its caller can report between them."""
+    """Runs a few steps per call, so that its caller can report progress in between."""
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class PreferenceTrainer:
         seed: int,
     ) -> None:
         self._learner, self._config = learner, config
+        # A copy: the learner's own weights move with every step.
         self._reference = published(learner.parameters)
         self._heldout = self._referred(heldout)
         settings = config.preferences
@@ -102,17 +107,18 @@ class PreferenceTrainer:
         self._optimizer = torch.optim.AdamW(
             learner.parameters.values(),
             lr=settings.learning_rate,
+            # As in mid-training, but without weight decay.
             betas=(0.9, 0.95),
             weight_decay=0.0,
         )
 
     def run(self) -> None:
-        """Take the steps of one report."""
+        """Run the steps of one report."""
         for batch in islice(self._batches, self._config.preferences.report_steps):
             self._step(batch)
 
     def measure(self) -> dict[str, float]:
-        """Return the figures of the held-out examples."""
+        """Return the metrics of the held-out examples."""
         if not self._heldout:
             return {}
         with self._learner.published_weights():
@@ -120,7 +126,7 @@ class PreferenceTrainer:
         return sums.figures() | {"loss": sums.loss}
 
     def progress(self) -> PreferencesProgressed:
-        """Return where it stands."""
+        """Return the progress so far."""
         return PreferencesProgressed(
             num_steps=self.num_done,
             num_steps_total=self.num_steps,
@@ -155,7 +161,7 @@ class PreferenceTrainer:
 def batches(
     examples: Sequence[PreferenceExample], num_epochs: int, num_examples: int, seed: int
 ) -> Iterator[list[PreferenceExample]]:
-    """Yield the batches of all epochs, each example once an epoch, shuffled again in every one."""
+    """Yield the batches of all epochs, reshuffled in each epoch."""
     random = np.random.default_rng(seed)
     for _ in range(num_epochs):
         order = random.permutation(len(examples)).tolist()

@@ -1,4 +1,4 @@
-"""Content of corrections and judgments, from the log: context, reply, and what was preferred."""
+"""Reads corrections and judgments from the log: context, reply, and preferred reply."""
 
 import asyncio
 import logging
@@ -27,10 +27,11 @@ from penstock.messages.training import BatchManifest
 log = logging.getLogger(__name__)
 
 _READS_MAX = 16
+"""Concurrent reads of the store."""
 
 
 class ExampleReader:
-    """Reads examples of a run's log, each when it is needed."""
+    """Reads preference examples from a run's log on demand."""
 
     def __init__(self, store: ObjectStore, opener: Vault, last: Last, policy: PolicyConfig) -> None:
         self._store, self._opener, self._last = store, opener, last
@@ -41,7 +42,7 @@ class ExampleReader:
         """Return the examples that a manifest trains, in its order.
 
         Raises:
-            CodecError: One cannot be read; `ErasedError`, its user was erased.
+            CodecError: An example cannot be read; `ErasedError` if its user was erased.
             StoreUnreachableError: The store did not answer.
 
         """
@@ -52,7 +53,7 @@ class ExampleReader:
         return [one for one in found if not isinstance(one, CodecError)]
 
     async def unreadable(self, manifest: BatchManifest) -> dict[str, CodecError]:
-        """Return by name which of them cannot be read, and why; raises as `read` does."""
+        """Return errors by name of the examples that cannot be read."""
         entries = trained_preferences(manifest)
         found = await self.try_read(entries)
         errors = {
@@ -61,13 +62,13 @@ class ExampleReader:
             if isinstance(one, CodecError)
         }
         for error in errors.values():
-            log.warning("%s; it is left out", error)
+            log.warning("preference left out: %s", error)
         return errors
 
     async def try_read(
         self, entries: Sequence[PreferenceEntry]
     ) -> list[PreferenceExample | CodecError]:
-        """Return the example of each entry, or why it cannot be read; raises as `read` does."""
+        """Return each entry's example or error; raises `StoreUnreachableError` as `read` does."""
         return list(await asyncio.gather(*map(self._try_one, entries)))
 
     async def _try_one(self, entry: PreferenceEntry) -> PreferenceExample | CodecError:
@@ -76,6 +77,7 @@ class ExampleReader:
                 example = await self._one(entry)
             check_example(example, self._policy.vocab_size, self._policy.max_position_embeddings)
         except CodecError as error:
+            # The type decides the fate: `ErasedError` means erased, others unreadable.
             return type(error)(f"{entry.name}: {error}")
         return example
 
@@ -83,8 +85,9 @@ class ExampleReader:
         record = await self._last(InferenceRecorded, entry.request_id)
         if record is None:
             raise CodecError(f"request {entry.request_id}: the log has no record of it")
+        # Checked again here: the events that led to the entry are no proof of consent.
         if not record.training_consent:
-            raise CodecError(f"request {entry.request_id}: it may not be trained")
+            raise CodecError(f"request {entry.request_id}: there is no consent to train on it")
         turn = await open_live_turn(self._store, self._opener.open, record.turn, entry.request_id)
         context = from_array(turn.context_ids).astype(np.int64)
         reply = _reply(context, from_array(turn.token_ids), turn.forced)
@@ -111,7 +114,7 @@ class ExampleReader:
 def _reply(
     context: np.ndarray, token_ids: np.ndarray, forced: Sequence[tuple[int, int]] = ()
 ) -> PreferenceReply:
-    """Return a reply whose forced tokens are context, as in every loss."""
+    # Forced tokens were not sampled: they count as context, as in every loss.
     ids = token_ids.astype(np.int64)
     is_target = np.ones(ids.size, bool)
     for start, end in forced:

@@ -1,13 +1,12 @@
-"""Users' corrections and judgments waiting for a step. Pure.
+"""The queue of users' corrections and judgments that wait for a step. Pure.
 
 ```
- PreferencePair, Label ─▶ waiting ──▶ an amendment takes its place: superseded
+ PreferencePair, Label ─▶ waiting ──▶ replaced by an amendment: superseded
                             │ retracted, erased, too many: left out
                             ▼
           manifest: trained once, or left out with its fate
 ```
-Each is in exactly one manifest. What was trained is not taken back; an amendment that comes later
-is a new one.
+Each is in exactly one manifest. Training is not undone; a later amendment is a new entry.
 """
 
 from collections import OrderedDict
@@ -29,15 +28,15 @@ from penstock.messages.signals.preferences import (
 from penstock.messages.training import BatchManifest
 
 NUM_WAITING_MAX = 10_000
-"""Corrections and judgments that wait; above that the oldest are `capped`."""
+"""Maximum waiting entries; beyond it the oldest are `capped`."""
 NUM_LEFT_OUT_MAX = 1000
-"""That one manifest lists as left out; others follow."""
+"""Maximum left-out entries per manifest; others follow in the next one."""
 NUM_KEPT_MAX = 200_000
-"""Those that are done with, and retractions, that are remembered."""
+"""Maximum names remembered of finished entries, and of retractions."""
 
 
 def entry_of(event: PreferencePair | Label) -> PreferenceEntry:
-    """Return the entry of a correction or judgment that is trained, before any reference."""
+    """Return the manifest entry of a correction or judgment that is trained."""
     is_label = isinstance(event, Label)
     return PreferenceEntry(
         kind=PreferenceKind.LABEL if is_label else PreferenceKind.PAIR,
@@ -58,17 +57,17 @@ def trained_preferences(manifest: BatchManifest) -> list[PreferenceEntry]:
 
 
 class WaitingPreferences:
-    """In the order they came."""
+    """Waiting corrections and judgments, in the order of arrival."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._waiting: OrderedDict[str, PreferenceEntry] = OrderedDict()
         self._left_out: dict[str, PreferenceEntry] = {}
-        """Decided, and in no manifest yet."""
+        """Entries that will not be trained and are in no manifest yet."""
         self._newest: dict[str, str] = {}
-        """Kind and root of what waits -> its name."""
+        """Name of the waiting entry by "kind.root"."""
         self._roots: dict[str, str] = {}
-        """Name of what waits -> kind and root."""
+        """ "kind.root" by name of the waiting entry."""
         self._done: OrderedDict[str, None] = OrderedDict()
         self._retracted: OrderedDict[str, None] = OrderedDict()
         self._erasing: set[str] = set()
@@ -78,15 +77,15 @@ class WaitingPreferences:
 
     @property
     def is_on(self) -> bool:
-        """Whether they are trained at all."""
+        """Whether live preferences are trained."""
         return self._config.preferences.live_weight > 0
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting entries."""
         return len(self._waiting)
 
     def add(self, event: PreferencePair | Label) -> None:
-        """Put one in, in the place of the one that it amends."""
+        """Add a correction or judgment, replacing the one that it amends."""
         entry = entry_of(event)
         name = entry.name
         if not self.is_on or name in self._done or name in self._waiting or name in self._left_out:
@@ -96,22 +95,24 @@ class WaitingPreferences:
             self._leave_out([older], PreferenceFate.SUPERSEDED)
         self._waiting[name] = entry
         self._newest[root], self._roots[name] = name, root
+        # The retraction or erasure may have been read first: the streams have no common order.
         if event.root in self._retracted:
             self._leave_out([name], PreferenceFate.RETRACTED)
         elif not entry.owners.isdisjoint(self._erasing):
             self._leave_out([name], PreferenceFate.ERASED)
+        # The oldest go: they are about the oldest versions.
         num_above = max(len(self._waiting) - NUM_WAITING_MAX, 0)
         self._leave_out(list(self._waiting)[:num_above], PreferenceFate.CAPPED)
 
     def retract(self, event: FeedbackRetracted) -> None:
-        """Leave out what is not trained yet of a piece of feedback and its amendments."""
+        """Leave out a piece of feedback and its amendments, if not trained yet."""
         self._retracted[event.key()] = None
         _trim(self._retracted)
         names = [self._newest.get(f"{kind}.{event.key()}") for kind in PreferenceKind]
         self._leave_out([name for name in names if name], PreferenceFate.RETRACTED)
 
     def erase(self, tenant: str, user: str) -> None:
-        """Leave out what needs a user's content, also what still comes."""
+        """Leave out everything with a user's content, now and in future."""
         self._erasing.add(owner_of(tenant, user))
         names = [
             name for name, one in self._waiting.items() if owner_of(tenant, user) in one.owners
@@ -119,18 +120,19 @@ class WaitingPreferences:
         self._leave_out(names, PreferenceFate.ERASED)
 
     def readmit(self, tenant: str, user: str) -> None:
-        """Take a user's again."""
+        """Accept a user's content again."""
         self._erasing.discard(owner_of(tenant, user))
 
     def entries(self) -> list[PreferenceEntry]:
-        """Return the next batch's: fairly drawn ones to train, and all that is left out."""
+        """Return the next batch's entries: fairly drawn ones to train, and left-out ones."""
         eligible = list(self._waiting.values())
         shares = self._recent.shares(eligible, self._config.live)
+        # By users' shares, so that one busy user cannot fill every step.
         drawn = draw(eligible, shares, self._served, self._config.preferences.num_live_max)
         return [*drawn, *list(self._left_out.values())[:NUM_LEFT_OUT_MAX]]
 
     def commit(self, manifest: BatchManifest) -> None:
-        """Take out what a stored manifest lists."""
+        """Remove the entries that a stored manifest lists."""
         for entry in manifest.preferences:
             self._forget(entry.name)
             self._left_out.pop(entry.name, None)
@@ -142,6 +144,7 @@ class WaitingPreferences:
             self._num_trained += 1
             self._served[user_of(entry)] = self._num_trained
             self._served.move_to_end(user_of(entry))
+        # Users who were served longest ago count like new ones.
         while len(self._served) > NUM_WAITING_MAX:
             self._served.popitem(last=False)
 
@@ -166,7 +169,7 @@ def _trim(names: OrderedDict[str, None]) -> None:
 def left_out(
     entries: Iterable[PreferenceEntry], unreadable: Mapping[str, CodecError]
 ) -> list[PreferenceEntry]:
-    """Return a batch's entries, those that cannot be read with their fate."""
+    """Return a batch's entries, with the fates of unreadable ones."""
     return [
         msgspec.structs.replace(entry, fate=_fate_of(unreadable[entry.name]))
         if entry.name in unreadable

@@ -1,5 +1,5 @@
 """Semantic code search: words (BM25) and meaning (embeddings), fused by rank.
 
-`index.py` cuts files into chunks and keeps the index of one machine's files up to date, outside
-that machine; `ranking.py` ranks; `embeddings.py` requests embeddings from an endpoint.
+`index.py` splits files into chunks and keeps an index of one machine's files on the host;
+`ranking.py` ranks chunks; `embeddings.py` requests embeddings from an endpoint.
 """

@@ -14,16 +14,15 @@ TIMEOUT_S = 60.0
 
 
 class EmbeddingError(PenstockError, ConnectionError):
-    """The endpoint did not answer, or not with embeddings; the text has its words."""
+    """The endpoint did not answer with embeddings; the text has its error."""
 
 
 class HttpEmbedder:
-    """Asks an endpoint.
+    """Requests embeddings from an endpoint.
 
     Args:
-        url: Up to and with `/v1`.
-        model: Its name there.
-        key: Sent as a bearer token where it is not empty.
+        url: Base URL, including `/v1`.
+        key: Bearer token; empty for none.
 
     """
 
@@ -35,7 +34,7 @@ class HttpEmbedder:
         """Return float32 [N, D].
 
         Raises:
-            EmbeddingError: No answer, or none that fits.
+            EmbeddingError: The endpoint did not answer with one embedding per text.
 
         """
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -55,6 +54,7 @@ class HttpEmbedder:
                     text = (await reply.text())[:200]
                     raise EmbeddingError(f"{self._url}: status {reply.status}: {text}")
                 answer: Any = await reply.json()
+            # Services may answer in any order.
             data = sorted(answer["data"], key=lambda one: one["index"])
             rows = [[float(value) for value in one["embedding"]] for one in data]
         except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError) as error:

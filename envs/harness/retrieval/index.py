@@ -1,12 +1,8 @@
-"""The search index of one machine's files, kept outside it and keyed by what the files hold.
+"""The search index of one machine's files, kept on the host.
 
-Each search lists the machine's files with sizes and times; only what changed is read and cut again,
-and only new pieces are embedded.
-
-Cuts source files into pieces that answer a question: definitions, with the lines above them.
-
-By lines and a pattern alone, so it works on any language and on files that do not parse; nothing
-that the policy wrote is ever parsed here.
+Each search lists the files with sizes and times, reads and splits those that changed, and embeds
+only new chunks. Files are split into definitions, together with the comments above them, by a line
+pattern: this works for any language and for broken files, and nothing by the policy is parsed.
 """
 
 import hashlib
@@ -41,16 +37,18 @@ class Chunk:
 
     @property
     def last_line(self) -> int:
-        """Inclusive."""
+        """Last line, inclusive."""
         return self.first_line + self.text.count("\n")
 
 
 def cut(path: str, text: str) -> list[Chunk]:
-    """Return the pieces of a file, in its order; none where it has no line."""
+    """Split a file into chunks, in its order."""
     lines = text.splitlines()
-    starts = sorted({0, *(_with_attached(lines, at) for at in _definitions(lines))})
+    definitions = [index for index, line in enumerate(lines) if _DEFINITION.match(line)]
+    starts = sorted({0, *(_with_attached(lines, at) for at in definitions)})
     chunks: list[Chunk] = []
     for first, after in zip(starts, [*starts[1:], len(lines)], strict=True):
+        # Long definitions are split: an embedding of many lines says little about any of them.
         for start in range(first, after, LINES_MAX):
             piece = lines[start : min(after, start + LINES_MAX)]
             if any(line.strip() for line in piece):
@@ -58,12 +56,8 @@ def cut(path: str, text: str) -> list[Chunk]:
     return _merged(chunks)
 
 
-def _definitions(lines: list[str]) -> list[int]:
-    return [index for index, line in enumerate(lines) if _DEFINITION.match(line)]
-
-
 def _with_attached(lines: list[str], at: int) -> int:
-    """Go up over decorators and comments that belong to a definition."""
+    """Return the first line of the decorators and comments above a definition."""
     first = at
     while first > 0 and lines[first - 1].strip() and _ATTACHED.match(lines[first - 1]):
         first -= 1
@@ -71,7 +65,6 @@ def _with_attached(lines: list[str], at: int) -> int:
 
 
 def _merged(chunks: list[Chunk]) -> list[Chunk]:
-    """Put pieces of a line or two to the piece before them."""
     kept: list[Chunk] = []
     for chunk in chunks:
         is_short = chunk.text.count("\n") + 1 < LINES_MIN
@@ -104,17 +97,16 @@ class CodeSearch:
     """Search over the working directory of one machine."""
 
     def __init__(self, sandbox: Sandbox, embedder: Embedder | None) -> None:
-        """Index nothing yet."""
         self._sandbox, self._embedder = sandbox, embedder
         self._files: dict[str, tuple[str, list[Chunk]]] = {}
-        """Path -> (its stamp, its pieces)."""
+        """(size and time, chunks) by path."""
         self._vectors: dict[str, np.ndarray] = {}
-        """Digest of a piece's text -> [D]."""
+        """Embedding [D] by digest of a chunk's text."""
         self._words: tuple[str, WordIndex] | None = None
-        """Digest of all pieces, and their index."""
+        """Digest of all chunks, and their index."""
 
     async def find(self, query: str, below: str, num: int) -> str:
-        """Return the best pieces as `path:first-last` with their first lines."""
+        """Return the best chunks as `path:first-last` with their first lines."""
         await self._refresh()
         chunks = [
             chunk
@@ -150,6 +142,7 @@ class CodeSearch:
         if missing:
             rows = await embedder.embed(list(missing.values()))
             self._vectors |= dict(zip(missing, rows, strict=True))
+        # Forget the others, or edits would make the cache grow without bound.
         self._vectors = {key: self._vectors[key] for key in keys}
         return np.stack([self._vectors[key] for key in keys])
 
@@ -168,11 +161,11 @@ class CodeSearch:
         for path in self._files.keys() - stamps.keys():
             del self._files[path]
         for path, stamp in stamps.items():
+            # By size and time: reading every file for each search would take seconds.
             if path not in self._files or self._files[path][0] != stamp:
                 self._files[path] = (stamp, cut(path, await self._text(path)))
 
     async def _text(self, path: str) -> str:
-        """Return a file's text; nothing where it is gone or no text."""
         try:
             data = await self._sandbox.read_file(f"{WORK_DIR}/{path}", FILE_BYTES_MAX)
             return "" if b"\0" in data else data.decode()

@@ -1,8 +1,8 @@
-"""The code under test, as the agent's user: does what the tests ask, and knows none of them.
+"""The code under test, as the agent's user: serves requests of the tests, without seeing them.
 
 Runs in the guest: `python3 -c TEXT modules FOLDER...` serves the modules of folders,
-`python3 -c TEXT commands` runs commands. Nothing that this process says is believed beyond its
-values: the code under test may have changed all of it.
+`python3 -c TEXT commands` runs commands. The other side trusts only plain values from here, because
+the code under test may have changed everything in this process.
 """
 
 import builtins
@@ -20,7 +20,7 @@ _OUTPUT_BYTES_MAX = 1 << 20
 
 
 class _Callback:
-    """A function of the tests, called over there."""
+    """A function of the tests, which is called on their side."""
 
     def __init__(self, pipe: Pipe, number: int) -> None:
         self.pipe, self.number = pipe, number
@@ -31,22 +31,22 @@ class _Callback:
 
 
 class CodeSide:
-    """Objects by number, and what tests may do with them."""
+    """The objects of the code under test by number, and the operations on them."""
 
     def __init__(self, line: Any) -> None:
-        """Serve over a file."""
         self.pipe = Pipe(line, self)
         self._held: list[Any] = []
         self._numbers: dict[int, int] = {}
 
     def _hold(self, value: Any) -> int:
+        # `_held` keeps the object alive, so that its id cannot be reused.
         number = self._numbers.setdefault(id(value), len(self._held))
         if number == len(self._held):
             self._held.append(value)
         return number
 
     def give(self, value: Any) -> Any:
-        """Return a handle; an exception's class tells its bases, too."""
+        """Return a handle; for an exception class, with its bases."""
         if isinstance(value, _Callback):
             return {"yours": value.number}
         described = {"number": self._hold(value)}
@@ -75,14 +75,14 @@ class CodeSide:
         raise RuntimeError(f"the test's function raised {described.get('text')}")
 
     def serve(self, message: dict[str, Any]) -> Any:
-        """Carry out one request."""
+        """Run one request."""
         take = self.pipe.unpack
         fields = [take(value) for name, value in message.items() if name != "op"]
         return _OPERATIONS[message["op"]](*fields)
 
 
 def _special(of: Any, name: str, args: list[Any]) -> Any:
-    """Call a special method, as the language does: of the type."""
+    # Looked up on the type, as the language does.
     method = getattr(type(of), name, None)
     if method is None:
         raise TypeError(f"{type(of).__name__} has no {name}")
@@ -90,7 +90,6 @@ def _special(of: Any, name: str, args: list[Any]) -> Any:
 
 
 def _run(argv: list[str], folder: str) -> list[Any]:
-    """Run a command; return its exit code and the start of its output and errors."""
     done = subprocess.run(
         argv, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
     )

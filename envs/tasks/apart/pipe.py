@@ -1,8 +1,8 @@
-"""One end of the socket between tests and code under test: values, handles, questions, answers.
+"""One end of the socket between tests and code under test: values, handles, requests, answers.
 
-Runs in the guest, so it imports nothing but the standard library. A message is one line of JSON.
-Plain values travel as copies of their exact types; all else stays where it is, and its handle
-travels. What the other end sends is never executed and never unpickled.
+It runs in the guest, so it imports only the standard library. A message is one line of JSON. Plain
+values are sent as copies of their exact types, all other objects as handles. Nothing from the other
+end is executed or unpickled.
 """
 
 import builtins
@@ -30,35 +30,35 @@ _TAGS = {kind: tag for tag, (kind, _) in _TEXTS.items()} | {
 
 
 class PipeError(Exception):
-    """The other end is gone, or said what no end may say."""
+    """The other end is gone, or sent an invalid message."""
 
 
 class Side(Protocol):
-    """What an end does with what only it knows."""
+    """The objects and operations of one end."""
 
     def serve(self, message: dict[str, Any]) -> Any:
-        """Carry out a request of the other end and return a value."""
+        """Run a request of the other end and return a value."""
         ...
 
     def describe_error(self, error: BaseException) -> Any:
-        """Return what the other end needs to raise it."""
+        """Return a description with which the other end can raise the error."""
         ...
 
     def reraise(self, described: Any) -> None:
-        """Raise what the other end described."""
+        """Raise an error that the other end described."""
         ...
 
     def give(self, value: Any) -> Any:
-        """Return a handle of a value that stays here."""
+        """Return a handle of an object that stays here."""
         ...
 
     def take(self, described: Any) -> Any:
-        """Return what a handle of the other end means here."""
+        """Return the object of a handle from the other end."""
         ...
 
 
 class Pipe:
-    """Asks the other end and serves it while it waits for the answer.
+    """Sends requests to the other end, and serves its requests while waiting for the answer.
 
     Args:
         line: A file over the socket.
@@ -70,7 +70,7 @@ class Pipe:
         self._line, self._side = line, side
 
     def ask(self, op: str, **fields: Any) -> Any:
-        """Return the other end's answer, or raise what it raised."""
+        """Return the other end's answer, or raise its error."""
         self._send({"op": op} | {name: self.pack(value) for name, value in fields.items()})
         while True:
             message = self._receive()
@@ -83,7 +83,7 @@ class Pipe:
                 return self.unpack(message.get("value"))
 
     def serve_all(self) -> None:
-        """Serve until the other end hangs up."""
+        """Serve requests until the other end closes the socket."""
         while True:
             try:
                 message = self._receive()
@@ -112,7 +112,8 @@ class Pipe:
         return message
 
     def pack(self, value: Any) -> Any:
-        """Return what JSON can hold."""
+        """Return the JSON form of a value."""
+        # Exact types: a subclass may override its methods, so it stays behind a handle.
         kind = type(value)
         if kind in _SCALARS:
             return value
@@ -133,7 +134,7 @@ class Pipe:
         return str(value) if is_number else value.isoformat()
 
     def unpack(self, packed: Any) -> Any:
-        """Return the value; raises `PipeError` for what no end may say."""
+        """Return the value of a JSON form; raises `PipeError` if it is invalid."""
         if type(packed) in _SCALARS:
             return packed
         if not isinstance(packed, dict) or len(packed) != 1:

@@ -1,4 +1,4 @@
-"""The programs of the guest as texts: who grades a task writes them into its machine."""
+"""Assembles the guest's programs as texts, which are written into a machine for grading."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 TESTS_FOLDER = "/tests/apart"
-"""Holds the verifier's files of a task with a peer."""
+"""Folder for the verifier's files of a task with a peer."""
 VERIFIER_FOLDER = "/tests/.apart"
 _PYTHON = ("python3", "-I", "-S", "-B")
 _IMPORT = "from penstock.envs.tasks.apart."
@@ -15,7 +15,7 @@ _IMPORT = "from penstock.envs.tasks.apart."
 
 @cache
 def program(*names: str) -> str:
-    """Return a program of this folder in one text: its parts, and before them `pipe.py`."""
+    """Return programs of this folder as one text, after `pipe.py`."""
     here = Path(__file__).resolve().parent
     lines = [
         line
@@ -49,13 +49,13 @@ def suite_argv() -> list[str]:
 def suite_files(
     tests: Mapping[str, str], code: Iterable[str], modules: Iterable[str], wanted: Iterable[str]
 ) -> dict[str, str]:
-    """Return the verifier's files of tests that import the code under test.
+    """Return the verifier's files for tests that import the code under test.
 
     Args:
-        tests: Test modules and all that lies beside them, by path in the repository.
+        tests: Test modules and other files of their folders, by path in the repository.
         code: Paths of the code under test.
         modules: Paths of the test modules to run.
-        wanted: Names of the tests to report, in this order; none: all that there are.
+        wanted: Names of the tests to report, in this order; empty for all.
 
     """
     code_paths = [_below_src(path) for path in code]

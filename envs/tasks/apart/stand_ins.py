@@ -1,7 +1,7 @@
-"""What stands for the objects of the code under test, among its tests.
+"""Stand-ins for objects of the code under test, on the tests' side.
 
-Their attributes and methods work, and ask over the socket. But they equal nothing and order with
-nothing, nor do they differ from values: the code under test would say yes to anything.
+Their attributes and methods work by requests over the socket. But they cannot be compared with
+values, ordered, or subtracted: the code under test would answer yes to anything.
 """
 
 import types
@@ -24,11 +24,11 @@ _TELLING = ("__all__", "__version__")
 
 
 class UndecidedError(TypeError):
-    """A comparison that only the code under test could decide."""
+    """Only the code under test could decide a comparison."""
 
 
 class Handle:
-    """Stands for an object of the code under test."""
+    """Stand-in for an object of the code under test."""
 
     def __init__(self, side: Any, number: int) -> None:
         object.__setattr__(self, "_side", side)
@@ -51,34 +51,34 @@ class Handle:
         return self._side.pipe.ask("call", of=self, args=list(args), kwargs=kwargs)
 
     def __bool__(self) -> bool:
-        """Ask for its truth."""
+        """Request the truth value."""
         return self._builtin("bool") is True
 
     def __str__(self) -> str:
-        """Ask for its text."""
+        """Request the text."""
         return str(self._builtin("str"))
 
     def __repr__(self) -> str:
-        """Ask for its representation."""
+        """Request the representation."""
         return str(self._builtin("repr"))
 
     def __iter__(self) -> Iterator[Any]:
-        """Ask for its items."""
+        """Request the items."""
         found: Any = self._builtin("iter")
         return found if isinstance(found, Handle) else iter(found)  # type: ignore[return-value]
 
     def __eq__(self, other: object) -> bool:
-        """Refuse: the code under test would say yes to anything."""
+        """Refuse to compare: the code under test would answer yes to anything."""
         if self is other:
             return True
         raise UndecidedError("objects of the code under test are compared by their values alone")
 
     def __hash__(self) -> int:
-        """Tell handles apart."""
+        """Return a hash that distinguishes handles."""
         return hash(self._number)
 
     def __instancecheck__(self, instance: object) -> bool:
-        """Ask whether one is an instance of the other, where both are over there."""
+        """Request whether an object is an instance of a class, both on the other side."""
         return isinstance(instance, Handle) and self._builtin("isinstance", instance) is True
 
     def _builtin(self, name: str, *before: Any) -> Any:
@@ -87,11 +87,12 @@ class Handle:
 
 def _forward(name: str) -> Any:
     def special(self: Handle, *args: Any) -> Any:
-        is_told = name in _OPERATORS and not isinstance(args[0], Handle)
-        if is_told and name in _DIFFERENCES:
+        # An operator with a value of the tests would tell it to the code under test.
+        has_test_value = name in _OPERATORS and not isinstance(args[0], Handle)
+        if has_test_value and name in _DIFFERENCES:
             raise UndecidedError("the difference to a value of the tests is a comparison with it")
         answer = self._side.pipe.ask("special", of=self, name=f"__{name}__", args=list(args))
-        if is_told and not isinstance(answer, Handle):
+        if has_test_value and not isinstance(answer, Handle):
             raise UndecidedError("a value computed from one of the tests may be made to fit it")
         return answer
 
@@ -103,7 +104,7 @@ for _name in _FORWARDED:
 
 
 class _ErrorKind(type):
-    """Exception classes of the code under test are real ones here: `except` needs them."""
+    """Metaclass of stand-ins for exception classes, which `except` needs as real classes."""
 
     def __getattr__(cls, name: str) -> Any:
         handle = cls.__dict__.get("_handle")
@@ -124,29 +125,29 @@ def _error_attribute(self: Any, name: str) -> Any:
 
 
 class CodeModule(types.ModuleType):
-    """Stands for a module of the code under test."""
+    """Stand-in for a module of the code under test."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute; what the import system asks for is here."""
+        """Request an attribute; those of the import system are local."""
         handle = self.__dict__.get("_handle")
         if handle is None or (name.startswith("__") and name not in _TELLING):
             raise AttributeError(name)
         return getattr(handle, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute over there; what the import system sets stays here."""
+        """Set an attribute on the other side; those of the import system are local."""
         if name.startswith("_") or isinstance(value, types.ModuleType):
             super().__setattr__(name, value)
         else:
             setattr(self.__dict__["_handle"], name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute over there."""
+        """Delete an attribute on the other side."""
         delattr(self.__dict__["_handle"], name)
 
 
 def error_class(name: str, handle: Handle, bases: Sequence[Any]) -> type:
-    """Return what stands for an exception class; raises `PipeError` for another one's bases."""
+    """Return the stand-in for an exception class; raises `PipeError` if it is not one."""
     known = tuple(one for one in bases if isinstance(one, type))
     if not any(issubclass(one, BaseException) for one in known):
         raise PipeError("no exception class")

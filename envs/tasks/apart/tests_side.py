@@ -1,9 +1,9 @@
-"""Tests of a commit, as the verifier's user: modules of the code under test are stand-ins here.
+"""Runs the tests of a commit as the verifier's user, with stand-ins for the code under test.
 
-Runs in the guest: `python3 FILE tests.json`. The tests import the code as ever, and find stand-ins
-that ask `code_side.py`. Values come as copies, so that every comparison is made here, with objects
-of this process alone. What cannot be copied is a handle: its attributes and methods work, but it
-equals nothing and orders with nothing, since only the code under test could say.
+Runs in the guest: `python3 FILE tests.json`. The tests import the code as usual and get stand-ins
+that send requests to `code_side.py`. Values come as copies, so that every comparison happens in
+this process. An object that cannot be copied is a handle: its attributes and methods work, but it
+cannot be compared.
 """
 
 import builtins
@@ -31,16 +31,16 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
 
 class TestsSide(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins by number, and the finder of modules that live over there."""
+    """Stand-ins by number, and the import hook for modules of the code under test."""
 
     def __init__(self, line: Any, names: list[str], local: list[str], tree: Path) -> None:
-        """Ask over a file.
+        """Create the side.
 
         Args:
-            line: The file.
+            line: File over the socket.
             names: Top-level modules of the code under test.
-            local: Modules below them that are the tests' own.
-            tree: Where those lie.
+            local: Modules below them that belong to the tests.
+            tree: Folder of the tests' modules.
 
         """
         self.pipe = Pipe(line, self)
@@ -69,10 +69,10 @@ class TestsSide(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Leave it: it has run over there."""
+        """Do nothing: the module has run on the other side."""
 
     def give(self, value: Any) -> Any:
-        """Return the handle of a stand-in, or of a function that may be called back."""
+        """Return the handle of a stand-in, or of a function for callbacks."""
         if isinstance(value, Handle):
             return {"mine": value._number}
         handle = getattr(value, "__dict__", {}).get("_handle")
@@ -97,7 +97,7 @@ class TestsSide(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._handles[number]
 
     def describe_error(self, error: BaseException) -> Any:
-        """Return the text alone: an exception of the tests is none of the code's concern."""
+        """Return only the text: the code under test gets no objects of the tests."""
         return {"text": str(error)}
 
     def reraise(self, described: Any) -> None:
@@ -119,7 +119,7 @@ class TestsSide(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         raise error
 
     def serve(self, message: dict[str, Any]) -> Any:
-        """Call back a function, which is all that the code under test may ask for."""
+        """Run a callback, the only request that the code under test may make."""
         if message["op"] != "call_back":
             raise PipeError(f"the code under test may not ask for {message['op']}")
         function = self._functions[message["number"]]
@@ -128,7 +128,7 @@ class TestsSide(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def tests_of(name: str) -> Iterator[unittest.TestCase]:
-    """Yield the tests of a module: of its classes, and functions without parameters."""
+    """Yield the test methods of a module, and its test functions without parameters."""
     module = importlib.import_module(name)
     for found in unittest.defaultTestLoader.loadTestsFromModule(module):
         yield from found  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _label(test: unittest.TestCase) -> str:
 
 
 def run_tests(modules: list[str]) -> list[str]:
-    """Return a line for each test: its name, and passed or failed."""
+    """Return a line per test: its name, and passed or failed."""
     lines: list[str] = []
     for name in modules:
         said = io.StringIO()
@@ -161,7 +161,7 @@ def run_tests(modules: list[str]) -> list[str]:
 
 
 def _line(peer: list[str]) -> Any:
-    """Return the socket that the machine made; elsewhere, start the code under test oneself."""
+    # Outside of Penstock's machines nobody opened the socket: start the other side here.
     with contextlib.suppress(OSError):
         return socket.socket(fileno=3).makefile("rwb")
     ours, theirs = socket.socketpair()
@@ -173,7 +173,7 @@ def _line(peer: list[str]) -> Any:
 
 
 def main() -> None:
-    """Run the tests that `tests.json` beside this file names, and print what it wants to know."""
+    """Run the tests that `tests.json` next to this file names, and print their results."""
     here = Path(__file__).resolve().parent
     asked = json.loads((here / "tests.json").read_text())
     sys.dont_write_bytecode = True

@@ -1,4 +1,4 @@
-"""The fields of Harbor's `task.toml`, schema 1.4: each acts, or is refused by its name.
+"""The fields of Harbor's `task.toml`, schema 1.4: each has an effect, or is refused by name.
 
 What Harbor does not know has no effect there, and none here: it is kept, and named.
 """
@@ -72,7 +72,7 @@ def _without(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 _Refusals = dict[str, tuple[object, str]]
-"""Field -> whether it asks for what is refused, and why that is."""
+"""(whether the field is refused, reason) by field."""
 _HOSTS = "expected with network_mode = 'allowlist' alone"
 _NO_CHECKS = "expected none: nothing is started in a machine"
 _NO_ARTIFACTS = "expected none: only files of /app leave a machine"
@@ -143,7 +143,7 @@ def _step_refusals(place: str, step: HarborStep, before: Sequence[HarborStep]) -
 
 
 def _is_portable(name: str) -> bool:
-    """Return whether a name is one folder's on every system, as Harbor asks."""
+    """Return whether a name is a valid folder name on every system, as Harbor requires."""
     stem = name.partition(".")[0].rstrip(" ")
     return (
         bool(name.strip())
@@ -156,7 +156,7 @@ def _is_portable(name: str) -> bool:
 
 
 def _name_key(name: str) -> str:
-    """Return what two names share that some file system takes for one."""
+    # Some file systems ignore case, or normalize Unicode.
     return unicodedata.normalize("NFC", name).casefold()
 
 

@@ -1,4 +1,4 @@
-"""Harbor's `task.toml`, schema 1.4: its fields, and what those that act ask for.
+"""Harbor's `task.toml`, schema 1.4: its fields, and the values of those with an effect.
 
 Source: `TaskConfig` of Harbor 0.25.0.
 """
@@ -13,9 +13,9 @@ import msgspec
 from penstock.messages.errors import PenstockError
 
 AGENT_S_MAX = 86_400.0
-"""Longest, and that of a task that names no limit: Harbor's default is none."""
+"""Maximum, and the limit of a task that names none, since Harbor has no default."""
 VERIFIER_S = 600.0
-"""Harbor's default."""
+"""Default of Harbor."""
 STEPS_MAX = 32
 _NetworkMode = Literal["no-network", "public", "allowlist"]
 _PackageName = Annotated[
@@ -35,7 +35,7 @@ INTERNET = tuple(f"{host}:{port}" for host in _HOSTS for port in _PORTS)
 
 
 class HarborFieldError(PenstockError, ValueError):
-    """A field of `task.toml` has a wrong value, or one that no machine here can give."""
+    """A field of `task.toml` has a wrong value, or one that no machine can satisfy."""
 
 
 class _Author(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HarborVerifier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[verifier]`, of the task or of a step."""
+    """The table `[verifier]` of the task or of a step."""
 
     timeout_sec: Any = VERIFIER_S
     env: dict[str, str] = {}
@@ -113,7 +113,7 @@ class _Solution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HarborFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of them."""
+    """All fields of `task.toml`."""
 
     version: str | None = None
     schema_version: str | None = None
@@ -130,7 +130,7 @@ class HarborFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def agent_s(self) -> float:
-        """How long the programs of an episode may run, in seconds: over all steps."""
+        """Maximum seconds that an episode's programs may run, over all steps."""
         field = "agent.timeout_sec"
         task_s = _seconds(self.agent.timeout_sec, field, AGENT_S_MAX, AGENT_S_MAX)
         given = [(n, step.agent.timeout_sec) for n, step in enumerate(self.steps or [])]
@@ -142,17 +142,17 @@ class HarborFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def verifier_s(self) -> float:
-        """How long the verifier may run, in seconds."""
+        """Maximum seconds of the verifier."""
         return _seconds(self.verifier.timeout_sec, "verifier.timeout_sec", VERIFIER_S, 3_600.0)
 
     def step_verifier_s(self, step: int) -> float:
-        """Return how long the verifier of a step may run, in seconds: by default as the task's."""
+        """Return the maximum seconds of a step's verifier, by default the task's."""
         value = self._step(step).verifier.timeout_sec
         field = f"steps[{step}].verifier.timeout_sec"
         return self.verifier_s if value is None else _seconds(value, field, 0, 3_600.0)
 
     def min_reward(self, step: int) -> float | None:
-        """Return the least reward of a step with which later ones count; None: any."""
+        """Return the minimum reward of a step for later steps to count; None for any."""
         value = self._step(step).min_reward
         if isinstance(value, dict) and value.keys() == {"reward"}:
             value = value["reward"]
@@ -169,7 +169,7 @@ class HarborFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def machine(self) -> dict[str, int]:
-        """What the machine must have, by the names of `MachineNeeds`."""
+        """Required size of the machine, by the names of `MachineNeeds`."""
         given = self.environment
         memory_mib = _size_mib(given.memory_mb, given.memory, "memory")
         _size_mib(given.storage_mb, given.storage, "storage")
@@ -230,7 +230,7 @@ def _seconds(value: Any, field: str, default: float, maximum: float) -> float:
 
 
 def _size_mib(mebibytes: int | None, text: str | None, name: str) -> int | None:
-    """Return a size that is given as a number, or as a text such as `2G`, which is older."""
+    """Return a size given as a number, or in the older form of a text such as `2G`."""
     if text is None:
         return mebibytes
     found = _SIZE.fullmatch(text)

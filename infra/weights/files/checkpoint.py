@@ -1,8 +1,8 @@
 """A checkpoint on disk: one safetensors file, or a folder.
 
-In a folder every regular file counts but hidden ones. The safetensors files at its top hold
-tensors: those that `model.safetensors.index.json` names, or all where there is none. Every other
-file (configuration, tokenizer, files of subfolders) is plain bytes, and travels as such.
+In a folder, all regular files except for hidden ones belong to the checkpoint. Tensors are in the
+safetensors files at its top that `model.safetensors.index.json` names, or in all of them without an
+index. Every other file (configuration, tokenizer, files of subfolders) is plain bytes.
 """
 
 import os
@@ -19,7 +19,7 @@ from penstock.messages.errors import CodecError, ConfigError, CorruptDataError, 
 from penstock.messages.reading.parsing import parse_json
 
 SINGLE_NAME = "model.safetensors"
-"""What a file that stands alone is called in deltas, whatever its name."""
+"""Name of a single file in deltas, whatever its real name."""
 INDEX_NAME = "model.safetensors.index.json"
 _INDEX_BYTES_MAX = 1 << 28
 
@@ -29,14 +29,14 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class CheckpointFiles:
-    """Tensors read from files by `pread`: a file that is cut meanwhile is an error, no crash."""
+    """Tensors read from files."""
 
     def __init__(self, path: Path) -> None:
-        """Open all files and read their heads.
+        """Open all files and read their headers.
 
         Raises:
-            NotFoundError: there is no such path, or a file that the index names is missing.
-            CorruptDataError: a file is not what its name says.
+            NotFoundError: The path, or a file that the index names, does not exist.
+            CorruptDataError: A file does not have the format of its name.
 
         """
         if not path.exists():
@@ -66,10 +66,10 @@ class CheckpointFiles:
             os.close(self._descriptors.pop())
 
     def read(self, key: Key, first: int, num_words: int) -> np.ndarray:
-        """Read some words [num_words] of a tensor.
+        """Read some words [num_words] of a tensor; called from several threads.
 
         Raises:
-            CorruptDataError: the file is shorter than it was.
+            CorruptDataError: The file was truncated in the meantime.
 
         """
         tensor = self.tensors[key]
@@ -77,6 +77,8 @@ class CheckpointFiles:
         words = np.empty(num_words, tensor.word_dtype)
         view = words.data.cast("B") if num_words else memoryview(b"")
         offset += first * tensor.element_type.word_bytes
+        # `pread` and not a memory map: a file that is truncated meanwhile gives an error here,
+        # where a map would end the process by SIGBUS.
         while view:
             count = os.preadv(descriptor, [view], offset)
             if count == 0:
@@ -113,7 +115,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _raise(error: OSError) -> None:
-    """Do not pass over a subfolder that cannot be read: its files would be missing in silence."""
+    # `os.walk` would silently skip a subfolder that cannot be read.
     raise error
 
 
@@ -157,11 +159,11 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def read_head(path: Path) -> tuple[int, list[Tensor]]:
-    """Return the size of the head and the tensors in the order of their bytes.
+    """Return the size of the header and the tensors in the order of their bytes.
 
     Raises:
-        ConfigError: not a regular file.
-        CorruptDataError: not a safetensors file, cut short, or tensors that do not fill it.
+        ConfigError: The path is not a regular file.
+        CorruptDataError: The file is not a safetensors file, is truncated, or has gaps.
 
     """
     require_file(path)
@@ -178,6 +180,7 @@ def read_head(path: Path) -> tuple[int, list[Tensor]]:
 def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
     try:
         fields = parse_json(header, dict[str, msgspec.Raw], "header")
+        # Not a tensor; as part of the header it is among the plain bytes.
         fields.pop("__metadata__", None)
         entries = {name: parse_json(raw, _Entry, name) for name, raw in fields.items()}
     except CodecError as error:
@@ -188,15 +191,17 @@ def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
         tensor = Tensor(name, entry.dtype, entry.shape)
         num_bytes = _num_bytes(path, tensor)
         begin, end = entry.data_offsets
+        # Without gaps or overlaps, a file is only its header and its tensors.
         if entry.dtype == BYTES or begin != reached or end - begin != num_bytes:
             raise CorruptDataError(
                 f"{path}: tensor {name!r}: {entry.dtype}{list(entry.shape)} does not fill bytes"
-                f" {begin} to {end}, or another lies between"
+                f" {begin} to {end}, or there is a gap before it"
             )
         reached = end
         tensors.append(tensor)
     if reached != data_bytes:
-        raise CorruptDataError(f"{path}: its tensors take {reached} bytes, it holds {data_bytes}")
+        text = f"its tensors have {reached} bytes, the file {data_bytes}"
+        raise CorruptDataError(f"{path}: {text}")
     return tensors
 
 

@@ -1,7 +1,7 @@
-"""A delta file: payloads, then the manifest, then a footer that finds it.
+"""A delta file: payloads, then the manifest, then a footer that locates it.
 
 ```
-      0    8  magic 89 "PSWD" 0D 0A 1A: text-mode transfers that mangle it are noticed
+      0    8  magic 89 "PSWD" 0D 0A 1A, which text-mode transfers would change
       8       payloads, one after the other, in the order of the extents
               manifest: one zstd frame of msgpack
  end-64    8  offset of the manifest, u64, little-endian
@@ -11,8 +11,8 @@
      -40  32  blake3 of magic, stored manifest and the 24 bytes before
       -8   8  magic "PSWDEND" 0A
 ```
-The footer's digest covers the manifest, the manifest holds each payload's: so one digest names the
-whole delta, and a reader checks what it reads, no more.
+The footer's digest covers the manifest, which has the digest of each payload. So one digest
+identifies the whole delta, and a reader verifies only what it reads.
 """
 
 import os
@@ -35,8 +35,8 @@ END_MAGIC = b"PSWDEND\n"
 FORMAT_VERSION = 1
 MANIFEST_BYTES_MAX = 1 << 28
 MANIFEST_RATIO_MAX, MANIFEST_SLACK_BYTES = 32, 1 << 18
-"""A manifest may unpack to 256 KiB and 32 times its stored bytes. Its rows hold digests, which do
-not compress: real ones reach 10."""
+"""A manifest may unpack to 256 KiB plus 32 times its stored bytes. Its digests do not compress, so
+that real ones reach 10 times."""
 _NUMBERS = struct.Struct("<QQII")
 _DIGEST_BYTES = 32
 _FOOTER_BYTES = _NUMBERS.size + _DIGEST_BYTES + len(END_MAGIC)
@@ -49,7 +49,7 @@ def is_delta(path: Path) -> bool:
 
 
 class DeltaWriter:
-    """Appends payloads, then closes with the manifest; holds none of them."""
+    """Writes payloads one by one, and finally the manifest."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,15 +70,15 @@ class DeltaWriter:
 
 
 class DeltaFile:
-    """Reads a delta file; the manifest is checked when it is opened, a payload when it is read."""
+    """Reads a delta file; opening it checks the manifest, reading a payload checks the payload."""
 
     def __init__(self, path: Path) -> None:
         """Open a delta.
 
         Raises:
-            NotFoundError: there is no such file.
-            ConfigError: it is a folder, or no regular file.
-            CorruptDataError: not a delta, cut short, damaged, or of another version.
+            NotFoundError: The file does not exist.
+            ConfigError: The path is not a regular file.
+            CorruptDataError: The file is not a delta, truncated, damaged, or of another version.
 
         """
         require_file(path)
@@ -109,7 +109,7 @@ class DeltaFile:
         """Read the payload of an extent.
 
         Raises:
-            CorruptDataError: it is damaged, or says other things than the manifest.
+            CorruptDataError: The payload is damaged, or contradicts the manifest.
 
         """
         extent = self.manifest.extents[number]
@@ -125,14 +125,15 @@ class DeltaFile:
             raise CorruptDataError("not a weights delta, or mangled in transfer")
         footer = self._read(self.num_bytes - _FOOTER_BYTES, _FOOTER_BYTES)
         numbers, digest = footer[: _NUMBERS.size], footer[_NUMBERS.size : -len(END_MAGIC)]
+        # First, because a truncated transfer is the most frequent damage.
         if not footer.endswith(END_MAGIC):
-            raise CorruptDataError("its end is missing: cut short, or not wholly transferred")
+            raise CorruptDataError("its end is missing: truncated, or not completely transferred")
         offset, stored_bytes, plain_bytes, version = _NUMBERS.unpack(numbers)
         if version != FORMAT_VERSION:
             raise CorruptDataError(f"delta.version: expected {FORMAT_VERSION}, got {version}")
         end = self.num_bytes - _FOOTER_BYTES
         if offset < len(MAGIC) or offset + stored_bytes != end or stored_bytes > MANIFEST_BYTES_MAX:
-            raise CorruptDataError("delta.manifest: it does not lie where the footer says")
+            raise CorruptDataError("delta.manifest: it is not where the footer says")
         stored = self._read(offset, stored_bytes)
         if blake3(MAGIC + stored + numbers).digest() != digest:
             raise CorruptDataError("delta.manifest: damaged")
@@ -150,9 +151,10 @@ def _unpack(stored: bytes, plain_bytes: int) -> bytes:
         MANIFEST_BYTES_MAX, MANIFEST_SLACK_BYTES + MANIFEST_RATIO_MAX * len(stored)
     ):
         raise CorruptDataError(
-            f"delta.manifest: {len(stored)} bytes that unpack to {plain_bytes} are no manifest"
+            f"delta.manifest: {len(stored)} bytes would unpack to {plain_bytes}, which is too much"
         )
     try:
+        # Checked before unpacking: the frame's header says how much memory it will take.
         if zstandard.frame_content_size(stored) != plain_bytes:
             raise CorruptDataError("delta.manifest: its size is not what the footer says")
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
@@ -161,7 +163,7 @@ def _unpack(stored: bytes, plain_bytes: int) -> bytes:
 
 
 def _check_payload(extent: ExtentRecord, word_bytes: int, header: delta.Header) -> None:
-    said = (extent.num_words * word_bytes, extent.num_changed, extent.codec)
+    expected = (extent.num_words * word_bytes, extent.num_changed, extent.codec)
     found = (num_bytes_coded(header), header.num_changed, header.codec.name.lower())
-    if said != found:
-        raise CorruptDataError(f"delta.extents: the table says {said}, the payload {found}")
+    if expected != found:
+        raise CorruptDataError(f"delta.extents: the table says {expected}, the payload {found}")

@@ -1,6 +1,6 @@
-"""What a delta file says of itself: two tensor tables, the files, the extents.
+"""The manifest of a delta file: two tensor tables, the files, and the extents.
 
-Nothing read here is trusted: `check` bounds every number and name before anything uses them.
+It is untrusted: `decode_manifest` bounds every number and name before anything uses them.
 """
 
 from itertools import accumulate
@@ -16,7 +16,7 @@ from penstock.messages.reading.parsing import parse_msgpack
 
 EXTENT_WORDS_MAX = 1 << 22
 PAYLOAD_BYTES_MAX = 1 << 25
-"""Twice the largest extent, which a writer stores as it is where coding does not help."""
+"""Twice the largest extent, which a writer stores uncompressed if coding does not help."""
 _TENSOR_BYTES_MAX = 1 << 48
 _NATURAL = Annotated[int, msgspec.Meta(ge=0)]
 _DIGEST = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -32,7 +32,7 @@ class TargetRow(TensorRow, frozen=True, array_like=True):
     """A tensor of the target."""
 
     num_changed: _NATURAL
-    """Words that differ from the base's, or from zero where the base has no such tensor."""
+    """Words that differ from the base, or from zero if the base does not have the tensor."""
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -40,15 +40,15 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
     path: str
     rows: tuple[_NATURAL, ...]
-    """Rows of the target table in the order of their bytes; the first is the plain bytes."""
+    """Rows of the target table in the order of their bytes, the plain bytes first."""
 
 
 class ExtentRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A run of words of the target table, coded as one payload."""
+    """A run of words of the target table, encoded as one payload."""
 
     row: _NATURAL
     first_word: _NATURAL
-    """Offset in that row; the run continues through the rows that follow."""
+    """Offset in that row; the run may continue in the following rows."""
     num_words: Annotated[int, msgspec.Meta(ge=1, le=EXTENT_WORDS_MAX)]
     num_changed: _NATURAL
     codec: str
@@ -58,7 +58,7 @@ class ExtentRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorSlice(msgspec.Struct, frozen=True):
-    """The part of an extent that lies in one tensor."""
+    """The part of an extent in one tensor."""
 
     row: int
     first_word: int
@@ -66,7 +66,7 @@ class TensorSlice(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole table of contents."""
+    """The manifest."""
 
     is_folder: bool
     base: tuple[TensorRow, ...]
@@ -79,11 +79,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {row.key: row for row in self.base}
 
     def offsets(self) -> list[int]:
-        """Return where each payload begins among the payloads, and where the last ends."""
+        """Return the offsets of the payloads, and the end of the last one."""
         return list(accumulate((extent.num_bytes for extent in self.extents), initial=0))
 
     def pieces(self, extent: ExtentRecord) -> list[TensorSlice]:
-        """Cut an extent by tensor."""
+        """Split an extent by tensor."""
         pieces: list[TensorSlice] = []
         row, first, rest = extent.row, extent.first_word, extent.num_words
         while rest:
@@ -97,12 +97,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
     """Parse and check a manifest.
 
-    Args:
-        data: msgpack.
-        payload_bytes: how many bytes of payloads the file holds.
-
     Raises:
-        CorruptDataError: a field is missing, out of its bounds, or contradicts another.
+        CorruptDataError: A field is missing, out of bounds, or contradicts another one.
 
     """
     try:
@@ -119,6 +115,7 @@ def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
 
 def _check_tables(manifest: Manifest) -> None:
     for label, table in (("base", manifest.base), ("target", manifest.target)):
+        # Two rows of one name would make it ambiguous which tensor is the base.
         if len({row.key for row in table}) != len(table):
             raise CorruptDataError(f"delta.{label}: a tensor is there twice")
         for row in table:
@@ -151,7 +148,7 @@ def _check_files(manifest: Manifest) -> None:
 
 
 def _check_extents(manifest: Manifest) -> None:
-    """Check that they cover the target table in order, without a gap, one dtype each."""
+    # Extents have to cover the target table in order and without gaps, with one dtype each.
     lengths = [row.num_words for row in manifest.target]
     starts = list(accumulate(lengths, initial=0))
     reached = 0
@@ -163,6 +160,7 @@ def _check_extents(manifest: Manifest) -> None:
             raise CorruptDataError(f"delta.extents: {number} leaves a gap or overlaps another")
         dtypes = {manifest.target[piece.row].dtype for piece in manifest.pieces(extent)}
         num_half_bytes = (
+            # Packed words count changed half bytes.
             2 * manifest.target[extent.row].element_type.dtype.traits.itemsize * extent.num_words
         )
         if len(dtypes) != 1 or extent.num_changed > num_half_bytes:

@@ -1,7 +1,7 @@
-"""Files and folders that appear whole, or not at all.
+"""Writes files and folders atomically.
 
-What is written lies beside its place as `.NAME.partial`, locked by its writer, and is renamed when
-it is on disk. A writer that was killed leaves only that: the next one takes it over.
+Output is written to `.NAME.partial`, locked by its writer, and renamed once it is on disk. A killed
+writer leaves only that file, which the next writer reuses.
 """
 
 import errno
@@ -21,11 +21,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO]:
-    """Open a file that takes the place of `path` when the block ends well.
+    """Open a file that replaces `path` when the block ends without an error.
 
     Raises:
-        QueueFullError: another process is writing the same file.
-        OSError: e.g. the disk is full; nothing is left behind.
+        QueueFullError: Another process is writing the same file.
+        OSError: Writing failed, e.g. because the disk is full; nothing is left behind.
 
     """
     if path.is_dir():
@@ -35,6 +35,7 @@ def new_file(path: Path) -> Generator[BinaryIO]:
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         _lock(descriptor, partial)
+        # The rest of a killed writer may be longer than the new content.
         file.truncate(0)
         try:
             yield file
@@ -50,12 +51,12 @@ def new_file(path: Path) -> Generator[BinaryIO]:
 
 @contextmanager
 def new_folder(path: Path) -> Generator[Path]:
-    """Yield an empty folder that becomes `path` when the block ends well.
+    """Yield an empty folder that becomes `path` when the block ends without an error.
 
     Raises:
-        ConfigError: `path` exists, and is not an empty folder.
-        QueueFullError: another process is writing the same folder.
-        OSError: e.g. the disk is full; nothing is left behind.
+        ConfigError: `path` exists and is not an empty folder.
+        QueueFullError: Another process is writing the same folder.
+        OSError: Writing failed, e.g. because the disk is full; nothing is left behind.
 
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -68,6 +69,7 @@ def new_folder(path: Path) -> Generator[Path]:
         _lock(descriptor, partial)
         _empty(partial)
         yield partial
+        # Names in folders reach the disk only when the folders do.
         for folder, _, _ in os.walk(partial):
             sync_folder(Path(folder))
         partial.replace(path)
@@ -83,13 +85,14 @@ def new_folder(path: Path) -> Generator[Path]:
 
 
 def _name_full_disk(error: BaseException, path: Path) -> None:
-    """Name the file that found no room: the system does not for writes to a descriptor."""
+    # The system does not name the file for writes to a descriptor.
     if isinstance(error, OSError) and error.errno in _FULL:
         error.filename = str(path)
 
 
 def _lock(descriptor: int, partial: Path) -> None:
-    """Lock what was opened, and make sure that its last writer has not just renamed it."""
+    # Between opening and locking, the previous writer may have renamed the file: then the lock is
+    # on its result, and the name `partial` is gone or means another file.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = partial.stat().st_ino == os.fstat(descriptor).st_ino

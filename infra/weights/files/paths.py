@@ -1,4 +1,4 @@
-"""What may be read and written, and how names that came from outside are shown."""
+"""Checks of paths to read and write, and printing of untrusted names."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ _NAME_BYTES_MAX = 255
 
 
 def is_portable(path: str) -> bool:
-    """Return whether a path stays in its folder, and means the same file everywhere."""
+    """Return whether a path stays in its folder and is valid on all systems."""
     parts = path.split("/")
     return (
         path.isprintable()
@@ -23,11 +23,11 @@ def is_portable(path: str) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Require a regular file: a pipe could block its reader for ever.
+    """Require a regular file; a pipe could block its reader forever.
 
     Raises:
-        NotFoundError: there is nothing.
-        ConfigError: it is something else.
+        NotFoundError: The path does not exist.
+        ConfigError: The path is not a regular file.
 
     """
     if not path.exists():
@@ -37,10 +37,10 @@ def require_file(path: Path) -> None:
 
 
 def require_apart(output: Path, inputs: Iterable[Path]) -> None:
-    """Require that writing `output` changes none of `inputs`.
+    """Require that writing `output` does not change any of `inputs`.
 
     Raises:
-        ConfigError: it is one of them, or lies in one of them.
+        ConfigError: The output is one of the inputs, or is inside one.
 
     """
     for path in inputs:

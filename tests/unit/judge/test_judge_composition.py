@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.judge_service import make_rubric
 
 from penstock.actors.judge.config import AuxiliaryConfig, JudgeConfig, LengthPenaltyConfig
-from penstock.actors.judge.reward import Findings, composed_again, reward_components
+from penstock.actors.judge.reward import Findings, recompose, reward_components
 from penstock.actors.judge.rubric.config import CriterionConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import JudgeScore, Lengths, Outcome, Verdict
@@ -122,16 +122,22 @@ def test_a_verdict_is_composed_again_from_what_it_records(found: Findings, score
         components=components, score=found.score, scores=found.scores, lengths=found.lengths,
     )  # fmt: skip
     read = msgspec.msgpack.decode(msgspec.msgpack.encode(verdict), type=Verdict)
-    assert composed_again(read, config) == components
+    assert recompose(read, config) == components
     assert sum(read.components.values()) == read.reward
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"judges": [make_rubric(weight=0.3)]}, "nothing outweighs the tests, got 0.9 and 0.8"),
-        ({"auxiliary": AuxiliaryConfig(style=0.4)}, "nothing outweighs the tests"),
-        ({"partial_credit": 0.8}, "nothing outweighs the tests"),
+        (
+            {"judges": [make_rubric(weight=0.3)]},
+            "earns more than a solved one, got 0.9 and 0.8",
+        ),
+        (
+            {"auxiliary": AuxiliaryConfig(style=0.4)},
+            "earns more than a solved one",
+        ),
+        ({"partial_credit": 0.8}, "earns more than a solved one"),
         ({"judges": [make_rubric(weight=0.01)] * 2}, "each name once, got quality, quality"),
         (
             {"judges": [make_rubric(name=f"j{n}", weight=0.01) for n in range(9)]},

@@ -12,7 +12,7 @@ from tests.unit.judge.test_judge_attacks import CONFIG, sections
 from penstock.actors.judge.rubric.contrast import (
     ATTEMPTS_MAX,
     JudgedAttempt,
-    ask_beside,
+    compare_attempts,
     read_flagged,
 )
 from penstock.actors.judge.rubric.endpoint import Endpoint
@@ -98,7 +98,7 @@ async def test_what_is_untrusted_stays_inside_the_marks(tmp_path, capsys) -> Non
     ],
 )
 def test_a_reply_is_letters_or_nothing(reply, is_structured, flagged) -> None:
-    question = ask_beside(make_rubric(), GROUP.attempts, "0" * 32)
+    question = compare_attempts(make_rubric(), GROUP.attempts, "0" * 32)
     assert read_flagged(reply, question, is_structured=is_structured) == flagged
 
 
@@ -106,7 +106,7 @@ def test_all_attempts_together_are_bounded() -> None:
     config = make_rubric(section_chars_max=2000)
     work = Submission(sample_id="r", task="t" * 9000, diff="d" * 9000, final="f" * 9000)
     attempts = [JudgedAttempt(submission=work, is_solved=True)] * ATTEMPTS_MAX
-    prompt = ask_beside(config, attempts, "0" * 32).messages[1].content
+    prompt = compare_attempts(config, attempts, "0" * 32).messages[1].content
     assert prompt.count("t" * 1000) == 2, "the task once, without its middle"
     assert prompt.count("d" * 125) == prompt.count("f" * 125) == 2 * ATTEMPTS_MAX
     assert "d" * 126 not in prompt and "f" * 126 not in prompt

@@ -17,7 +17,7 @@ from penstock.actors.judge.rubric.endpoint import (
 from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.infra.config.file import load_config
-from penstock.infra.judge.asking import Unwatched
+from penstock.infra.judge.asking import LocalWaits
 from penstock.infra.run.hosts import check_judge_keys
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import JudgeScore
@@ -29,7 +29,7 @@ KEY = "sk-very-secret"
 def make_judge(url: str, **changes) -> RubricJudge:
     config = make_rubric(url, **changes)
     assert config.endpoint is not None
-    return RubricJudge(config, Endpoint(config.endpoint, {"JUDGE_KEY": KEY}), Unwatched())
+    return RubricJudge(config, Endpoint(config.endpoint, {"JUDGE_KEY": KEY}), LocalWaits())
 
 
 async def score_by(replies, **changes) -> tuple[JudgeScore, JudgeService]:

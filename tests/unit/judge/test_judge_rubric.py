@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.fence import bounded, fenced, neutral, new_non
 from penstock.actors.judge.rubric.judge import JudgeAnswer, RubricJudge
 from penstock.actors.judge.rubric.question import JudgeQuestion, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
-from penstock.infra.judge.asking import Unwatched
+from penstock.infra.judge.asking import LocalWaits
 from penstock.messages.errors import ConfigError
 
 WORK = Submission(sample_id="r", task="Fix m.py", diff="+x = 1", final="Fixed x in m.py.")
@@ -44,7 +44,7 @@ def score(answer, submission: Submission = WORK, **changes):
     scripted = Scripted(answer)
 
     async def run():
-        return await RubricJudge(make_rubric(**changes), scripted, Unwatched()).score(submission)
+        return await RubricJudge(make_rubric(**changes), scripted, LocalWaits()).score(submission)
 
     return run_virtual(run()), scripted
 
@@ -190,5 +190,5 @@ def test_settings_of_an_endpoint_are_checked_as_they_are_read(field: str, value:
 
 
 def test_choices_need_two_scores() -> None:
-    with pytest.raises(ConfigError, match="2 to 16 answers of at least two scores"):
+    with pytest.raises(ConfigError, match="2 to 16 answers with at least two different scores"):
         CriterionConfig(name="a", text="b", choices={"yes": 1.0, "sure": 1.0})

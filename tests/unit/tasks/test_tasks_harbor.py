@@ -5,7 +5,7 @@ import tomllib
 import msgspec
 import pytest
 
-from penstock.envs.factory.factory import Yield, statistics
+from penstock.envs.factory.factory import MakingCounts, statistics
 from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor.folder import MalformedTaskError, plain_tree
 from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
@@ -292,7 +292,7 @@ def test_a_set_has_both_splits_statistics_and_a_page(tmp_path):
         one.task.task_id: Split.HELDOUT if number % 3 == 0 else Split.TRAIN
         for number, one in enumerate(tasks)
     }
-    counts = Yield(num_plans=10, rejected={"gate_flaky": 4})
+    counts = MakingCounts(num_plans=10, rejected={"gate_flaky": 4})
     write_set(tmp_path, tasks, splits, counts)
     figures = statistics(tasks, splits, counts)
     assert figures["by_split"] == {"train": 4, "heldout": 2}
@@ -304,7 +304,7 @@ def test_no_text_of_a_task_is_markup_of_the_page():
     (candidate,) = ladder(1)
     evil = msgspec.structs.replace(candidate.task, instruction="</script><img src=x>")
     page = tasks_page(
-        [msgspec.structs.replace(candidate, task=evil)], {evil.task_id: Split.TRAIN}, Yield()
+        [msgspec.structs.replace(candidate, task=evil)], {evil.task_id: Split.TRAIN}, MakingCounts()
     )
     assert "<img" not in page and page.count("</script>") == 1
 

@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.config import PolicyConfig
-from penstock.infra.judge.asking import Unwatched
+from penstock.infra.judge.asking import LocalWaits
 from penstock.messages.task import Purpose
 
 from ..conftest import Site
@@ -61,16 +61,16 @@ async def test_the_gateway_answers_as_a_judge(bus, tmp_path, tokenizer):
                 num_attempts_max=12,
                 endpoint=STRUCTURED,
             )
-            judge = RubricJudge(rubric, open_endpoint(rubric), Unwatched())
+            judge = RubricJudge(rubric, open_endpoint(rubric), LocalWaits())
             work = Submission(sample_id="r", task="Fix add.", diff="+x", final="Fixed add.")
             [found] = await judge.score(work)
             assert (found.repeats, found.detail) == (3, "")
             assert found.score is not None and found.num_prompt_tokens > 300
             short = make_rubric(f"{site.url}/v1", shows=("final",), endpoint={"model": "policy"})
-            plain = RubricJudge(short, open_endpoint(short), Unwatched())
+            plain = RubricJudge(short, open_endpoint(short), LocalWaits())
             [unread] = await plain.score(work)
             assert unread.score == 0.0 and "no letter alone" in unread.detail
-            refused = RubricJudge(short, open_endpoint(short, "wrong"), Unwatched())
+            refused = RubricJudge(short, open_endpoint(short, "wrong"), LocalWaits())
             [denied] = await refused.score(work)
             assert denied.score is None and "status 401" in denied.detail
     finally:

@@ -9,7 +9,7 @@ from tests.sim.rollout.conftest import BUGGY, FIXED, ScriptedPolicy, World
 from tests.sim.rollout.judge.test_judge_actor import make_rollout
 
 from penstock.actors.judge.config import AuxiliaryConfig, JudgeConfig
-from penstock.actors.judge.reward import composed_again
+from penstock.actors.judge.reward import recompose
 from penstock.actors.judge.rubric.config import MASK, RubricConfig
 from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.actors.judge.submission import Submission
@@ -49,7 +49,7 @@ async def judged(world: World, *rollouts: RolloutFinished, **settings) -> list[V
     check = VerdictCheck(JudgeConfig(**settings))
     for verdict in verdicts:
         assert verdict.reward == pytest.approx(sum(verdict.components.values()))
-        assert composed_again(verdict, JudgeConfig(**settings)) == verdict.components
+        assert recompose(verdict, JudgeConfig(**settings)) == verdict.components
         check.add(verdict)
         check.add(msgspec.structs.replace(verdict, components={"tests": 5.0}))
     assert check.num_different == len(verdicts) and check.num_checked == 2 * len(verdicts)

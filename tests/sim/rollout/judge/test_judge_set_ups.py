@@ -179,7 +179,7 @@ def test_a_machine_that_fails_is_replaced_then_the_rollout_is_masked(simulate, n
             assert verdict.outcome is Outcome.SOLVED
         else:
             assert verdict.outcome is Outcome.INFRASTRUCTURE_ERROR
-            assert "the task's set-up" in verdict.detail
+            assert "set-up of the task" in verdict.detail
 
     simulate(scenario)
 
