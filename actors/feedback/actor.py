@@ -5,6 +5,7 @@ their events were stored, and nothing is published. What the log shows meanwhile
 already; what it does not show by the end, an earlier join left undone, and this one publishes.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import ClassVar

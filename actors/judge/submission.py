@@ -117,7 +117,7 @@ def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> 
         files=files,
         diff="\n".join([*(file.diff() for file in files), *_told_states(rollout)]),
         final=final_message(rollout.turns, chat),
-        turns="\n".join(_transcript(rollout.turns, chat)),
+        turns="\n".join(_told(rollout.turns, chat)),
     )
 
 

@@ -138,7 +138,7 @@ class Curriculum:
         ]
         if useful:
             buckets = {self._bucket_of(one) for one in useful}
-            bucket = _drawn(draw, self._weights, buckets)
+            bucket = _draw_bucket(draw, self._weights, buckets)
             of = [one for one in useful if self._bucket_of(one) == bucket]
             chosen = draw.choices(of, [self._aged(one).variance for one in of])[0]
             task = self._by_id[chosen.task_id]
@@ -173,7 +173,7 @@ class Curriculum:
             return
         self.num_noted += 1
         if granted.task_id not in self._attempted:
-            self._attempted[granted.task_id] = _Attempted(task_id=granted.task_id)
+            self._attempted[granted.task_id] = _AttemptedTask(task_id=granted.task_id)
         attempted = self._attempted[granted.task_id]
         attempted.num_groups += 1
         attempted.num_open += 1
@@ -223,10 +223,10 @@ class Curriculum:
         ]
         return [one for one in known if one.num_open == 0] or known
 
-    def _bucket_of(self, one: _Attempted) -> Bucket:
+    def _bucket_of(self, one: _AttemptedTask) -> Bucket:
         return _bucket(self._by_id[one.task_id])
 
-    def _aged(self, one: _Attempted) -> _Evidence:
+    def _aged(self, one: _AttemptedTask) -> _Evidence:
         return one.evidence.aged(self._step, self._settings.solve_rate_half_life)
 
 

@@ -266,7 +266,7 @@ async def open_next_step(
     turn_index = runner.conversation.step_ends[-1]
     step = len(runner.conversation.step_ends) - 1
     if not await journal.has_step_end(turn_index):
-        left = await read_left(runner.sandbox, task, step, config, layer)
+        left = await read_step_changes(runner.sandbox, task, step, config, layer)
         await journal.end_step(step, turn_index, left)
     await open_step(runner.sandbox, task.steps[step])
 
@@ -493,7 +493,7 @@ class Episode:
     async def _leave(self, runner: EpisodeRunner, end: EpisodeEnd) -> RolloutFinished:
         task, step = self._command.task, len(runner.conversation.step_ends)
         self._stats.add_egress(await read_egress(runner.sandbox, task))
-        left = await read_left(runner.sandbox, task, step, self._config, self._layer)
+        left = await read_step_changes(runner.sandbox, task, step, self._config, self._layer)
         return self._finished(end, left, step_ends=runner.conversation.step_ends)
 
     def _finished(

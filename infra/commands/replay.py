@@ -99,11 +99,11 @@ def _outcome_text(outcome: dict[str, Any]) -> str:
             f"{speedup:.1f} times as fast as the run ({outcome['speedup_rl']:.1f} times its RL)"
             f"{left_out}"
         )
-    difference = figures.get("first_difference", "")
+    difference = outcome.get("first_difference", "")
     lines = [f"{steps} steps replayed{f'; first difference: {difference}' if difference else ''}"]
     lines += [
         f"  not bit for bit, losses within the tolerance: {text}"
-        for text in figures.get("not_repeated", ())
+        for text in outcome.get("not_repeated", ())
     ]
-    lines += [f"  {name}: {text}" for name, text in figures.get("other_versions", {}).items()]
+    lines += [f"  {name}: {text}" for name, text in outcome.get("other_versions", {}).items()]
     return "\n".join(lines)

@@ -95,15 +95,15 @@ async def replay_run(  # noqa: PLR0913
     }
     tolerated = [span for span in report.spans if not span.is_repeated]
     if tolerated:
-        figures["not_repeated"] = [
+        outcome["not_repeated"] = [
             f"steps {span.first} to {span.last}, computed by {span.arithmetic or 'another machine'}"
             for span in tolerated
         ]
-    if not figures["identical"] and (report.first_difference or not tolerated):
+    if not outcome["identical"] and (report.first_difference or not tolerated):
         words = report.first_difference or verdicts.first_difference
-        figures["first_difference"] = words or _nothing(report.steps_erased)
-        figures["other_versions"] = await _other_versions(bus)
-    return figures
+        outcome["first_difference"] = words or _why_no_step(report.steps_erased)
+        outcome["other_versions"] = await _other_versions(bus)
+    return outcome
 
 
 def _why_no_step(steps_erased: int) -> str:

@@ -121,7 +121,7 @@ async def _run(
         return await ctx.offload(trainer.report, ctx.monotonic() - began), True
     # Ranks take no saves: what each holds of a tensor is no file by itself.
     if not learner.is_ranked and (saved := await newest_save(ctx.store, purpose)):
-        await ctx.offload(take_up, trainer, *saved)
+        await ctx.offload(resume, trainer, *saved)
         head = replace(saved[0], num_resumed=saved[0].num_resumed + 1)
     # Time before a restart counts, or a budget in seconds would never be spent.
     started = ctx.monotonic() - head.elapsed_s
