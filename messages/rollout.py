@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Array, Claim, Event, Part, Stream
-from penstock.messages.file_states import FileState
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt
-from penstock.messages.task import Purpose, Sampling
+from penstock.messages.task import FileState, Purpose, Sampling
 
 EXTERNAL_VERSION = -1
 """Policy version recorded for tokens that no version of this run sampled."""

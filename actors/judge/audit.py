@@ -18,10 +18,10 @@ from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
-from penstock.messages.file_states import FileKind, FileState
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind
 from penstock.messages.rollout import ToolCall
+from penstock.messages.task import FileKind, FileState
 
 CHARACTERS_MAX = 65_536
 """Characters searched per command; no terminal accepts more."""

@@ -40,10 +40,10 @@ from penstock.envs.tasks.grading import (
 from penstock.envs.tasks.harbor.foreign import gives_fractions, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
-from penstock.messages.file_states import FileKind
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.retries import with_retries
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
+from penstock.messages.task import FileKind
 
 _DETAIL_CHARACTERS_MAX = 400
 

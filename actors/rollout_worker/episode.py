@@ -66,7 +66,6 @@ from penstock.envs.tasks.workspace import (
 from penstock.kernels.arrays import to_array
 from penstock.messages.episode import EpisodeSaved
 from penstock.messages.errors import CodecError, DeadlineError
-from penstock.messages.file_states import FileState
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
     EgressAttempt,
@@ -77,7 +76,7 @@ from penstock.messages.rollout import (
     Trunk,
     Turn,
 )
-from penstock.messages.task import StartRollout, Task
+from penstock.messages.task import FileState, StartRollout, Task
 
 log = logging.getLogger(__name__)
 

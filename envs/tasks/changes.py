@@ -16,14 +16,14 @@ import msgspec
 
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxFileError
 from penstock.envs.tasks.file_states import (
+    ListedFile,
     ListingError,
-    Seen,
     list_states,
     read_odd_name,
     set_modes,
 )
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FOLDER_MODE, FileKind, FileState
+from penstock.messages.task import FOLDER_MODE, FileKind, FileState
 
 _PLAIN = {FileKind.FILE, FileKind.HARD_LINK}
 """Those that `Changes.deleted` names."""
@@ -117,7 +117,10 @@ def _written(files: Mapping[str, bytes], states: Iterable[FileState]) -> Iterato
 
 
 def _check_count(
-    before: Mapping[bytes, FileState], seen: Mapping[bytes, Seen], num_initial: int, num_max: int
+    before: Mapping[bytes, FileState],
+    seen: Mapping[bytes, ListedFile],
+    num_initial: int,
+    num_max: int,
 ) -> None:
     gone = [one for path, one in before.items() if path not in seen]
     now = [one.state for one in seen.values() if one.is_touched]
@@ -128,12 +131,12 @@ def _check_count(
         raise ChangesError(f"{words}, {num_max} may be new or gone")
 
 
-def _is_closed(one: Seen) -> bool:
+def _is_closed(one: ListedFile) -> bool:
     bits = {FileKind.FILE: _READABLE, FileKind.FOLDER: 0o500}.get(one.state.kind, 0)
     return one.is_touched and one.state.mode & bits != bits
 
 
-def _is_other(now: Seen) -> bool:
+def _is_other(now: ListedFile) -> bool:
     """Return whether something else is where a file was."""
     return now.is_touched and now.state.kind not in _PLAIN
 
@@ -154,7 +157,10 @@ class _Reader:
         self._files: dict[str, bytes] = {}
 
     async def read(
-        self, seen: Mapping[bytes, Seen], before: Mapping[bytes, FileState], made: Collection[bytes]
+        self,
+        seen: Mapping[bytes, ListedFile],
+        before: Mapping[bytes, FileState],
+        made: Collection[bytes],
     ) -> Changes:
         """Return what differs; `made` are the paths that are there without a task's bytes."""
         deleted: list[str] = []
@@ -198,7 +204,7 @@ class _Reader:
             states=[states[path] for path in sorted(states)],
         )
 
-    async def _content(self, one: Seen) -> tuple[FileState, bool]:
+    async def _content(self, one: ListedFile) -> tuple[FileState, bool]:
         """Read a file; return its state, with what its bytes need, and whether they changed."""
         state, name = one.state, one.state.name
         if one.is_hole and one.size > self._num_bytes_max:

@@ -10,7 +10,7 @@ import msgspec
 from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
 from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX, Tree
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileKind
+from penstock.messages.task import FileKind
 
 LINES_MAX = 1_000
 _COPY_WORDS = 2

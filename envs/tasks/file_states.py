@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FILE_MODE, FOLDER_MODE, FileKind, FileState
 from penstock.messages.sandbox import ExecResult
+from penstock.messages.task import FILE_MODE, FOLDER_MODE, FileKind, FileState
 
 SEALED_NAMES = ("__pycache__", ".git", ".pytest_cache")
 """Never carried over: bytecode and history could smuggle in what the sources do not show."""
@@ -90,7 +90,7 @@ class ListingError(PenstockError, ValueError):
     """A working directory cannot be listed: what its programs did to it."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a listing."""
 
     state: FileState
@@ -122,7 +122,7 @@ def plain_listing(files: Mapping[str, int]) -> bytes:
 
 async def list_states(
     sandbox: Sandbox, root: str = WORK_DIR, *, has_layer: bool = False
-) -> dict[bytes, Seen]:
+) -> dict[bytes, ListedFile]:
     """Return all files below a folder, by their path in it.
 
     Raises:
@@ -144,18 +144,18 @@ async def list_states(
         raise ListingError(f"{root}: its listing is malformed: {error}") from error
 
 
-def _parsed(listing: bytes) -> dict[bytes, Seen]:
+def _parsed(listing: bytes) -> dict[bytes, ListedFile]:
     head, *fields = listing.removesuffix(b"\0").split(b"\0")
     boot_s, now_s = map(int, head.split())
     usual_ns = (boot_s * 10**9 - _DAY_NS, now_s * 10**9 + _HOUR_NS)
-    found: dict[bytes, Seen] = {}
+    found: dict[bytes, ListedFile] = {}
     same: dict[bytes, bytes] = {}
     if len(fields) % 3:
         raise ValueError(f"{len(fields)} fields")
     told_of = sorted(zip(fields[1::3], fields[::3], fields[2::3], strict=True))
     for path, told, text in told_of:
         if not told:
-            found[path] = Seen(state=FileState(path=path), is_touched=False)
+            found[path] = ListedFile(state=FileState(path=path), is_touched=False)
             continue
         letter, mode, num_links, inode, size, blocks, time = told.split(b" ", _FIELDS - 1)
         if (kind := _LETTERS.get(letter.decode("latin-1"))) is None:
@@ -174,7 +174,7 @@ def _parsed(listing: bytes) -> dict[bytes, Seen]:
             mtime_ns=time_ns if is_set and now_s else None,
         )
         is_hole = int(size) > 0 and int(blocks) == 0
-        found[path] = Seen(state=state, size=int(size), is_hole=is_hole, written_ns=time_ns)
+        found[path] = ListedFile(state=state, size=int(size), is_hole=is_hole, written_ns=time_ns)
     return found
 
 

@@ -25,9 +25,8 @@ from penstock.envs.sandbox import (
 from penstock.envs.tasks.file_states import lay_out
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileState
 from penstock.messages.sandbox import ExecResult
-from penstock.messages.task import HiddenTests, Task
+from penstock.messages.task import FileState, HiddenTests, Task
 
 PREPARE_S_MAX = 30.0
 _PATHS_AT_ONCE = 500

@@ -70,7 +70,7 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     hidden: HiddenTests
     origin: TaskOrigin
     adapted: list[str] = []
-    """Of a stranger's task: what is kept without effect, or acts in another way here."""
+    """Fields of a stranger's task that have no effect, or another one, here."""
 
 
 EASY_BELOW = 0.35

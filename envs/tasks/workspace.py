@@ -13,9 +13,8 @@ import hashlib
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxFileError, networked
 from penstock.envs.tasks.file_states import lay_out
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileState
 from penstock.messages.rollout import EgressAttempt
-from penstock.messages.task import Task, TaskStep
+from penstock.messages.task import FileState, Task, TaskStep
 
 CANARY_FILE = "/home/agent/.config/deploy/credentials"
 

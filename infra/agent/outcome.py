@@ -24,7 +24,7 @@ from penstock.infra.agent.model import Model
 from penstock.infra.agent.states import changed_states, folder_states
 from penstock.infra.agent.stream import AgentError
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileState
+from penstock.messages.task import FileState
 
 GIT_S_MAX = 60.0
 DIFF_BYTES_MAX = 16 << 20
@@ -44,7 +44,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     tree: str
     """Digest of git's tree of all files that are not ignored."""
     states: dict[bytes, FileState]
-    """Of those files, and of empty folders."""
+    """States of those files, and of empty folders."""
 
 
 class Checkout:

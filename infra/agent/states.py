@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.messages.file_states import FILE_MODE, FOLDER_MODE, FileKind, FileState
+from penstock.messages.task import FILE_MODE, FOLDER_MODE, FileKind, FileState
 
 ENTRIES_MAX = 100_000
 _KINDS = {

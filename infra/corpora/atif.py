@@ -17,7 +17,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from penstock.infra.corpora.traces_format import ChatTrace, TraceCall, TraceFunction, TraceMessage
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_json
 
 VERSION = "ATIF-v1.7"
 SUFFIX = ".json"
@@ -107,8 +108,8 @@ def read_atif(path: Path) -> ChatTrace:
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
-        found = msgspec.json.decode(data[:BYTES_MAX], type=AtifTrajectory)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        found = parse_json(data[:BYTES_MAX], AtifTrajectory, "trajectory")
+    except (OSError, CodecError) as error:
         raise ConfigError(f"{path}: no ATIF trajectory: {error}") from error
     if not found.schema_version.startswith("ATIF-v1."):
         text = f"expected 'ATIF-v1.x', got {found.schema_version!r}"
@@ -152,6 +153,6 @@ def _object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        return msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        return parse_json(arguments, object, "arguments")
+    except CodecError:
         return {"text": arguments}

@@ -26,6 +26,7 @@ from penstock.infra.models.arguments import PACKAGES
 from penstock.infra.models.gguf import GgufModel, as_json, read_gguf
 from penstock.infra.output import print_result
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.parsing import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def read_source(folder: Path) -> Source | None:
     path = folder / SOURCE_FILE
     if not path.is_file():
         return None
-    source = msgspec.json.decode(path.read_bytes(), type=Source)
+    source = parse_json(path.read_bytes(), Source, str(path))
     for name, digest in source.digests.items():
         if not (folder / name).is_file() or file_digest(folder / name) != digest:
             text = f"{folder / name}: changed since it was made; remove {folder} and repeat"

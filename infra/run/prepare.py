@@ -46,6 +46,7 @@ from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.run.task_sources import drawn_tasks
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.reading.references import load_reference
 from penstock.messages.task import Split, Task
 
@@ -145,7 +146,7 @@ def _fitting(objects: dict[str, bytes], config: RunConfig) -> dict[str, bytes]:
     """
     chat = PenstockChat(Tokenizer.from_json(objects[TOKENIZER_KEY].decode(), TOKENIZER_KEY))
     for split in Split:
-        for task in msgspec.msgpack.decode(objects[tasks_key(split)], type=list[Task]):
+        for task in parse_msgpack(objects[tasks_key(split)], list[Task], "tasks"):
             _check_prompt(task, config, chat)
     return objects
 

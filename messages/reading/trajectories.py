@@ -9,7 +9,6 @@ from penstock.messages.base import Array, Claim, Event
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
-from penstock.messages.file_states import FileState
 from penstock.messages.reading.claims import fetch
 from penstock.messages.reading.parsing import parse_with
 from penstock.messages.reading.sealed import Open, SealedTurn
@@ -21,6 +20,7 @@ from penstock.messages.rollout import (
     TurnSampled,
     TurnSummary,
 )
+from penstock.messages.task import FileState
 
 E = TypeVar("E", bound=Event)
 

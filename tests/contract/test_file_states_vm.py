@@ -17,8 +17,8 @@ from penstock.envs.tasks.grading import run_hidden_tests
 from penstock.envs.tasks.harbor.read import read_harbor
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import contents_at, open_step, open_workspace, states_at
-from penstock.messages.file_states import FileKind
 from penstock.messages.rollout import EpisodeFiles
+from penstock.messages.task import FileKind
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
 

@@ -16,7 +16,6 @@ VAGUE: frozenset[str] = frozenset(
 )
 NOUNLESS: frozenset[str] = frozenset(
     {
-        "actors/generator/decoders/graph.py",
         "actors/policy/chat/builtin.py",
         "actors/policy/exact.py",
         "actors/trainer/batching/credit.py",

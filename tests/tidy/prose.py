@@ -27,6 +27,8 @@ MODULE_NAME = re.compile(r"`penstock((?:\.[a-z_0-9]+)+)`")
 
 # Names of files that are not ours, or that only exist inside an example or a machine.
 FOREIGN = {
+    "run-tests.sh": "terminal-bench's task format",
+    "solution.sh": "terminal-bench's task format",
     "task.toml": "Harbor's task format",
     "own.py": "of a project that `penstock init` writes",
     "judged.toml": "a user's own, on docs/rewards.md",

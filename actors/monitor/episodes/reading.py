@@ -16,7 +16,6 @@ from penstock.envs.tasks.workspace import contents_at
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError, NotFoundError
-from penstock.messages.file_states import FileState
 from penstock.messages.reading.trajectories import Last, load_files, load_turn, read_turn
 from penstock.messages.requests.episodes import EpisodeRow
 from penstock.messages.reward import CheatFinding, JudgeScore, Verdict
@@ -28,7 +27,7 @@ from penstock.messages.rollout import (
     VersionSpan,
 )
 from penstock.messages.signals.episode_labels import EpisodeLabeled
-from penstock.messages.task import Purpose, Split, Task
+from penstock.messages.task import FileState, Purpose, Split, Task
 
 TEXT_CHARS_MAX = 1 << 20
 """Longest text of a context, file or diff that is shown; the rest is cut and its length stated."""

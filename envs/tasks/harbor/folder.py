@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FILE_MODE, FOLDER_MODE, FileKind, FileState
+from penstock.messages.task import FILE_MODE, FOLDER_MODE, FileKind, FileState
 
 FILES_MAX = 2_000
 """Files of one folder; as many folders below it."""

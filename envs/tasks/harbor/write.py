@@ -24,8 +24,7 @@ from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor.foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import TaskCandidate, difficulty, difficulty_label
 from penstock.messages.errors import PenstockError
-from penstock.messages.file_states import FileKind, FileState
-from penstock.messages.task import HiddenTests, ModuleName, Split, Task
+from penstock.messages.task import FileKind, FileState, HiddenTests, ModuleName, Split, Task
 
 VERSION = "1.0"
 TASK_FILE, INSTRUCTION_FILE, EXPECTED_FILE = "task.toml", "instruction.md", "penstock.json"

@@ -12,7 +12,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One task of a source, not yet read."""
 
     name: str
-    """Of its folder, or its id."""
+    """Name of its folder, or its id."""
     read: Callable[[], TaskCandidate]
     """Raises MalformedTaskError."""
 

@@ -25,6 +25,8 @@ from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.read import ReadOptions
 from penstock.envs.tasks.readers.source import TaskEntry
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import Limits, MachineNeeds, Split, Task
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -88,8 +90,8 @@ def _lines(path: Path) -> Iterator[Any]:
                 raise MalformedTaskError(f"{path}: expected lines of {LINE_BYTES_MAX} bytes")
             if line.strip():
                 try:
-                    yield msgspec.json.decode(line)
-                except (msgspec.DecodeError, RecursionError) as error:
+                    yield parse_json(line, object, "line")
+                except CodecError as error:
                     yield f"no JSON: {error}"
 
 
@@ -197,8 +199,8 @@ def _names(row: Mapping[str, Any], field: str, where: str) -> list[str]:
     value = row.get(field, row.get(field.lower(), []))
     if isinstance(value, str):
         try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as error:
+            value = parse_json(value, list[str], field)
+        except CodecError as error:
             raise MalformedTaskError(f"{where}: {field}: expected a list: {error}") from error
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise MalformedTaskError(f"{where}: {field}: expected a list of texts")

@@ -13,7 +13,7 @@ from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
 from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.infra.cli import main
 from penstock.infra.tasks.survey import survey
-from penstock.messages.file_states import FileKind
+from penstock.messages.task import FileKind
 
 HARBOR = {
     "task.toml": 'version = "1.0"\n[metadata]\nnote = 1\n[environment]\nallow_internet = true\n'

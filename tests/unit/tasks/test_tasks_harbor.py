@@ -19,8 +19,7 @@ from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.envs.tasks.storage import task_objects
 from penstock.examples.quickstart.ladder.generate import LadderSource, Selection
 from penstock.infra.tasks.actions import tasks_page, write_set
-from penstock.messages.file_states import FileKind
-from penstock.messages.task import MachineNeeds, Split, TaskStep
+from penstock.messages.task import FileKind, MachineNeeds, Split, TaskStep
 
 
 def ladder(num):
