@@ -237,18 +237,14 @@ class ArithmeticChanged(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
     """Step of the checkpoint."""
-    object_key: str
-    """Key of the checkpoint's head."""
+    checkpoint: str
+    """Key of the checkpoint's head, which is deleted when newer checkpoints replace it."""
     before: str
     now: str
 
     def key(self) -> str:
         """Return the key: one event per step and arithmetic."""
         return f"{self.step}.{self.now.encode().hex()[-64:]}"
-
-    def object_keys(self) -> list[str]:
-        """List nothing: the checkpoint goes when its time is over."""
-        return []
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True):

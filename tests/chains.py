@@ -44,7 +44,7 @@ INSTRUCTION = "Visit each file."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedFile:
+class Seen:
     """What the sampler saw and drew in one turn."""
 
     context: list[int]
@@ -58,7 +58,7 @@ class Chain:
     """One episode, turn by turn."""
 
     conversation: Conversation
-    seen: list[ListedFile] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     observations: list[list[str]] = field(default_factory=list)
     """What each turn's calls returned."""
 
@@ -109,9 +109,7 @@ def take(chain: Chain, token_ids: Sequence[int], results: Sequence[str] = ("",))
     is_cut = len(ids) < len(token_ids)
     index = len(talk.turns)
     turn = talk.make_turn(sampled(ids, len(context), talk.routes_from, index, is_cut), Sampling())
-    chain.seen.append(
-        ListedFile(context=context, sampled=ids, is_summary=talk.is_summary, room=room)
-    )
+    chain.seen.append(Seen(context=context, sampled=ids, is_summary=talk.is_summary, room=room))
     chain.observations.append(list(results))
     play(talk, turn, results)
     return turn

@@ -328,10 +328,10 @@ class Replay:
         if event.now != arithmetic() or not self._is_off:
             return
         # A checkpoint before steps that were taken already would need them taken again.
-        is_there = await next_checkpoint(self._log.store, event.step) == event.object_key
+        is_there = await next_checkpoint(self._log.store, event.step) == event.checkpoint
         if is_there and event.step == self._taken:
             self._is_off = False
-            position = await self._engine.load(self._log, event.object_key)
+            position = await self._engine.load(self._log, event.checkpoint)
             self.report.weights_digest = position.saved.weights_digest
 
     def _compare(self, name: str, found: object, recorded: object) -> None:

@@ -119,7 +119,7 @@ class RlPhase:
         return (
             ArithmeticChanged(
                 step=self._loaded.step,
-                object_key=self._loaded.object_key,
+                checkpoint=self._loaded.object_key,
                 before=before,
                 now=arithmetic(),
             ),
