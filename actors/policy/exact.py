@@ -40,7 +40,7 @@ class ExactPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class LogprobRequest:
     """The N logprobs that a pass over a tree should return, and their distribution."""
 
     rows: np.ndarray
@@ -54,7 +54,7 @@ class Wanted:
     (`shaping.py`)."""
 
     @classmethod
-    def plain(cls, rows: np.ndarray, targets: np.ndarray) -> "Wanted":
+    def plain(cls, rows: np.ndarray, targets: np.ndarray) -> "LogprobRequest":
         """Request logprobs of the unshaped policy at temperature 1."""
         return cls(
             rows=rows,
@@ -79,7 +79,7 @@ class ExactForward:
         self._plausible = plausible
         self._weights = pack_policy(policy)
 
-    def run(self, tree: PackedTree, wanted: Wanted) -> ExactPass:
+    def run(self, tree: PackedTree, wanted: LogprobRequest) -> ExactPass:
         """Run a tree, replaying its recorded routes.
 
         Args:

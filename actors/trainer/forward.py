@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from penstock.actors.policy.exact import ExactForward, ExactPass, Wanted
+from penstock.actors.policy.exact import ExactForward, ExactPass, LogprobRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.operations import TakeValue
 from penstock.actors.policy.packing import PackedTree, pack_tree
@@ -17,7 +17,7 @@ from penstock.actors.trainer.sequences import TrainingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forwarded:
+class ForwardOutput:
     """What a forward pass gives for a batch with N sampled tokens, T tokens once shared."""
 
     logprobs: torch.Tensor
@@ -50,7 +50,7 @@ class SequenceForward:
         self._replays = numerics.replays if replays is None else replays
         self._exact = ExactForward(policy, numerics.plausible) if numerics.is_exact else None
 
-    def run(self, batch: Sequence[TrainingSequence], entropy: Entropy = "none") -> Forwarded:
+    def run(self, batch: Sequence[TrainingSequence], entropy: Entropy = "none") -> ForwardOutput:
         """Run a batch as a tree of what its sequences share.
 
         Args:
@@ -70,7 +70,7 @@ class SequenceForward:
         )
         targets = np.concatenate([s.token_ids[s.sampled_at] for s in batch])
         draws = [(each.token_ids, draw) for each in batch for draw in each.draws]
-        wanted = Wanted(
+        wanted = LogprobRequest(
             rows=rows,
             targets=targets,
             temperatures=temperatures_of([draw for _, draw in draws]),
@@ -80,7 +80,7 @@ class SequenceForward:
             return self._run(tree, wanted, None, draws, entropy)
         exact = self._exact.run(tree, wanted)
         own = self._run(tree, wanted, exact, draws, entropy)
-        return Forwarded(
+        return ForwardOutput(
             logprobs=TakeValue.apply(own.logprobs, exact.logprobs),
             entropies=own.entropies,
             router_mismatch=float(exact.flips[:, 0].sum()) / max(tree.routed_experts.size, 1),
@@ -91,11 +91,11 @@ class SequenceForward:
     def _run(
         self,
         tree: PackedTree,
-        wanted: Wanted,
+        wanted: LogprobRequest,
         exact: ExactPass | None,
         draws: Draws,
         entropy: Entropy,
-    ) -> Forwarded:
+    ) -> ForwardOutput:
         """Run torch, on the exact states if there are any."""
         routes = self._placed(tree.routed_experts) if self._replays else None
         output = self._policy(
@@ -108,7 +108,7 @@ class SequenceForward:
         rows = self._placed(wanted.rows)
         hidden, targets = output.hidden.index_select(0, rows), self._placed(wanted.targets)
         scores = token_scores(self._policy, hidden, targets, draws, entropy)
-        return Forwarded(
+        return ForwardOutput(
             logprobs=scores.logprobs.cpu(),
             entropies=scores.entropies.cpu(),
             router_mismatch=output.router_mismatch,

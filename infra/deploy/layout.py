@@ -53,9 +53,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     roles: list[str]
     """Arguments of `penstock actor`."""
     num_pods: int = 1
-    """At first."""
+    """Number of pods at the start."""
     region: str = ""
-    """Of generators."""
+    """Region, for generators; else empty."""
 
     @property
     def role_names(self) -> set[str]:

@@ -66,15 +66,15 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: int
     snapshot_gib: float
-    """Of one policy version in bfloat16: what a region's store and each replica hold."""
+    """Size of one policy version in bfloat16, as a region's store and each replica hold it."""
     pods: list[PodSize]
     memory_gib: float
-    """Of all pods at first."""
+    """Memory of all pods at the start."""
     processors: float
     num_gpus: int
     nats_servers: int
     nats_volume_gib: int
-    """Of each server."""
+    """Volume of each server."""
 
 
 def run_size(config: RunConfig, *, replays: bool) -> RunSize:

@@ -10,7 +10,7 @@ from penstock.actors.generator.core import EngineCore, GenerationRequest
 from penstock.actors.generator.options import EngineOptions
 from penstock.actors.policy.checkpoint import state_digest
 from penstock.actors.policy.config import ExactModeError, NumericsConfig, PolicyConfig
-from penstock.actors.policy.exact import ExactForward, Wanted
+from penstock.actors.policy.exact import ExactForward, LogprobRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.distribution import TurnDraw
@@ -296,4 +296,4 @@ def test_without_a_compiler_exact_mode_is_refused(monkeypatch):
     with pytest.raises(ExactModeError, match="C compiler"):
         forward = ExactForward(lively())
         tree = pack_tree([np.arange(4)], [np.full((4, 3, 3), -1)])
-        forward.run(tree, Wanted.plain(np.arange(3), np.arange(3)))
+        forward.run(tree, LogprobRequest.plain(np.arange(3), np.arange(3)))

@@ -8,7 +8,7 @@ import torch
 from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
-from penstock.actors.policy.exact import ExactForward, Wanted
+from penstock.actors.policy.exact import ExactForward, LogprobRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.distribution import NotReproducibleError
@@ -189,7 +189,7 @@ def test_both_steps_replay_alike(plausible):
     recorded[..., 1] = (recorded[..., 0] + 1 + recorded[..., 1] % 7) % NUM_EXPERTS
     recorded[50:] = ROUTE_FREE
     tree = pack_tree([ids], [recorded])
-    exact = ExactForward(policy, plausible).run(tree, Wanted.plain(np.arange(59), ids[1:]))
+    exact = ExactForward(policy, plausible).run(tree, LogprobRequest.plain(np.arange(59), ids[1:]))
     output = policy(torch.from_numpy(ids), [60], torch.from_numpy(recorded))
     assert torch.equal(output.routed_experts.long(), exact.routed_experts)
     torch.testing.assert_close(output.flips.int(), torch.from_numpy(exact.flips[:, 0]))

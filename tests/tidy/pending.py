@@ -7,20 +7,5 @@ UNEXPLAINED: frozenset[str] = frozenset(
         "envs/microvm/firecracker/backend.py",
     }
 )
-VAGUE: frozenset[str] = frozenset(
-    {
-        "actors/trainer/engines/protocol.py",
-        "infra/deploy/layout.py",
-        "infra/deploy/sizes.py",
-    }
-)
-NOUNLESS: frozenset[str] = frozenset(
-    {
-        "actors/policy/chat/builtin.py",
-        "actors/policy/exact.py",
-        "actors/trainer/batching/credit.py",
-        "actors/trainer/batching/fair_draw.py",
-        "actors/trainer/forward.py",
-        "messages/reading/sealed.py",
-    }
-)
+VAGUE: frozenset[str] = frozenset()
+NOUNLESS: frozenset[str] = frozenset({"messages/reading/sealed.py"})

@@ -33,7 +33,7 @@ _ARGUMENT_NAMES = {
 
 
 # An exception, so that the parser can give up at any depth.
-class _Malformed(Exception):
+class _MalformedTurnError(Exception):
     def __init__(self, reason: ParseFailureReason, detail: str, position: int) -> None:
         super().__init__(detail)
         self.failure = ParseFailure(reason=reason, detail=detail, position=position)
@@ -55,7 +55,7 @@ def parse_turn(
     """
     try:
         return _Parser(tokenizer, token_ids, offered).turn()
-    except _Malformed as error:
+    except _MalformedTurnError as error:
         return error.failure
 
 
@@ -87,7 +87,7 @@ class _Parser:
             argument, value = self._argument(special)
             if argument in arguments:
                 reason = ParseFailureReason.DUPLICATE_ARGUMENT
-                raise _Malformed(reason, f"argument {argument!r} is given twice", start)
+                raise _MalformedTurnError(reason, f"argument {argument!r} is given twice", start)
             arguments[argument] = value
         return ToolCall(name=name, arguments=arguments)
 
@@ -110,7 +110,7 @@ class _Parser:
         name = self._text()
         self._expect(special_tokens.NAME_CLOSE)
         if name not in self._offered and not _NAME.fullmatch(name):
-            raise _Malformed(ParseFailureReason.BAD_NAME, f"{name!r} is no name", start)
+            raise _MalformedTurnError(ParseFailureReason.BAD_NAME, f"{name!r} is no name", start)
         return name
 
     def _text(self) -> str:
@@ -124,7 +124,7 @@ class _Parser:
         """Read one token that must be special."""
         if self._position >= len(self._ids):
             detail = f"no {special_tokens.END} after {len(self._ids)} tokens"
-            raise _Malformed(ParseFailureReason.UNFINISHED, detail, len(self._ids))
+            raise _MalformedTurnError(ParseFailureReason.UNFINISHED, detail, len(self._ids))
         special = self._special_at(self._position)
         if special is None:
             raise self._unexpected("text between calls or arguments", self._position)
@@ -140,8 +140,8 @@ class _Parser:
         return self._tokenizer.special_of(self._ids[position])
 
     @staticmethod
-    def _unexpected(detail: str, position: int) -> _Malformed:
-        return _Malformed(ParseFailureReason.UNEXPECTED, f"found {detail}", position)
+    def _unexpected(detail: str, position: int) -> _MalformedTurnError:
+        return _MalformedTurnError(ParseFailureReason.UNEXPECTED, f"found {detail}", position)
 
 
 _ROLE_TOKENS = {

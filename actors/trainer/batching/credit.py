@@ -27,7 +27,7 @@ NUM_SETTLED_MAX = 200_000
 """Settled samples remembered for later revisions: more than the join remembers requests."""
 
 
-class _Settled(msgspec.Struct, frozen=True, kw_only=True):
+class _SettledSample(msgspec.Struct, frozen=True, kw_only=True):
     """State of a sample on the log."""
 
     revision: int
@@ -64,7 +64,7 @@ class LiveCredit:
         """Start before the first manifest."""
         self._baseline = LiveBaseline()
         self.recent = RecentUsers()
-        self._settled: OrderedDict[str, _Settled] = OrderedDict()
+        self._settled: OrderedDict[str, _SettledSample] = OrderedDict()
 
     def is_settled(self, sample_id: str, revision: int) -> bool:
         """Return whether a manifest has this revision or a later one."""
@@ -104,7 +104,7 @@ class LiveCredit:
         self._baseline.add([entry for entry in trained if not entry.is_change], config)
         self.recent.add(trained)
         for entry in entries:
-            before = self._settled.pop(entry.rollout_id, _Settled(revision=-1))
+            before = self._settled.pop(entry.rollout_id, _SettledSample(revision=-1))
             after = msgspec.structs.replace(before, revision=max(before.revision, entry.revision))
             if entry.outcome.is_trained:
                 after = msgspec.structs.replace(after, trained=entry)
@@ -133,11 +133,11 @@ def _spread(entry: SampleEntry) -> SampleEntry:
     return _with(entry, values)
 
 
-def _change(entry: SampleEntry, settled: _Settled) -> SampleEntry:
+def _change(entry: SampleEntry, settled: _SettledSample) -> SampleEntry:
     return msgspec.structs.replace(_with(entry, _changes(entry, settled)), is_change=True)
 
 
-def _changes(entry: SampleEntry, settled: _Settled) -> list[float]:
+def _changes(entry: SampleEntry, settled: _SettledSample) -> list[float]:
     """Return the change of each turn's advantage, scaled as the caps scaled the first one."""
     assert settled.trained is not None
     before = turn_rewards_of(settled.trained)

@@ -27,7 +27,7 @@ EQUAL_SHARES_MAX = 1.5
 """Least cap in equal shares: with n users, a cap below this many n-ths is raised to it."""
 
 
-class Owned(Protocol):
+class OwnedSample(Protocol):
     """Anything a user may have in a batch: a sample, a correction, a judgment."""
 
     @property
@@ -42,7 +42,7 @@ class Owned(Protocol):
 
 
 K = TypeVar("K", bound=Hashable)
-Item = TypeVar("Item", bound=Owned)
+Item = TypeVar("Item", bound=OwnedSample)
 NUM_RECENT = 512
 """Trained samples whose users count as present. A flood at night is thus not alone, and a single
 user of a service is not capped for long."""
@@ -50,7 +50,7 @@ User = tuple[str, str]
 """Tenant and user."""
 
 
-def user_of(sample: Owned) -> User:
+def user_of(sample: OwnedSample) -> User:
     """Return the owner of a sample."""
     return sample.tenant, sample.user
 
@@ -61,11 +61,11 @@ class RecentUsers:
     def __init__(self) -> None:
         self._users: deque[User] = deque(maxlen=NUM_RECENT)
 
-    def add(self, trained: Iterable[Owned]) -> None:
+    def add(self, trained: Iterable[OwnedSample]) -> None:
         """Add the trained samples of a stored manifest, in order."""
         self._users.extend(map(user_of, trained))
 
-    def shares(self, samples: Iterable[Owned], config: LiveConfig) -> "Shares":
+    def shares(self, samples: Iterable[OwnedSample], config: LiveConfig) -> "Shares":
         """Return the share caps that hold while these samples wait, or in a batch of them."""
         users = {*self._users, *map(user_of, samples)}
         tenants = Counter(tenant for tenant, _ in users)

@@ -58,9 +58,9 @@ class StepData(NamedTuple):
     """What a step reads of the log beside its manifest."""
 
     turns: Mapping[str, Sequence[Turn]]
-    """Of every trained sample, by rollout or request id."""
+    """Turns of every trained sample, by rollout or request id."""
     examples: Sequence[PreferenceExample]
-    """Of the manifest's corrections and judgments, in its order."""
+    """The manifest's corrections and judgments, in its order."""
 
 
 ReadStepData = Callable[[], Awaitable[StepData]]
