@@ -23,7 +23,7 @@ VAGUE = re.compile(r"(?:Of|Whose|Those)\b")
 # Past participles and verbs that say what happened and not what the object is.
 NOUNLESS = re.compile(
     r"_?(?:[A-Z][a-z]+ed|Said|Told|Held|Sent|Read|Kept|Made|Left|Lost|Drawn|Given|Seen|Shown|Known"
-    r"|Taken|Written|Gone|Done|Found|Met|Paid|Put|Run[n]ing|Understood|ForwardOutput)\Z"
+    r"|Taken|Written|Gone|Done|Found|Met|Paid|Put|Run[n]ing|Understood|Forwarded)\Z"
 )
 NOUNS = {"Feed", "Seed", "Speed"}
 

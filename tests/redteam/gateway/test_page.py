@@ -17,8 +17,8 @@ ELSEWHERE = [
     {"Host": "localhost.evil.example"},
     {"Host": "127.0.0.1.evil.example:80"},
     {"Host": ""},
-    {"X-ForwardOutput-For": "203.0.113.7"},
-    {"ForwardOutput": "for=203.0.113.7"},
+    {"X-Forwarded-For": "203.0.113.7"},
+    {"Forwarded": "for=203.0.113.7"},
     {"Via": "1.1 proxy"},
     {"X-Real-IP": "203.0.113.7"},
 ]
@@ -63,7 +63,7 @@ def credentials(scheme, secret):
 async def test_an_operator_s_key_shows_a_proxys_user_the_run_and_a_tenant_s_does_not(http, scheme):
     for path in VIEWS:
         for secret, status in ((OPERATOR, 200), (SECRET, 403)):
-            headers = {"X-ForwardOutput-For": "203.0.113.7"} | credentials(scheme, secret)
+            headers = {"X-Forwarded-For": "203.0.113.7"} | credentials(scheme, secret)
             async with http.get(path, headers=headers) as reply:
                 assert reply.status == status, path
                 if status == 403:
