@@ -14,6 +14,7 @@ runs/<run_id>/
   gateway_spool/  records of replies that wait for the log
   rollouts_key, rollouts_url  where outside programs take rollouts, and their key, 0600
   in_progress/<process>  items in progress, read by the launcher after a death
+  identities/<process>  its user and password on the embedded server, 0600
 ```
 
 The vault holds the content keys of users in the object store, wrapped by a master key in a file.
@@ -100,6 +101,7 @@ class RunDir:
         self.handover = path / "handover"
         self.logs = path / "logs"
         self.in_progress = path / "in_progress"
+        self.identities = path / "identities"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.audit = path / "audit.json"
