@@ -5,6 +5,8 @@ from penstock.infra.config.settings import RunConfig
 from penstock.messages.errors import ConfigError
 
 _WITH = 'with trainer.ranks.model = "transformers"'
+_BF16_NATS = 0.01
+"""Least tolerance of a probe that the trainer computes in bfloat16."""
 
 
 def check_publishers(config: RunConfig) -> None:
@@ -110,6 +112,10 @@ def _check_transformers(config: RunConfig) -> None:
     if numerics.is_exact:
         text = f"expected 'fast' or 'off' {_WITH}, got 'exact'"
         raise ConfigError(f"policy.numerics.mode: {text}")
+    tolerance = config.generator.probe_tolerance
+    if config.trainer.ranks.dtype == "bfloat16" and tolerance < _BF16_NATS:
+        text = f'expected at least {_BF16_NATS} with trainer.ranks.dtype = "bfloat16"'
+        raise ConfigError(f"generator.probe_tolerance: {text}, got {tolerance:g}")
     divided, experts = config.trainer.ranks.num_expert_ranks, config.policy.num_experts
     if divided > 1 and (not experts or experts % divided):
         text = f"expected a divisor of the model's {experts} experts, got {divided}"

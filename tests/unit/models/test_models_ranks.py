@@ -81,6 +81,8 @@ def test_qwen_may_be_trained_by_transformers_and_sampled_by_the_native_engine(tm
             "num_expert_ranks: expected a divisor of the model's 5 experts",
         ),
         (QWEN, ("trainer.ranks.num_expert_ranks=2",), "num_expert_ranks: expected 1 with"),
+        (QWEN, (*RANKS, "trainer.ranks.dtype=bfloat16"), "probe_tolerance: expected at least"),
+        (QWEN, ("trainer.ranks.dtype=bfloat16",), "trainer.ranks.dtype: expected it with"),
     ],
 )
 def test_what_nobody_computes_is_refused_by_name(tmp_path, config, overrides, text):
