@@ -127,8 +127,10 @@ def _tokenizer_text(folder: Path) -> str:
     template = config.get("chat_template")
     # A folder may name several.
     if isinstance(template, list):
-        named: list[Any] = template
-        template = next((each["template"] for each in named if each["name"] == "default"), None)
+        tables = [_table(each) for each in cast("list[object]", template)]
+        template = next(
+            (one.get("template") for one in tables if one.get("name") == "default"), None
+        )
     if (file := folder / "chat_template.jinja").is_file():
         template = file.read_text(encoding="utf-8")
     if not isinstance(template, str):
@@ -143,8 +145,13 @@ def _tokenizer_text(folder: Path) -> str:
 
 def _content(token: Any) -> str | None:
     """Return the text of a special token, which may be a table."""
-    text = token.get("content") if isinstance(token, dict) else token
+    text = _table(token).get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
+
+
+def _table(value: object) -> dict[str, Any]:
+    """Return a table of a model's file; anything else is an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _weight_files(section: ModelSection, policy: PolicyConfig) -> list[str]:

@@ -170,5 +170,6 @@ def _write(model: GgufModel, folder: Path) -> None:
         write_atomic(folder / "chat_template.jinja", model.chat_template.encode())
     ids = {name: model.config[name] for name in model.config if name.endswith("_token_id")}
     write_atomic(folder / "generation_config.json", as_json(ids))
-    write_weights(folder, {name: torch.from_numpy(each) for name, each in model.tensors.items()})
+    tensors = {name: torch.as_tensor(each) for name, each in model.tensors.items()}
+    write_weights(folder, tensors)
     find_weights(folder, tensor_shapes(read_hf_config(folder)))

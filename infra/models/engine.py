@@ -1,5 +1,7 @@
 """A generator's inference engine, from `[generator]`. Imports torch."""
 
+from typing import Any
+
 import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
@@ -44,6 +46,13 @@ async def start_engine(
     return engine
 
 
+def _vllm_settings(settings: GeneratorConfig, policy: PolicyConfig) -> dict[str, Any]:
+    """Return vLLM's own settings by name; exact numerics need batches that change no bit."""
+    table: dict[str, Any] = msgspec.structs.asdict(settings.vllm)
+    table["batch_invariant"] = settings.vllm.batch_invariant or policy.numerics.is_exact
+    return table
+
+
 async def _start_vllm(
     settings: GeneratorConfig, policy: PolicyConfig, chat: ChatFormat, config_text: str
 ) -> VllmEngine:
@@ -55,8 +64,7 @@ async def _start_vllm(
         probe_tolerance=settings.probe_tolerance,
         device=settings.device,
         observes_routes=bool(policy.num_experts),
-        **msgspec.structs.asdict(settings.vllm)
-        | {"batch_invariant": settings.vllm.batch_invariant or policy.numerics.is_exact},
+        **_vllm_settings(settings, policy),
     )
     engine = VllmEngine(policy, options, chat.tokenizer, list(chat.stop_ids), config_text)
     await engine.start()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol, NamedTuple
 
 import numpy as np
 import torch
@@ -281,11 +281,19 @@ async def _decoding(folder: Path, size: Size, device: str, rounds: int) -> dict[
     return results
 
 
+class MeasuredEngine(Engine, Protocol):
+    """An engine that was started here, and is stopped here."""
+
+    async def stop(self) -> None:
+        """End its thread or process."""
+        ...
+
+
 async def _engines(
     folder: Path, config: PolicyConfig, size: Size, device: str
-) -> dict[str, Engine]:
+) -> dict[str, MeasuredEngine]:
     """Return the project's engines that can run here, with the folder's weights."""
-    engines: dict[str, Engine] = {}
+    engines: dict[str, MeasuredEngine] = {}
     num_tokens, num_running = size.num_prompt + size.num_new, max(size.decoding)
     if device == "cpu":
         options = EngineOptions(num_running_max=num_running, num_tokens_max=num_tokens)
@@ -300,7 +308,9 @@ async def _engines(
     return engines
 
 
-async def _vllm(config: PolicyConfig, num_tokens: int, num_running: int, device: str) -> Engine:
+async def _vllm(
+    config: PolicyConfig, num_tokens: int, num_running: int, device: str
+) -> MeasuredEngine:
     from penstock.actors.generator.vllm.engine import VllmEngine
     from penstock.actors.generator.vllm.options import VllmOptions
     from penstock.actors.policy.tokenizer import train_tokenizer
