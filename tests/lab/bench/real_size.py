@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
