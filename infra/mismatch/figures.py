@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.actors.policy.exact import ExactForward, Wanted
+from penstock.actors.policy.exact import ExactForward, LogprobRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.batching.cuts import micro_batches
@@ -82,7 +82,7 @@ def first_difference(policy: Policy, rollouts: Rollouts) -> dict[str, Any] | Non
     sequence = max(rollouts.sequences, key=lambda each: each.num_inputs)
     tree = pack_tree([sequence.token_ids[:-1]], [sequence.routed_experts])
     rows, targets = np.arange(sequence.num_inputs), sequence.token_ids[1:]
-    exact = ExactForward(policy).run(tree, Wanted.plain(rows, targets))
+    exact = ExactForward(policy).run(tree, LogprobRequest.plain(rows, targets))
     states: list[torch.Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda _layer, _args, output: states.append(output[0]))

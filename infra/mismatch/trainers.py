@@ -8,10 +8,10 @@ import torch
 from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
-from penstock.actors.trainer.forward import Forwarded, SequenceForward
+from penstock.actors.trainer.forward import ForwardOutput, SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence
 
-TrainerForward = Callable[[Sequence[TrainingSequence]], Forwarded]
+TrainerForward = Callable[[Sequence[TrainingSequence]], ForwardOutput]
 
 
 def trainer(policy: Policy, mode: str) -> TrainerForward:

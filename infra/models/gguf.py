@@ -208,12 +208,12 @@ def _tokenizer(header: _Header) -> tuple[dict[str, Any], dict[str, Any], str]:
              "post_processor": None, **kinds[kind](header, vocabulary)}  # fmt: skip
     template = str(header.get("tokenizer.chat_template", ""))
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    special = {
+    special: dict[str, Any] = {
         f"{short}_token": tokens[header.get(f"tokenizer.ggml.{long}_token_id")]
         for long, short in names.items()
         if header.has(f"tokenizer.ggml.{long}_token_id")
     }
-    config = {
+    config: dict[str, Any] = {
         **special,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": header.own("context_length"),
