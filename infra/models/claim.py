@@ -145,7 +145,7 @@ def _tokenizer_text(folder: Path) -> str:
 
 def _content(token: Any) -> str | None:
     """Return the text of a special token, which may be a table."""
-    text = _table(token).get("content") if isinstance(token, dict) else token
+    text = _table(token).get("content", token)
     return text if isinstance(text, str) else None
 
 
