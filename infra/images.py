@@ -182,7 +182,7 @@ def _build_dockerfile(arguments: argparse.Namespace) -> tuple[object, list[str]]
     folder = Path(arguments.name)
     options = BuildOptions(
         dockerfile=arguments.dockerfile,
-        arguments=dict(one.partition("=")[::2] for one in arguments.build_arg),
+        arguments={k: v for k, _, v in (one.partition("=") for one in arguments.build_arg)},
         stage=arguments.stage,
         egress=arguments.allow_host,
         step_s=arguments.step_s,

@@ -213,6 +213,16 @@ static void close_to_root(void) {
     }
 }
 
+/* A container's working directory is often root's while its programs are another user's: other harnesses lay a
+ * task's files there as root. Here files are the user's, so the folder is, too; what the image has below it
+ * keeps its owner. A working directory on a file system of the kernel stays as it is. */
+static void own_workdir(uid_t uid, gid_t gid) {
+    struct stat work, root;
+    if (stat("/work", &work) < 0 || stat("/", &root) < 0) return;
+    if (work.st_uid != 0 || work.st_dev != root.st_dev || work.st_ino == root.st_ino) return;
+    must(chown("/work", uid, gid) == 0, "own /work");
+}
+
 static void raise_loopback(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -331,7 +341,10 @@ int main(int argc, char **argv) {
         const char *user = getenv(USER_VARIABLE);
         unsigned uid = AGENT_UID, gid = AGENT_UID;
         must(user == NULL || sscanf(user, "%u:%u", &uid, &gid) == 2, "read the user");
-        if (has_own_root()) close_to_root();
+        if (has_own_root()) {
+            close_to_root();
+            own_workdir(uid, gid);
+        }
         if (getenv(BUILDER_VARIABLE) == NULL) exec_drop_root(uid, gid, has_own_root());
     }
     int signals = block_signals();

@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 def mount(source, target, kind, flags=0, data=""):
-    """Call mount(2)."""
+    """Mount a file system."""
     done = LIBC.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode())
     if done != 0:
         raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")

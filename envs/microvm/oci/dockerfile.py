@@ -14,7 +14,26 @@ from penstock.envs.microvm.oci.tree import ImageError
 TEXT_BYTES_MAX, LINES_MAX, INSTRUCTIONS_MAX = 1 << 20, 10_000, 1_000
 EXPANDED_MAX = 256 << 10
 NAMES = frozenset(
-    ["ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"]
+    [
+        "ADD",
+        "ARG",
+        "CMD",
+        "COPY",
+        "ENTRYPOINT",
+        "ENV",
+        "EXPOSE",
+        "FROM",
+        "HEALTHCHECK",
+        "LABEL",
+        "MAINTAINER",
+        "ONBUILD",
+        "RUN",
+        "SHELL",
+        "STOPSIGNAL",
+        "USER",
+        "VOLUME",
+        "WORKDIR",
+    ]
 )
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*?)\s*")
 _HEREDOC = re.compile(r"""<<(?P<dash>-?)(?P<quote>["']?)(?P<word>[A-Za-z_]\w*)(?P=quote)""")

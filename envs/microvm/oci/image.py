@@ -41,7 +41,6 @@ LAYERS_MAX = 5
 have slots for six. What lies above the fourth becomes one."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._:/@-]{0,199}")
 ENV_MAX, ENV_BYTES_MAX = 500, 64 << 10
-ACCOUNTS_BYTES_MAX = 1 << 20
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHAIN_SUFFIX = ".chain"
 RECIPE = "1"

@@ -57,14 +57,17 @@ async def prepare_image(
     """
     options = options or BuildOptions()
     path = Path(source)
-    is_folder = path.is_dir() and (path / options.dockerfile).is_file()
-    if is_folder:
+    if _has_file(path / options.dockerfile):
         entry = await build_dockerfile(path, name or default_name(path), options, say)
     elif not name and (known := known_image(str(source), options.cache)):
         return known
     else:
         entry = await pull_image(str(source), name=name, options=options, say=say)
     return _prepared(entry, options.cache)
+
+
+def _has_file(path: Path) -> bool:
+    return path.exists()
 
 
 def known_image(name: str, cache: Path | None = None) -> PreparedImage | None:
@@ -93,7 +96,7 @@ async def pull_image(
 ) -> ImageLayer:
     """Fetch an image from a registry, an archive or a folder; see `prepare_image`."""
     path = Path(reference)
-    is_file = path.exists()
+    is_file = _has_file(path)
     store = ImageStore(say, options.cache)
     async with asyncio.timeout(PULL_S_MAX) as deadline:
         try:

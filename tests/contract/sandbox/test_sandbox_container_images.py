@@ -17,6 +17,7 @@ from penstock.messages.task import MachineNeeds
 
 START_S = 60.0
 NEEDS = MachineNeeds(memory_mib=256)
+MOUNT = 'import ctypes; exit(ctypes.CDLL(None).mount(b"x", b"/tmp", b"tmpfs", 0, 0))'
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ async def test_root_reaches_nothing_beyond_its_files(cache):
             "cat /proc/1/environ",
             "readlink /proc/1/fd/3",
             "unshare -m true",
-            'python3 -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"x", b"/tmp", b"tmpfs", 0, 0))\'',
+            f"python3 -c '{MOUNT}'",
             "chroot /proc/1/root true",
             "date -s 2001-01-01",
         ):

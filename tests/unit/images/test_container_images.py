@@ -1,4 +1,4 @@
-"""Container images from files: each kind gives the same layers, and a hostile one leaves nothing."""
+"""Container images from files: all kinds give the same layers; a hostile one leaves nothing."""
 
 import gzip
 import io
