@@ -35,7 +35,7 @@ CONFIG = {"Env": ["A=b=c"], "WorkingDir": "/srv", "User": "app", "Cmd": ["run"]}
 async def pull(source, tmp_path, name="x", said=None):
     options = BuildOptions(cache=tmp_path / "vm")
     say = (said if said is not None else []).append
-    return await pull_image(str(source), name=name, options=options, say=say)
+    return await pull_image(source, name=name, options=options, say=say)
 
 
 def kinds(image, folder):
