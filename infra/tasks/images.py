@@ -85,8 +85,8 @@ def _visible(image: TaskImage) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-image-") as scratch:
         folder = Path(scratch, "files")
-        names = {str(image.folder): set(image.hidden)}
+        hidden, top = image.hidden, image.folder
         shutil.copytree(
-            image.folder, folder, symlinks=True, ignore=lambda at, _: names.get(at, set())
+            top, folder, symlinks=True, ignore=lambda at, _: hidden if Path(at) == top else ()
         )
         yield folder

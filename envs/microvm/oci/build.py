@@ -335,6 +335,7 @@ class _Build:
         variables = self._stage.variables
         step = {
             "argv": [],
+            "workdir": self._stage.workdir,
             "sources": sources,
             "is_from": other is not None,
             "target": f"{place}/" if is_folder and place != "/" else place,

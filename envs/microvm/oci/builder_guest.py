@@ -271,6 +271,7 @@ def copy(step):
     """Copy files into the image."""
     ids = owner(step["chown"])[:2] if step["chown"] else None
     found = sources(step)
+    make_folder(inside(ROOT, step["workdir"]))
     wanted = step["target"]
     target = inside(ROOT, wanted)
     is_into = wanted.endswith(("/", "/.")) or os.path.isdir(target)

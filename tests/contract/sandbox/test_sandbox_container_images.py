@@ -266,16 +266,16 @@ TASK = {
     "instruction.md": "Write the tool's name into /app/answer.\n",
     "environment/Dockerfile": (
         "FROM debian\n"
-        "RUN echo 'app:x:1234:99::/home/app:/bin/sh' >> /etc/passwd && echo saw > /opt/tool\n"
+        "RUN echo 'app:x:1234:99::/home/app:/bin/sh' >> /etc/passwd && echo saw > /tool\n"
         "WORKDIR /app\nCOPY note.txt .\nUSER app\n"
     ),
     "environment/note.txt": "a note\n",
     "tests/test.sh": (
         "#!/bin/bash\nmkdir -p /logs/verifier\n"
-        "cmp /app/answer /opt/tool && grep -q note /app/note.txt && reward=1\n"
+        "cmp /app/answer /tool && grep -q note /app/note.txt && reward=1\n"
         "echo ${reward:-0} > /logs/verifier/reward.txt\n"
     ),
-    "solution/solve.sh": "#!/bin/bash\n[ $(id -u) = 1234 ] && cat /opt/tool > /app/answer\n",
+    "solution/solve.sh": "#!/bin/bash\n[ $(id -u) = 1234 ] && cat /tool > /app/answer\n",
 }
 
 
