@@ -72,13 +72,13 @@ async def _make(image: TaskImage, options: BuildOptions) -> str:
     """Return the digest of an image that is built or pulled now."""
     if image.reference:
         return (await prepare_image(image.reference, options=options, say=progress())).digest
-    with _visible(image) as folder:
+    with visible(image) as folder:
         done = await prepare_image(folder, name=image.name, options=options, say=progress())
         return done.digest
 
 
 @contextlib.contextmanager
-def _visible(image: TaskImage) -> Generator[Path]:
+def visible(image: TaskImage) -> Generator[Path]:
     """Give the folder of a Dockerfile without the files that no agent may see."""
     if not image.hidden:
         yield image.folder
