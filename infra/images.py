@@ -146,7 +146,7 @@ def images_beside() -> Generator[None]:
 
 
 def _base(arguments: argparse.Namespace) -> tuple[object, list[str]]:
-    folder, say = vm_cache_dir(), _progress()
+    folder, say = vm_cache_dir(), progress()
     assets = build_assets(folder, say, at_once=arguments.at_once)
     if arguments.qemu:
         build_qemu_assets(folder, say)
@@ -156,7 +156,7 @@ def _base(arguments: argparse.Namespace) -> tuple[object, list[str]]:
     return {"kernel": kernel, "base": image}, lines
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Return what prints a line of progress, with the time since now."""
     began_s = time.monotonic()
 
@@ -168,9 +168,9 @@ def _progress() -> Callable[[str], None]:
 
 def _pull(arguments: argparse.Namespace) -> tuple[object, list[str]]:
     options = BuildOptions(credentials=arguments.credentials)
-    image = asyncio.run(
-        pull_image(arguments.source, name=arguments.name, options=options, say=_progress())
-    )
+    path = Path(arguments.source)
+    source = path if path.exists() else arguments.source
+    image = asyncio.run(pull_image(source, name=arguments.name, options=options, say=progress()))
     return image, [_described(image)]
 
 
@@ -182,7 +182,7 @@ def _build_dockerfile(arguments: argparse.Namespace) -> tuple[object, list[str]]
     folder = Path(arguments.name)
     options = BuildOptions(
         dockerfile=arguments.dockerfile,
-        arguments=dict(one.partition("=")[::2] for one in arguments.build_arg),
+        arguments={k: v for k, _, v in (one.partition("=") for one in arguments.build_arg)},
         stage=arguments.stage,
         egress=arguments.allow_host,
         step_s=arguments.step_s,
@@ -191,7 +191,7 @@ def _build_dockerfile(arguments: argparse.Namespace) -> tuple[object, list[str]]
         credentials=arguments.credentials,
     )
     name = arguments.output or default_name(folder)
-    image = asyncio.run(build_dockerfile(folder, name, options, _progress()))
+    image = asyncio.run(build_dockerfile(folder, name, options, progress()))
     return image, [_described(image)]
 
 
@@ -206,7 +206,7 @@ def _build(arguments: argparse.Namespace) -> tuple[object, list[str]]:
         folder=arguments.folder,
         target=arguments.target,
     )
-    layer = build_layer(arguments.name, sources, vm_cache_dir(), _progress())
+    layer = build_layer(arguments.name, sources, vm_cache_dir(), progress())
     return layer, [_described(layer)]
 
 
@@ -223,7 +223,7 @@ def _ls(arguments: argparse.Namespace) -> tuple[object, list[str]]:
 
 def _gc(arguments: argparse.Namespace) -> tuple[object, list[str]]:
     folder = layer_folder()
-    with build_lock(folder, _progress()):
+    with build_lock(folder, progress()):
         removed = remove_unnamed()
     words = f"{len(removed)} files removed from {folder}"
     return {"removed": [path.name for path in removed]}, [words]

@@ -1,4 +1,4 @@
-"""What a Dockerfile brings into the working directory: it is read, and never built. Pure."""
+"""What a Dockerfile brings into the working directory, read without building it. Pure."""
 
 import os
 import posixpath
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.envs.sandbox import WORK_DIR, WORK_NAMES
+from penstock.envs.sandbox import WORK_NAMES
 from penstock.envs.tasks.harbor.folder import BYTES_MAX, FILES_MAX, SETTINGS_BYTES_MAX, Tree
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import FileKind
@@ -18,10 +18,6 @@ _SHOWN_CHARACTERS = 120
 _BASES = {"scratch", "debian", "ubuntu", "python", "buildpack-deps"}
 _WITHOUT_EFFECT = {"ARG", "LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
 """In an episode: Harbor replaces the command, too."""
-_NEEDS_LAYER = (
-    "no Dockerfile is built here: make a layer that has it (`penstock images build`), "
-    "and name it as environment.docker_image"
-)
 
 
 class DockerfileError(PenstockError, ValueError):
@@ -110,9 +106,7 @@ def check_instructions(dockerfile: str, context: Tree) -> None:
                 raise
             images.append(error)
     if work not in {"/", *WORK_NAMES}:
-        text = (
-            f"expected one of {', '.join(WORK_NAMES)}, or a layer in which it leads to {WORK_DIR}"
-        )
+        text = f"expected one of {', '.join(WORK_NAMES)}"
         images.append(DockerfileError(f"WORKDIR: {text}, got {work!r}", needs_image=True))
     if images:
         raise images[0]
@@ -126,7 +120,7 @@ def _check_instruction(words: Sequence[str], context: Tree, work: str, num_stage
     elif name in {"COPY", "ADD"}:
         _check_copy(words[1:], context, work, shown)
     elif name not in {"WORKDIR", *_WITHOUT_EFFECT}:
-        raise DockerfileError(f"{name}: {shown!r}: {_NEEDS_LAYER}", needs_image=True)
+        raise DockerfileError(f"{name}: {shown!r}: expected an image that has it", needs_image=True)
 
 
 def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
@@ -136,22 +130,22 @@ def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
     if num_stages > 1 or is_plain not in _BASES:
         choices = ", ".join(sorted(_BASES))
         text = f"expected one stage, from one of {choices}"
-        raise DockerfileError(f"FROM: {shown!r}: {text}; {_NEEDS_LAYER}", needs_image=True)
+        raise DockerfileError(f"FROM: {shown!r}: {text}", needs_image=True)
 
 
 def _check_copy(arguments: Sequence[str], context: Tree, work: str, shown: str) -> None:
     plain = [word for word in arguments if not word.startswith("--")]
     options = [word for word in arguments if word.startswith("--")]
     if any(not option.startswith("--chown=") for option in options):
-        text = f"expected no option but --chown; {_NEEDS_LAYER}"
+        text = "expected no option but --chown"
         raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     if len(plain) < _COPY_WORDS or any("$" in word or word.startswith("[") for word in plain):
-        text = f"expected sources and a target, as plain words; {_NEEDS_LAYER}"
+        text = "expected sources and a target, as plain words"
         raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     *sources, target = plain
     place = posixpath.normpath(posixpath.join(work, target))
     if not any(f"{place}/".startswith(f"{root}/") for root in WORK_NAMES):
-        text = f"expected a target in {' or '.join(WORK_NAMES)}, got {place!r}; {_NEEDS_LAYER}"
+        text = f"expected a target in {' or '.join(WORK_NAMES)}, got {place!r}"
         raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
     for source in sources:
         if not _copied(context, source, f"{place}/"):
@@ -187,7 +181,7 @@ def _instructions(dockerfile: str, *, strictly: bool = False) -> list[list[str]]
             words = shlex.split(line, comments=True)
         except ValueError as error:
             if strictly:
-                text = f"{line[:_SHOWN_CHARACTERS]!r}: {error}; {_NEEDS_LAYER}"
+                text = f"{line[:_SHOWN_CHARACTERS]!r}: {error}"
                 raise DockerfileError(text, needs_image=True) from error
             continue
         if words:

@@ -1,4 +1,4 @@
-"""`penstock tasks make|check|import|get|stats`: coding tasks, made here or by others."""
+"""`penstock tasks make|check|import|images|get|stats`: coding tasks, made here or by others."""
 
 import argparse
 import asyncio
@@ -37,6 +37,7 @@ from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKin
 from penstock.infra.output import print_result
 from penstock.infra.run.task_sources import drawn_tasks
 from penstock.infra.tasks.get import get_tasks
+from penstock.infra.tasks.images import make_task_images
 from penstock.infra.tasks.survey import import_tasks
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_check(arguments))
     if arguments.action == "import":
         return import_tasks(arguments, _options(arguments))
+    if arguments.action == "images":
+        return make_task_images(arguments, _options(arguments))
     if arguments.action == "get":
         return get_tasks(arguments)
     return _stats(arguments)

@@ -83,6 +83,28 @@ def _add_collections(actions: Any) -> None:
     survey.add_argument(
         "-o", "--output", type=Path, help="folder for the readable tasks and import.json"
     )
+    images = actions.add_parser(
+        "images", help="build Dockerfiles and pull images that tasks need and that are not here"
+    )
+    images.add_argument("folder", type=Path, help="one task, or a collection as for import")
+    images.add_argument(
+        "--memory-mib",
+        type=_count,
+        default=3_072,
+        help="memory of a building machine, its files included (default: %(default)s)",
+    )
+    images.add_argument(
+        "--step-s",
+        type=_seconds,
+        default=600.0,
+        help="seconds that a RUN may take (default: %(default)s)",
+    )
+    images.add_argument(
+        "--credentials",
+        type=Path,
+        metavar="FILE",
+        help="registry credentials (default: ~/.docker/config.json)",
+    )
     get = actions.add_parser("get", help="get a data set of a Harbor registry as task folders")
     get.add_argument("dataset", metavar="NAME@VERSION", help="name and version of the data set")
     get.add_argument(
@@ -98,7 +120,7 @@ def _add_collections(actions: Any) -> None:
         default=_free_mib(),
         help="memory of all machines together (default: what is free, %(default)s)",
     )
-    for action in (check, stats, survey):
+    for action in (check, stats, survey, images):
         action.add_argument(
             "--offline", action="store_true", help="refuse tasks that ask for a network"
         )
@@ -114,7 +136,7 @@ def _add_collections(actions: Any) -> None:
             action="store_true",
             help="accept addresses in egress rules, private ones included (name:port@address)",
         )
-    for action in (check, stats, survey, get):
+    for action in (check, stats, survey, images, get):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 

@@ -69,7 +69,7 @@ def survey(
             except (MalformedTaskError, UnwritableTaskError) as error:
                 whole = error.reasons if isinstance(error, MalformedTaskError) else (str(error),)
                 reasons, adapted = [one[:_REASON_CHARACTERS_MAX] for one in whole], []
-                is_image = isinstance(error, MalformedTaskError) and error.needs_image
+                is_image = isinstance(error, MalformedTaskError) and error.image is not None
                 status = _NEEDS_IMAGE if is_image else _REFUSED
             kinds.update({_kind(one) for one in reasons})
             rows.append(

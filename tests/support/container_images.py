@@ -73,8 +73,8 @@ class Image:
     @property
     def index(self):
         """Return an index that also has an image for other machines."""
-        other = dict(self.manifest, platform={"architecture": "arm64", "os": "linux"})
-        other["digest"] = "sha256:" + "0" * 64
+        other = self.manifest | {"digest": "sha256:" + "0" * 64}
+        other |= {"platform": {"architecture": "arm64", "os": "linux"}}
         return json.dumps({"schemaVersion": 2, "manifests": [other, self.manifest]}).encode()
 
     def layout(self, folder: Path):

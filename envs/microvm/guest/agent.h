@@ -52,6 +52,7 @@ bool launch(const struct request *rq, struct launched *out); /* false: an error 
 void exec_drop_root(uid_t uid, gid_t gid, bool is_image);
 bool exec_has_users(void);
 uid_t exec_user(void);
+gid_t exec_group(void);
 void agent_as_root(void);  /* only in a machine with its own kernel, for the machine's own files */
 void agent_as_user(void);
 void agent_as_verifier(void);

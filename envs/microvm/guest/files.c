@@ -68,16 +68,17 @@ void file_read(const struct request *rq) {
 /* Owner and permissions of written files: everybody may read the user's, only the verifier its own. */
 struct owner {
     uid_t uid;
+    gid_t gid;
     mode_t dirs, files;
 };
 
-static const struct owner verifier = {VERIFIER_UID, 0700, 0700};
+static const struct owner verifier = {VERIFIER_UID, VERIFIER_UID, 0700, 0700};
 
 static bool make_parents(char *path, const struct owner *who) {
     for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = 0;
         bool made = mkdir(path, who->dirs) == 0;
-        bool ok = made ? chown(path, who->uid, who->uid) == 0 : errno == EEXIST;
+        bool ok = made ? chown(path, who->uid, who->gid) == 0 : errno == EEXIST;
         *slash = '/';
         if (!ok) return false;
     }
@@ -103,7 +104,7 @@ static bool write_piece(char *path, uint64_t asked, bool append, struct view dat
         ok = n > 0;
         if (ok) at += (uint32_t)n;
     }
-    ok = ok && (append || fchown(fd, who->uid, who->uid) == 0);
+    ok = ok && (append || fchown(fd, who->uid, who->gid) == 0);
     ok = ok && ((append && !keeps) || fchmod(fd, mode) == 0);
     int saved = errno;
     close(fd);
@@ -115,7 +116,7 @@ void file_write(const struct request *rq) {
     char path[PATH_BYTES_MAX] = "";
     struct mp_reader r = mp_reader_over(rq->files);
     uint32_t n = rq->files.data == NULL ? 0 : mp_read_array(&r);
-    const struct owner agent = {exec_user(), 0755, 07777};
+    const struct owner agent = {exec_user(), exec_group(), 0755, 07777};
     const struct owner *who = view_is(rq->op, "write_verifier") ? &verifier : &agent;
     if (who == &verifier && !exec_has_users())
         return reply_error(rq->id, rq->op_key, "bad_request", "there is one user");

@@ -62,6 +62,8 @@ bool exec_has_users(void) { return drop_root; }
 
 uid_t exec_user(void) { return user_uid; }
 
+gid_t exec_group(void) { return user_gid; }
+
 /* Files are accessed as the user: otherwise a program could plant a link and have root write through it. */
 void agent_as_user(void) {
     setfsgid(user_gid);

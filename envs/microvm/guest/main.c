@@ -213,6 +213,20 @@ static void close_to_root(void) {
     }
 }
 
+/* A container's working directory is often root's while its programs are another user's: other harnesses lay a
+ * task's files there as root. Here files are the user's, so the folder is, too, as is that of an episode's own
+ * files; what the image has below keeps its owner. A file system of the kernel stays as it is. */
+static void own_folders(uid_t uid, gid_t gid) {
+    static const char *folders[] = {"/work", "/home/agent"};
+    struct stat root, one;
+    must(stat("/", &root) == 0, "look at /");
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        if (stat(folders[i], &one) < 0 || one.st_uid != 0) continue;
+        if (one.st_dev != root.st_dev || one.st_ino == root.st_ino) continue;
+        must(chown(folders[i], uid, gid) == 0, folders[i]);
+    }
+}
+
 static void raise_loopback(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -331,7 +345,10 @@ int main(int argc, char **argv) {
         const char *user = getenv(USER_VARIABLE);
         unsigned uid = AGENT_UID, gid = AGENT_UID;
         must(user == NULL || sscanf(user, "%u:%u", &uid, &gid) == 2, "read the user");
-        if (has_own_root()) close_to_root();
+        if (has_own_root()) {
+            close_to_root();
+            own_folders(uid, gid);
+        }
         if (getenv(BUILDER_VARIABLE) == NULL) exec_drop_root(uid, gid, has_own_root());
     }
     int signals = block_signals();

@@ -10,7 +10,7 @@ same bounds.
 
 import asyncio
 import logging
-import os
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ MEMORY_MIB = 3_072
 FILES_PERCENT = 75
 """Of a building machine's memory, for what one step writes."""
 GUEST = Path(__file__).with_name("builder_guest.py")
+STEP_PROGRAM, STEP_FILE = "/tmp/step.py", "/tmp/step.json"  # noqa: S108 - of a machine
 _REFUSED, _SHOWN = 3, 1_500
 _PLATFORMS = {"", "linux/amd64", "linux/x86_64"}
 _PREDEFINED = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -231,7 +232,7 @@ class _Build:
                 self._argument(one)
             case "WORKDIR":
                 path = "".join(text_of.words(one, self._expanded(one)))
-                stage.workdir = os.path.normpath(os.path.join("/", stage.workdir, path))
+                stage.workdir = posixpath.normpath(posixpath.join("/", stage.workdir, path))
             case "USER":
                 stage.user = "".join(text_of.words(one, self._expanded(one)))
             case "SHELL":
@@ -273,7 +274,7 @@ class _Build:
             if name == "network" and value not in {"default", "none"}:
                 raise one.refused(f"--network={value} is not built here")
             if name == "mount":
-                given = dict(part.partition("=")[::2] for part in value.split(","))
+                given = {k: v for k, _, v in (part.partition("=") for part in value.split(","))}
                 target = given.get("target") or given.get("dst") or given.get("destination") or ""
                 # A cache only saves time: an empty one does, and leaves nothing in the layer.
                 if given.get("type", "bind") not in {"cache", "tmpfs"} or not target:
@@ -330,10 +331,11 @@ class _Build:
         if mode and (set(mode) - set("01234567") or len(mode) > 4):
             raise one.refused(f"--chmod: expected octal digits, got {mode!r}")
         is_folder = target.endswith(("/", "/."))
-        place = os.path.normpath(os.path.join("/", self._stage.workdir, target))
+        place = posixpath.normpath(posixpath.join("/", self._stage.workdir, target))
         variables = self._stage.variables
         step = {
             "argv": [],
+            "workdir": self._stage.workdir,
             "sources": sources,
             "is_from": other is not None,
             "target": f"{place}/" if is_folder and place != "/" else place,
@@ -380,17 +382,15 @@ class _Build:
             from_disks = self._store.paths(other.layers) if other else []
             machine = _Machine(self._options, disks, from_disks, context, self._scratch / "out")
             out = await machine.run(one, step, egress)
-            digest = await asyncio.to_thread(
-                self._store.layer,
-                stage.key,
-                lambda target: ConvertRequest(
-                    blobs=[str(out)],
-                    lowers=[str(d) for d in disks],
-                    is_overlay=True,
-                    target=str(target),
-                ),  # fmt: skip
-                self._scratch,
-            )
+
+            def request(target: Path) -> ConvertRequest:
+                lowers = [str(disk) for disk in disks]
+                return ConvertRequest(
+                    blobs=[str(out)], lowers=lowers, is_overlay=True, target=str(target)
+                )
+
+            layer = self._store.layer
+            digest = await asyncio.to_thread(layer, stage.key, request, self._scratch)
             out.unlink()
         # Merged as they come: each machine, and the next one, mounts few.
         stage.layers = self._store.merged([digest, *stage.layers], self._scratch)
@@ -442,12 +442,12 @@ class _Machine:
             if egress and not self.options.offline:
                 await machine.allow_egress(egress)
             files = {
-                "/tmp/step.py": GUEST.read_bytes(),
-                "/tmp/step.json": msgspec.json.encode(spec),
+                STEP_PROGRAM: GUEST.read_bytes(),
+                STEP_FILE: msgspec.json.encode(spec),
             }
             await machine.write_files(files)
             done = await machine.exec(
-                ["python3", "/tmp/step.py"], timeout_s=self.options.step_s, cwd="/",
+                ["python3", STEP_PROGRAM], timeout_s=self.options.step_s, cwd="/",
                 output_bytes_max=1 << 20,
             )  # fmt: skip
             attempts = await machine.egress_attempts()

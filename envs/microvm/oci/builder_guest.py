@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 def mount(source, target, kind, flags=0, data=""):
-    """Call mount(2)."""
+    """Mount a file system."""
     done = LIBC.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode())
     if done != 0:
         raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
@@ -271,6 +271,7 @@ def copy(step):
     """Copy files into the image."""
     ids = owner(step["chown"])[:2] if step["chown"] else None
     found = sources(step)
+    make_folder(inside(ROOT, step["workdir"]))
     wanted = step["target"]
     target = inside(ROOT, wanted)
     is_into = wanted.endswith(("/", "/.")) or os.path.isdir(target)

@@ -29,9 +29,9 @@ class BuildContext:
         names = (f"{dockerfile}.dockerignore", ".dockerignore")
         found = next((folder / name for name in names if (folder / name).is_file()), None)
         text = found.read_bytes()[: IGNORE_BYTES_MAX + 1] if found else b""
+        if len(text) > IGNORE_BYTES_MAX:
+            raise ImageError(f"{found}: expected {IGNORE_BYTES_MAX} bytes at most")
         try:
-            if len(text) > IGNORE_BYTES_MAX:
-                raise IgnoreError(f"expected {IGNORE_BYTES_MAX} bytes at most")
             is_ignored = ignored(text.decode("utf-8", "surrogateescape"))
         except IgnoreError as error:
             raise ImageError(f"{found}: {error}") from error

@@ -39,9 +39,8 @@ from penstock.messages.reading.parsing import parse_json
 LAYERS_MAX = 5
 """Layers of an image that machines mount apart, besides the one of its settings: QEMU's machines
 have slots for six. What lies above the fourth becomes one."""
-NAME = re.compile(r"[a-z0-9][a-z0-9._:/@-]{0,199}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,199}")
 ENV_MAX, ENV_BYTES_MAX = 500, 64 << 10
-ACCOUNTS_BYTES_MAX = 1 << 20
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHAIN_SUFFIX = ".chain"
 RECIPE = "1"

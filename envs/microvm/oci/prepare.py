@@ -42,8 +42,8 @@ async def prepare_image(
     """Return an image that machines boot, which is pulled or built unless it is there already.
 
     Args:
-        source: Reference such as `python:3.12`, path of an archive or an image folder, or of a
-            folder with a `Dockerfile`.
+        source: Reference such as `python:3.12`, as a text; or the path of an archive, an image
+            folder, or a folder with a `Dockerfile`.
         name: Its name in the store; by default the reference, or the name of the file or folder.
         options: How to build, and whether the network may be used.
         say: Function that shows one line of progress.
@@ -56,15 +56,17 @@ async def prepare_image(
 
     """
     options = options or BuildOptions()
-    path = Path(source)
-    is_folder = path.is_dir() and (path / options.dockerfile).is_file()
-    if is_folder:
-        entry = await build_dockerfile(path, name or default_name(path), options, say)
+    if isinstance(source, Path) and _has_file(source / options.dockerfile):
+        entry = await build_dockerfile(source, name or default_name(source), options, say)
     elif not name and (known := known_image(str(source), options.cache)):
         return known
     else:
-        entry = await pull_image(str(source), name=name, options=options, say=say)
+        entry = await pull_image(source, name=name, options=options, say=say)
     return _prepared(entry, options.cache)
+
+
+def _has_file(path: Path) -> bool:
+    return path.exists()
 
 
 def known_image(name: str, cache: Path | None = None) -> PreparedImage | None:
@@ -89,23 +91,22 @@ def default_name(path: Path) -> str:
 
 
 async def pull_image(
-    reference: str, *, name: str = "", options: BuildOptions, say: Say
+    given: str | Path, *, name: str = "", options: BuildOptions, say: Say
 ) -> ImageLayer:
     """Fetch an image from a registry, an archive or a folder; see `prepare_image`."""
-    path = Path(reference)
-    is_file = path.exists()
+    reference = str(given)
     store = ImageStore(say, options.cache)
     async with asyncio.timeout(PULL_S_MAX) as deadline:
         try:
             with store.locked() as scratch:
                 source: Source
-                if is_file:
-                    source = await asyncio.to_thread(open_files, path, scratch)
+                if isinstance(given, Path):
+                    source = await asyncio.to_thread(open_files, given, scratch)
                 elif options.offline:
                     raise ImageError(f"image {reference!r}: not in the store, and offline")
                 else:
                     source = RegistrySource(reference, scratch, options.credentials, say)
-                name = name or (default_name(path) if is_file else reference)
+                name = name or (default_name(given) if isinstance(given, Path) else reference)
                 layers, config = await fetch_layers(source, store, scratch)
                 return store.publish(name, layers, config, scratch, reference)
         except TimeoutError:

@@ -30,7 +30,7 @@ async def fetch_layers(
     return found, config.config or ContainerConfig()
 
 
-def _converted(  # noqa: PLR0913 - what to convert, and where
+def _converted(  # noqa: PLR0913, PLR0917 - what to convert, and where
     store: ImageStore, key: str, blob: Path, diff_id: str, below: Sequence[str], scratch: Path
 ) -> str:
     def request(target: Path) -> ConvertRequest:

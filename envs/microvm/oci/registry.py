@@ -200,8 +200,7 @@ class RegistrySource:
         for last in (False,) * (TRIES_MAX - 1) + (True,):
             try:
                 async with asyncio.timeout(deadline_s), self._session() as session:
-                    await self._fetch(session, url, target, bytes_max, digest)
-                return
+                    return await self._fetch(session, url, target, bytes_max, digest)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 words = f"{self._at.host}: {what[:100]}: {type(error).__name__} {error}".strip()
                 log.warning("registry %s", words)

@@ -6,10 +6,11 @@ of this host.
 
 import hashlib
 import os
+import posixpath
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -188,9 +189,9 @@ class FileSource:
         if "index.json" in self._files:
             found = self._manifest(self._json("index.json", Manifest))
         elif "manifest.json" in self._files:
-            raw = self._json("manifest.json", list[Any] | dict[str, Any])
-            if isinstance(raw, list):
-                return self._docker(msgspec.json.encode(raw))
+            raw = bytes(self._json("manifest.json", msgspec.Raw))
+            if raw.lstrip().startswith(b"["):
+                return self._docker(raw)
             found = self._json("manifest.json", Manifest)
         else:
             raise ImageError(f"{self._name}: expected index.json or manifest.json: "
@@ -282,10 +283,10 @@ def _unpacked(path: Path, scratch: Path) -> dict[str, Path]:
             if number > ARCHIVE_FILES_MAX or left < 0:
                 raise ImageError(f"{path}: more than {ARCHIVE_FILES_MAX} files or "
                                  f"{ARCHIVE_BYTES_MAX} bytes")  # fmt: skip
-            name = os.path.normpath(member.name)
+            name = posixpath.normpath(member.name)
             if member.issym() or member.islnk():
-                at = os.path.dirname(name) if member.issym() else ""
-                links[name] = os.path.normpath(os.path.join(at, member.linkname))
+                at = posixpath.dirname(name) if member.issym() else ""
+                links[name] = posixpath.normpath(posixpath.join(at, member.linkname))
             content = archive.extractfile(member) if member.isreg() else None
             if content is not None:
                 files[name] = scratch / f"member-{number}"

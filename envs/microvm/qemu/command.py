@@ -74,8 +74,8 @@ class QemuCommand:
 
     Args:
         launcher: Path of the launcher; see `Confinement`.
-        files: Paths by kind: `kernel`, `initramfs` and `image`; `layer0` and on if there are layers;
-            `program` and `firmware` if the recipe built QEMU, which then sees no other files of the host.
+        files: Paths by kind: `kernel`, `initramfs` and `image`; `layer0` and on; `program`
+            and `firmware` if the recipe built QEMU, which then sees no other files of the host.
         needs: Size of the machines, with defaults filled in.
         accelerator: QEMU's `-accel` option.
         devices: Device files of the host that the confined process may open.
@@ -86,7 +86,7 @@ class QemuCommand:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a machine is
         self,
         launcher: Path,
         files: Mapping[str, Path],

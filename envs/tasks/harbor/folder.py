@@ -23,19 +23,31 @@ DEPTH_MAX = 32
 SETTINGS_BYTES_MAX = 256 << 10
 
 
+class TaskImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a task needs: one to pull, or one to build."""
+
+    reference: str = ""
+    folder: Path = Path()
+    """Without a reference: the folder of the Dockerfile."""
+    name: str = ""
+    """Of the image that is built there."""
+    hidden: tuple[str, ...] = ()
+    """Files directly in that folder that are not the agent's: no image may have them."""
+
+
 class MalformedTaskError(PenstockError, ValueError):
     """A task is not as its format asks; the text names the file and what was expected.
 
     Args:
         reasons: All that is known to be wrong.
-        needs_image: Whether nothing else is wrong but that an image is not here.
+        image: The image without which nothing else is wrong but that it is not here.
 
     """
 
-    def __init__(self, *reasons: str, needs_image: bool = False) -> None:
+    def __init__(self, *reasons: str, image: TaskImage | None = None) -> None:
         super().__init__("\n".join(reasons))
         self.reasons = reasons
-        self.needs_image = needs_image
+        self.image = image
 
 
 Tree = dict[str, FileState]

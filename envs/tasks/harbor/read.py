@@ -1,9 +1,8 @@
 """Harbor folders, in: strictly, with the file and the field in every error.
 
 A folder that Penstock wrote comes back as it was. A foreign one is graded by its own verifier. Its
-Dockerfile is not built: what `COPY` and `ADD` bring into the working directory is taken; all else
-comes from an image layer, which the task names as its `docker_image`. A Dockerfile that does more
-is refused where there is no layer, by its instruction; so are fields (`fields.py`).
+Dockerfile is read: what `COPY` and `ADD` bring into the working directory is taken, and one that
+does more needs an image (`images.py`). What no machine has is refused by field (`fields.py`).
 
 Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """
@@ -19,12 +18,11 @@ from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.microvm.images.layers import pinned
 from penstock.envs.needs import check_numbers
 from penstock.envs.sandbox import NeedsRefused
-from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
 from penstock.envs.tasks.harbor.fields import parse_fields
 from penstock.envs.tasks.harbor.folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
-    Tree,
+    TaskImage,
     TreeParts,
     read_text,
     read_tree,
@@ -34,12 +32,13 @@ from penstock.envs.tasks.harbor.hidden import converted, is_foreign, read_hidden
 from penstock.envs.tasks.harbor.schema import INTERNET, HarborFieldError, HarborFields
 from penstock.envs.tasks.harbor.steps import check_paths, read_steps
 from penstock.envs.tasks.harbor.write import START_FOLDER, TASK_FILE
+from penstock.envs.tasks.images import DOCKERFILE, named_image, start_of
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.task import HiddenTests, Limits, MachineNeeds, Split, Task, TaskStep
 
-ENVIRONMENT, DOCKERFILE = "environment", "Dockerfile"
+ENVIRONMENT = "environment"
 REFUSED_FILES = (
     "trajectory.json",
     "environment/docker-compose.yaml",
@@ -106,6 +105,7 @@ class _Reasons:
         self._folder = folder
         self.found: list[str] = []
         self._images: list[str] = []
+        self._image: TaskImage | None = None
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
@@ -115,7 +115,8 @@ class _Reasons:
         except HarborFieldError as error:
             self.found.append(f"{self._folder / TASK_FILE}: {error}")
         except MalformedTaskError as error:
-            (self._images if error.needs_image else self.found).extend(error.reasons)
+            (self._images if error.image else self.found).extend(error.reasons)
+            self._image = self._image or error.image
 
     @property
     def all(self) -> list[str]:
@@ -125,7 +126,7 @@ class _Reasons:
     def check(self) -> None:
         """Raise MalformedTaskError if anything is wrong."""
         if self.all:
-            raise MalformedTaskError(*self.all, needs_image=not self.found)
+            raise MalformedTaskError(*self.all, image=None if self.found else self._image)
 
 
 def _read(
@@ -143,11 +144,9 @@ def _read(
     split = converted(folder, own.get("split", "train"), Split, "metadata.penstock.split")
     image, start, steps = "", TreeParts(), [TaskStep(instruction="")]
     with reasons.kept():
-        image = _image(folder, fields, own)
+        image, start = _image_and_start(folder, fields, own)
     with reasons.kept():
         steps = read_steps(folder, fields)
-    with reasons.kept():
-        start = split_tree(_start(folder, has_image=bool(image)))
     hidden = HiddenTests(task_id=task_id, files={}, argv=[])
     with reasons.kept():
         hidden = read_hidden(folder, task_id, fields)
@@ -257,8 +256,9 @@ def _image(folder: Path, fields: HarborFields, own: dict[str, Any]) -> str:
     """Return the image that Penstock's own field names, else the one that Harbor would pull."""
     image = fields.environment.docker_image
     if "image" in own:
-        image = converted(folder, own["image"], str, "metadata.penstock.image")
-    return pinned(image) if image else ""
+        # Written here, perhaps on another machine: where it runs, its host knows its images.
+        return pinned(converted(folder, own["image"], str, "metadata.penstock.image"))
+    return named_image(image, f"{folder / TASK_FILE}: environment.docker_image") if image else ""
 
 
 def _machine(
@@ -289,20 +289,16 @@ def _limits(folder: Path, fields: HarborFields, own: dict[str, Any]) -> Limits:
     )
 
 
-def _start(folder: Path, *, has_image: bool) -> Tree:
-    """Return the files that an agent starts with; without an image, a Dockerfile says no more."""
+def _image_and_start(
+    folder: Path, fields: HarborFields, own: dict[str, Any]
+) -> tuple[str, TreeParts]:
+    """Return the image, and the files that an agent starts with."""
+    image = _image(folder, fields, own)
     if not (folder / ENVIRONMENT).is_dir():
-        return {}
+        return image, TreeParts()
     has_dockerfile = (folder / ENVIRONMENT / DOCKERFILE).exists()
     if (folder / START_FOLDER).is_dir() and not has_dockerfile:
-        return read_tree(folder, START_FOLDER)
+        return image, split_tree(read_tree(folder, START_FOLDER))
     context = read_tree(folder, ENVIRONMENT)
-    context.pop(DOCKERFILE, None)
-    dockerfile = read_text(folder, f"{ENVIRONMENT}/{DOCKERFILE}") if has_dockerfile else ""
-    try:
-        if not has_image:
-            check_instructions(dockerfile, context)
-        return start_files(dockerfile, context)
-    except DockerfileError as error:
-        reason = f"{folder / ENVIRONMENT / DOCKERFILE}: {error}"
-        raise MalformedTaskError(reason, needs_image=error.needs_image) from error
+    image, start = start_of(folder, folder / ENVIRONMENT, context, image=image)
+    return image, split_tree(start)

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.images.layers import DIGEST, pinned
 from penstock.envs.tasks.harbor.folder import MalformedTaskError, Tree, plain_tree
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.read import ReadOptions
+from penstock.envs.tasks.images import named_image
 from penstock.envs.tasks.readers.source import TaskEntry
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
@@ -125,11 +125,7 @@ def read_instance(row: Any, where: str, options: ReadOptions) -> TaskCandidate:
     wanted = [*_names(row, "FAIL_TO_PASS", where), *_names(row, "PASS_TO_PASS", where)]
     if not wanted:
         raise MalformedTaskError(f"{where}: FAIL_TO_PASS: expected at least one test")
-    name = image_name(row)
-    image = pinned(name)
-    if DIGEST.fullmatch(image) is None:
-        reason = f"{where}: image {name!r}: expected it here: `penstock images pull {name}`"
-        raise MalformedTaskError(reason, needs_image=True)
+    image = named_image(image_name(row), where)
     egress = [] if options.is_offline else list(options.internet)
     task = Task(
         task_id=instance,

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
 from penstock.envs.tasks.harbor.folder import (
     SETTINGS_BYTES_MAX,
     MalformedTaskError,
@@ -25,6 +24,7 @@ from penstock.envs.tasks.harbor.folder import (
 )
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.read import ReadOptions
+from penstock.envs.tasks.images import DOCKERFILE, start_of
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.task import Limits, MachineNeeds, Split, Task
 
@@ -66,14 +66,14 @@ def read_terminal_bench(folder: Path, options: ReadOptions) -> TaskCandidate:
     solution: Tree = {}
     if (folder / SOLUTION).is_file():
         solution = plain_tree({"solve.sh": read_text(folder, SOLUTION).encode()}, 0o755)
-    needs_image, start = False, Tree()
     try:
-        start = _start(folder)
-    except DockerfileError as error:
-        needs_image = error.needs_image and not reasons
-        reasons.append(f"{folder / 'Dockerfile'}: {error}")
+        image, start = _start(folder)
+    except MalformedTaskError as error:
+        raise MalformedTaskError(
+            *reasons, *error.reasons, image=None if reasons else error.image
+        ) from error
     if reasons:
-        raise MalformedTaskError(*reasons, needs_image=needs_image)
+        raise MalformedTaskError(*reasons)
     parts = split_tree(start)
     task = Task(
         task_id=folder.name,
@@ -85,6 +85,7 @@ def read_terminal_bench(folder: Path, options: ReadOptions) -> TaskCandidate:
         states=parts.states,
         limits=Limits(wall_s_max=_seconds(folder, settings, "max_agent_timeout_sec", 86_400.0)),
         egress=[] if options.is_offline else list(options.internet),
+        image=image,
         machine=MachineNeeds(isolation_min=options.isolation_min),
     )
     verifier = Verifier(
@@ -139,9 +140,9 @@ def _services(folder: Path, name: str) -> list[str]:
     return [f"{folder / name}: services: {text}"]
 
 
-def _start(folder: Path) -> Tree:
+def _start(folder: Path) -> tuple[str, Tree]:
+    if not (folder / DOCKERFILE).exists():
+        return "", {}
     context = read_tree(folder, ".")
     context = {path: one for path, one in context.items() if path not in _SOLUTIONS}
-    dockerfile = read_text(folder, "Dockerfile") if (folder / "Dockerfile").exists() else ""
-    check_instructions(dockerfile, context)
-    return start_files(dockerfile, context) if dockerfile else {}
+    return start_of(folder, folder, context, hidden=_SOLUTIONS)

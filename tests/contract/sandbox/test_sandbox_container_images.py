@@ -1,5 +1,7 @@
 """Machines of container images, and Dockerfiles built in machines: real kernels, real programs."""
 
+import asyncio
+import json
 import subprocess
 
 import pytest
@@ -13,10 +15,12 @@ from penstock.envs.microvm.oci.image import ImageStore
 from penstock.envs.microvm.oci.prepare import prepare_image, pull_image
 from penstock.envs.microvm.oci.tree import ImageError
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.infra.cli import main
 from penstock.messages.task import MachineNeeds
 
 START_S = 60.0
 NEEDS = MachineNeeds(memory_mib=256)
+MOUNT = 'import ctypes; exit(ctypes.CDLL(None).mount(b"x", b"/tmp", b"tmpfs", 0, 0))'
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ async def cache(debian):
     folder, archive = debian
     if not (layer_folder(folder) / "debian.json").exists():
         options = BuildOptions(cache=folder)
-        await pull_image(str(archive), name="debian", options=options, say=lambda _: None)
+        await pull_image(archive, name="debian", options=options, say=lambda _: None)
     return folder
 
 
@@ -99,7 +103,7 @@ async def test_root_reaches_nothing_beyond_its_files(cache):
             "cat /proc/1/environ",
             "readlink /proc/1/fd/3",
             "unshare -m true",
-            'python3 -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"x", b"/tmp", b"tmpfs", 0, 0))\'',
+            f"python3 -c '{MOUNT}'",
             "chroot /proc/1/root true",
             "date -s 2001-01-01",
         ):
@@ -253,5 +257,60 @@ async def test_what_a_step_leaves_running_ends_with_it(cache, folder):
     machine = await start(cache, "quiet")
     try:
         assert (await sh(machine, "ls /early /cache")).stdout == b"/early\n\n/cache:\n"
+    finally:
+        await machine.close()
+
+
+TASK = {
+    "task.toml": 'schema_version = "1.3"\n[verifier]\ntimeout_sec = 60.0\n',
+    "instruction.md": "Write the tool's name into /app/answer.\n",
+    "environment/Dockerfile": (
+        "FROM debian\n"
+        "RUN echo 'app:x:1234:99::/home/app:/bin/sh' >> /etc/passwd && echo saw > /tool\n"
+        "WORKDIR /app\nCOPY note.txt .\nUSER app\n"
+    ),
+    "environment/note.txt": "a note\n",
+    "tests/test.sh": (
+        "#!/bin/bash\nmkdir -p /logs/verifier\n"
+        "cmp /app/answer /tool && grep -q note /app/note.txt && reward=1\n"
+        "echo ${reward:-0} > /logs/verifier/reward.txt\n"
+    ),
+    "solution/solve.sh": "#!/bin/bash\n[ $(id -u) = 1234 ] && cat /tool > /app/answer\n",
+}
+
+
+def test_a_task_with_a_dockerfile_is_built_read_and_graded(debian, tmp_path, monkeypatch, capsys):
+    vm, archive = debian
+    monkeypatch.setenv("PENSTOCK_CACHE", str(vm.parent))
+    options = BuildOptions(cache=vm)
+    asyncio.run(pull_image(archive, name="debian", options=options, say=lambda _: None))
+    for path, text in TASK.items():
+        place = tmp_path / "tasks/one" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    folder = str(tmp_path / "tasks")
+    assert main(["tasks", "check", folder]) != 0
+    assert f"`penstock tasks images {folder}/one`" in capsys.readouterr().err
+    images = ["tasks", "images", folder, "--memory-mib", "512", "--offline", "--json"]
+    assert main(images) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["made"]) == 1
+    assert main(["tasks", "check", folder, "--json"]) == 0, capsys.readouterr()
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"num_tasks": 1, "rejected": {}}
+    assert main(images) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["made"] == {}
+
+
+async def test_files_belong_to_the_user_of_an_image(cache, folder):
+    (folder / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nCOPY sub sub\nUSER 1234:99\n")
+    await build(cache, folder, "other-user")
+    machine = await start(cache, "other-user")
+    try:
+        await machine.write_files({"/work/top": b"1", "/work/new/deep": b"2"})
+        done = await sh(
+            machine, "stat -c '%u %g' /app . top new new/deep sub; echo 3 > own; rm top"
+        )
+        assert done.stdout.split(b"\n")[:6] == [b"1234 99"] * 5 + [b"0 0"], done
+        assert done.exit_code == 0
+        assert (await sh(machine, "echo 4 > sub/x")).exit_code != 0
     finally:
         await machine.close()

@@ -1,4 +1,4 @@
-"""Container images from files: each kind gives the same layers, and a hostile one leaves nothing."""
+"""Container images from files: all kinds give the same layers; a hostile one leaves nothing."""
 
 import gzip
 import io
@@ -35,7 +35,7 @@ CONFIG = {"Env": ["A=b=c"], "WorkingDir": "/srv", "User": "app", "Cmd": ["run"]}
 async def pull(source, tmp_path, name="x", said=None):
     options = BuildOptions(cache=tmp_path / "vm")
     say = (said if said is not None else []).append
-    return await pull_image(str(source), name=name, options=options, say=say)
+    return await pull_image(source, name=name, options=options, say=say)
 
 
 def kinds(image, folder):

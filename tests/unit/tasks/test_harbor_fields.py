@@ -241,7 +241,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     told = " ".join(caught.value.reasons)
     for words in ("skills_dir", "healthcheck", "FROM", "instruction.md", "docker-compose.yaml"):
         assert words in told
-    assert not caught.value.needs_image
+    assert caught.value.image is None
 
 
 @pytest.mark.parametrize("name", ["trajectory.json", "environment/docker-compose.yaml"])

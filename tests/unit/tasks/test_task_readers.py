@@ -12,6 +12,7 @@ from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import ReadOptions, read_harbor
 from penstock.envs.tasks.readers.opening import read_tasks
 from penstock.infra.cli import main
+from penstock.infra.tasks.images import missing_images, visible
 from penstock.infra.tasks.survey import survey
 from penstock.messages.task import FileKind
 
@@ -244,3 +245,51 @@ def test_what_a_folder_ships_comes_back_from_storage_and_folder(tmp_path):
     }  # fmt: skip
     data = msgspec.msgpack.encode(candidate.task)
     assert msgspec.msgpack.decode(data, type=type(candidate.task)) == candidate.task
+
+
+def test_a_missing_image_is_refused_with_the_command_and_another_one_when_files_change(tmp_path):
+    root = tmp_path / "set"
+    dockerfile = "FROM private.test/x\nRUN make\n"
+    write(root / "built", HARBOR | {"environment/Dockerfile": dockerfile})
+    write(root / "same", HARBOR | {"environment/Dockerfile": dockerfile})
+    write(root / "bench", BENCH | {"Dockerfile": dockerfile, "solution.sh": "gold"})
+    named = HARBOR | {"task.toml": '[environment]\ndocker_image = "some/where:1"\n'}
+    write(root / "named", named)
+    for name, command in (
+        ("built", f"`penstock tasks images {root}/built`"),
+        ("bench", f"`penstock tasks images {root}/bench`"),
+        ("named", r"docker_image: image 'some/where:1': .*`penstock images pull some/where:1`"),
+    ):
+        with pytest.raises(MalformedTaskError, match=command) as caught:
+            read_tasks(root / name)
+        assert caught.value.image is not None
+    first = missing_images(root, ReadOptions())
+    assert set(first.values()) == {"built", "bench", "named"}
+    bench = next(one for one, task in first.items() if task == "bench")
+    assert "solution.sh" in bench.hidden
+    with visible(bench) as folder:
+        assert (folder / "Dockerfile").exists() and not (folder / "solution.sh").exists()
+    (root / "built/environment/run.sh").write_text("other")
+    again = missing_images(root, ReadOptions())
+    assert set(again.values()) == {"built", "same", "bench", "named"}
+    with pytest.raises(MalformedTaskError, match="expected tasks, found none"):
+        missing_images(tmp_path / "set/built/environment", ReadOptions())
+
+
+@pytest.mark.usefixtures("image")
+def test_an_image_that_is_here_has_all_files_of_its_dockerfile(tmp_path):
+    built = write(tmp_path / "a", HARBOR | {"environment/Dockerfile": "FROM x/y\nRUN make\n"})
+    (candidate,) = read_tasks(built)
+    assert candidate.task.image == "a" * 64 and candidate.task.contents == {}
+
+
+def test_a_path_of_this_host_is_no_image(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "private", {"Dockerfile": "FROM scratch\n"})
+    for name in ("private", str(tmp_path / "private")):
+        settings = f'[environment]\ndocker_image = "{name}"\n'
+        write(tmp_path / "set/task", HARBOR | {"task.toml": settings})
+        assert main(["tasks", "images", "set", "--offline", "--json"]) == 1
+        failed = json.loads(capsys.readouterr().out)["failed"]
+        assert "not in the store, and offline" in failed["task"]
