@@ -19,7 +19,7 @@ SCALARS = {
     _info.NoneType: lambda _: st.none(),
     _info.BoolType: lambda _: st.booleans(),
     _info.StrType: lambda info: st.text(min_size=info.min_length or 0, max_size=8),
-    _info.BytesType: lambda _: st.binary(max_size=8),
+    _info.BytesType: lambda info: st.binary(min_size=info.min_length or 0, max_size=8),
 }
 
 

@@ -378,11 +378,12 @@ class Images:
     def _trim(self, own: Path, kept: Collection[str]) -> None:
         """Remove unused layers beyond `num_max`, oldest first, and leftovers of killed copies."""
         files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        unused = [path for path in files if path.stem not in kept]
-        whole = [path for path in unused if path.suffix in {SUFFIX, IMAGE_SUFFIX}]
+        whole = [path for path in files if path.suffix in {SUFFIX, IMAGE_SUFFIX}]
+        leftovers = [path for path in files if path not in whole]
+        whole = [path for path in whole if path.stem not in kept]
         num_room = max(0, self.num_max - len(kept))
         late = whole[: max(0, len(whole) - num_room)]
-        for path in (*late, *(path for path in unused if path not in whole)):
+        for path in (*late, *leftovers):
             # Another process of this host may have removed it.
             with contextlib.suppress(OSError):
                 path.unlink()

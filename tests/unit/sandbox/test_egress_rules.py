@@ -45,8 +45,8 @@ def test_an_address_is_the_operators_to_allow(address):
 
 
 def test_rules_are_bounded():
-    with pytest.raises(EgressRuleError, match="at most 64"):
-        parse_rules(f"h{number}.test:443" for number in range(65))
+    with pytest.raises(EgressRuleError, match="at most 256"):
+        parse_rules(f"h{number}.test:443" for number in range(257))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ async def test_an_image_that_is_not_there_is_said_to_be_absent(tmp_path):
                 await pool.acquire(60.0, image=image)
         assert pool.ready_images() == []
         assert await pool.acquire(60.0)
-    assert list(shop.own.iterdir()) == []
+    assert not shop.own.exists(), "nothing is copied"
     async with Pool(PlainBackend(), size=0, live_max=1) as pool:
         with pytest.raises(ImageAbsent, match="this host has only one image"):
             await pool.acquire(60.0, image=false)
