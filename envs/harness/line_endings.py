@@ -4,7 +4,10 @@
 found whatever the endings, and what it writes gets the endings of the lines it replaces.
 """
 
+import bisect
+import itertools
 import re
+from collections.abc import Iterator
 from itertools import chain, repeat
 
 _ENDING = re.compile(r"\r\n|\r|\n")
@@ -36,12 +39,37 @@ def find_shown(text: str, shown: str) -> list[tuple[int, int]]:
 
     Spans do not overlap. Where `shown` occurs with its very endings, only such places count.
     """
-    # Never half of a CRLF.
-    exact = f"(?:(?<!\r)|(?!\n)){re.escape(shown)}(?:(?<!\r)|(?!\n))"
-    if found := [match.span() for match in re.finditer(exact, text)]:
-        return found
-    pattern = f"(?:{_ENDING.pattern})".join(map(re.escape, _ENDING.split(shown)))
-    return [match.span() for match in re.finditer(pattern, text)]
+    exact = [at for at in _places(text, shown) if not _splits(text, at, at + len(shown))]
+    if exact:
+        return [(at, at + len(shown)) for at in exact]
+    # Searched in a text with one ending alone: a pattern of all endings takes quadratic time.
+    parts = _ENDING.split(text)
+    wanted = with_ending(shown, "\n")
+    starts, plain = _line_starts(text), "\n".join(parts)
+    plain_starts = [0, *itertools.accumulate(len(part) + 1 for part in parts)]
+
+    def place(at: int) -> int:
+        line = bisect.bisect_right(plain_starts, at) - 1
+        return starts[line] + at - plain_starts[line]
+
+    return [(place(at), place(at + len(wanted))) for at in _places(plain, wanted)]
+
+
+def _line_starts(text: str) -> list[int]:
+    return [0, *(found.end() for found in _ENDING.finditer(text))]
+
+
+def _places(text: str, wanted: str) -> Iterator[int]:
+    """Yield where a text occurs, without overlaps."""
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + max(1, len(wanted)))
+
+
+def _splits(text: str, start: int, end: int) -> bool:
+    """Return whether a span begins or ends within a CRLF."""
+    return any(text[at - 1 : at + 1] == "\r\n" for at in (start, end) if 0 < at < len(text))
 
 
 def replaced(text: str, span: tuple[int, int], old: str, new: str) -> str:

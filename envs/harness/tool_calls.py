@@ -40,6 +40,7 @@ def truncate(text: str, num_bytes_max: int) -> str:
 
 
 _PATH_CHARACTERS_MAX = 255
+_END_BLANK = re.compile(r"^ | $")
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as Python keeps it in names."""
 # All bytes in a row, since a character may take several.
@@ -164,15 +165,15 @@ def checked_path(path: str) -> str:
     is_printable = _STRAY_BYTE.sub("", path).isprintable()
     if not path.strip() or len(path) > _PATH_CHARACTERS_MAX or not is_printable:
         raise InvalidCallError(f"path must be 1 to {_PATH_CHARACTERS_MAX} printable characters")
-    pure = PurePosixPath(path.strip())
+    # Before the checks: an escape must not spell what they refuse.
+    pure = PurePosixPath(_ESCAPED.sub(_real_bytes, path.strip()))
     if pure.is_absolute():
         if not pure.is_relative_to(WORK_DIR):
             raise InvalidCallError(f"path is outside {WORK_DIR}")
         pure = pure.relative_to(WORK_DIR)
     if ".." in pure.parts:
         raise InvalidCallError("path must not hold ..")
-    # After the checks: an escaped slash or dot is part of a name that was listed.
-    return _ESCAPED.sub(_real_bytes, str(pure))
+    return str(pure)
 
 
 def shown_path(path: str) -> str:
@@ -181,10 +182,12 @@ def shown_path(path: str) -> str:
     Names may hold bytes that are not UTF-8, line breaks and control characters; those are shown as
     `\xe9`, and a backslash before an x as `\x5c`.
     """
-    return "".join(
+    shown = "".join(
         char if char.isprintable() else _escaped_bytes(char)
         for char in path.replace("\\x", "\\x5cx")
     )
+    # `checked_path` takes blanks at both ends for the policy's own.
+    return _END_BLANK.sub(lambda found: _escaped_bytes(found[0]), shown)
 
 
 def shown_text(text: str) -> str:

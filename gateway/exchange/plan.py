@@ -106,7 +106,7 @@ def _grammar(
         ApiError: 400, the schema or the chat format cannot be expressed as a grammar.
 
     """
-    closing = reasoning_end(chat_format.tokenizer, context_ids)
+    closing = reasoning_end(chat_format.tokenizer, context_ids, chat_format.stop_ids)
     try:
         grammar = _grammar_of_answer(request, chat_format, is_forced=closing is None)
     except GrammarError as error:

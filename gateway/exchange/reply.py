@@ -89,7 +89,7 @@ class ReplyAssembler:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_ids: list[int] = []
         self._marks = reasoning_marks(chat_format.tokenizer)
-        self._closing = reasoning_end(chat_format.tokenizer, context_ids)
+        self._closing = reasoning_end(chat_format.tokenizer, context_ids, chat_format.stop_ids)
         """Token that closes the reasoning in progress; None outside of it."""
         self._reasoning_ids: list[int] = []
         """All tokens of the reasoning at the beginning, with its marks."""

@@ -79,6 +79,10 @@ class AttemptSource(Protocol):
         """Give the attempt that waits longest to a client; None if none comes in time."""
         ...
 
+    async def put_back(self, attempt: OpenAttempt) -> None:
+        """Let another client take an attempt."""
+        ...
+
     def find(self, rollout_id: str, key: str) -> OpenAttempt | None:
         """Return the attempt with this key; asking for it is a sign of life of its client."""
         ...
@@ -148,6 +152,10 @@ async def _take(service: AttemptSource, request: web.Request) -> web.Response:
     if found is None:
         return _json(TakeReply(None))
     attempt, lease_s = found, service.config.lease_s
+    # A client that left while it waited hears of no attempt.
+    if request.transport is None or request.transport.is_closing():
+        await service.put_back(attempt)
+        return _json(TakeReply(None))
     command = attempt.episode.command
     url = f"{request.scheme}://{request.host}/v1/rollouts/{command.rollout_id}"
     taken = AttemptInfo(

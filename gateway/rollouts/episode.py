@@ -36,6 +36,7 @@ from penstock.gateway.conversation import Delta, Finish, LiveRequest
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.plan import Plan, Planner, TokenCharge, sent_call
 from penstock.gateway.exchange.reply import ReplyAssembler
+from penstock.gateway.keys import hash_key
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import CodecError
 from penstock.messages.generation import Generate
@@ -111,6 +112,11 @@ class ExternalEpisode:
         self._started_at = ctx.monotonic()
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered, so that its client is not silent."""
+        return self._lock.locked()
+
+    @property
     def num_turns(self) -> int:
         """Number of stored turns."""
         return len(self._turns)
@@ -138,12 +144,14 @@ class ExternalEpisode:
         """
         if request.num_choices != 1:
             raise invalid("expected 1: an attempt has one reply per request", "n")
+        if request.num_top_logprobs:
+            raise invalid("not supported for an attempt: leave it out", "top_logprobs")
         digest = hashlib.sha256(body).hexdigest()
         async with self._lock:
-            self._check_open()
-            # A retry after a lost response must not be a second turn.
+            # A retry after a lost response must not be a second turn, nor refused at a limit.
             if is_retry and self._last is not None and self._last[0] == digest:
                 return self._last[1]
+            self._check_open()
             reply = await self._next(request)
             self._last = (digest, reply)
             return reply
@@ -303,4 +311,5 @@ class OpenAttempt:
 
     def admits(self, key: str) -> bool:
         """Return whether a key is this attempt's."""
-        return bool(self.key) and hmac.compare_digest(self.key.encode(), key.encode())
+        # Hashes: a header may hold any bytes, and the time of a comparison tells nothing.
+        return bool(self.key) and hmac.compare_digest(hash_key(self.key), hash_key(key))

@@ -145,6 +145,16 @@ class RolloutService(Actor):
         log.info("rollout %s is taken", rollout_id)
         return attempt
 
+    async def put_back(self, attempt: OpenAttempt) -> None:
+        """Let another client take an attempt whose client left before it heard of it."""
+        rollout_id = attempt.episode.command.rollout_id
+        async with self._arrived:
+            if self._taken.pop(rollout_id, None) is not None:
+                attempt.key = ""
+                self._waiting[rollout_id] = attempt
+                self._waiting.move_to_end(rollout_id, last=False)
+                self._arrived.notify()
+
     def find(self, rollout_id: str, key: str) -> OpenAttempt | None:
         """Return a taken attempt for a request of its client, which counts as a sign of life."""
         attempt = self._taken.get(rollout_id) or self._ended.get(rollout_id)
@@ -208,7 +218,8 @@ class RolloutService(Actor):
             (self._waiting, config.untaken_s_max, "no client took it"),
         ):
             for rollout_id, attempt in [*attempts.items()]:
-                if now - attempt.seen_at > s_max:
+                # The end of a busy attempt would wait for its reply, and with it this actor.
+                if now - attempt.seen_at > s_max and not attempt.episode.is_busy:
                     log.warning("rollout %s ends: %s for %g s", rollout_id, text, s_max)
                     error = f"{text} for {s_max:g} s"
                     await attempt.episode.end(EpisodeEnd.INFRASTRUCTURE_ERROR, error=error)

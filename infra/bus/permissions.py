@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import penstock
 from penstock import messages
 from penstock.infra.bus.archive.reading import ARCHIVED
+from penstock.infra.bus.jetstream.access import INBOXES
 from penstock.messages.base import Event, Stream
 from penstock.messages.control import LogArchived
 
@@ -29,14 +30,16 @@ ROLES_MODULE = "penstock.infra.run.roles"
 _COMMON = ("penstock.actors.runtime", "penstock.infra.bus.jetstream", "penstock.infra.run.process")
 """Packages and modules that every process runs, whatever its roles."""
 _MESSAGES = "penstock.messages"
+_LIVENESS = "penstock.infra.run.liveness"
+"""Where a builder makes its process the only one of a role."""
 _FOLLOWED = (
-    "penstock.actors", "penstock.gateway", "penstock.envs", "penstock.infra.ranks", _MESSAGES,
-)  # fmt: skip
+    *("penstock.actors", "penstock.gateway", "penstock.envs", "penstock.infra.ranks"),
+    *(_MESSAGES, _LIVENESS),
+)
 """Packages whose imports are followed; others hold no actor's code."""
-_RESPONSES_MAX = 1 << 20
-"""Messages that may answer one request, e.g. a reply that is streamed token by token."""
-_RESPONSES_S_MAX = 3600
-_STREAM_READS = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+# Not DIRECT.GET: the server would publish a stored body to any subject that a request names as its
+# inbox, whoever asks.
+_STREAM_READS = ("STREAM.INFO", "STREAM.MSG.GET")
 _CONSUMER_CALLS = ("CREATE", "DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
 
 
@@ -65,7 +68,7 @@ class _Module(NamedTuple):
     texts: frozenset[str]
     """First words of dotted texts, constant or formatted."""
     serves: frozenset[str]
-    """First words of the texts in functions named `services`."""
+    """First words of the texts in functions named `services`, and of what `Bus.serve` gets."""
     serves_named: frozenset[str]
     """Names that these functions use, of constants or functions that give a service's name."""
     defines: Mapping[str, frozenset[str]]
@@ -125,6 +128,8 @@ def permissions(
     publish = [
         f"ps.{run_id}.{kind.stream}.{kind.__name__}.>" for one in found for kind in one.publishes
     ]
+    # Answers: any inbox, since `allow_responses` would allow any subject that a request names.
+    publish.append(f"{INBOXES}.*.>")
     publish += [
         f"ps.{run_id}.rpc.{name}{end}"
         for one in found
@@ -143,7 +148,10 @@ def permissions(
     for bucket in buckets:
         streams.add(f"OBJ_{bucket}")
         publish += [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"]
-        publish += [f"$JS.API.STREAM.PURGE.OBJ_{bucket}"]
+        publish += [
+            f"$JS.API.{call}.OBJ_{bucket}" for call in ("STREAM.PURGE", "STREAM.MSG.DELETE")
+        ]
+        publish += [f"$JS.API.DIRECT.GET.OBJ_{bucket}{end}" for end in ("", ".>")]
     for stream in sorted(streams):
         publish += [f"$JS.API.{call}.{stream}{end}" for call in _STREAM_READS for end in ("", ".>")]
         publish += [f"$JS.API.CONSUMER.{call}.{stream}.>" for call in _CONSUMER_CALLS]
@@ -161,7 +169,6 @@ def permissions(
     return {
         "publish": {"allow": sorted(set(publish)), "deny": deny},
         "subscribe": {"allow": sorted(set(subscribe))},
-        "allow_responses": {"max": _RESPONSES_MAX, "expires": f"{_RESPONSES_S_MAX}s"},
     }
 
 
@@ -224,6 +231,13 @@ def _entries() -> Mapping[str, frozenset[str]]:
         n.name: n for n in tree.body if isinstance(n, ast.AsyncFunctionDef | ast.FunctionDef)
     }
 
+    imported = {
+        alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
     def modules(node: ast.AST, seen: frozenset[str]) -> Iterator[str]:
         for inner in ast.walk(node):
             if isinstance(inner, ast.ImportFrom) and inner.module:
@@ -233,6 +247,8 @@ def _entries() -> Mapping[str, frozenset[str]]:
                 yield inner.value
             elif isinstance(inner, ast.Name) and inner.id in functions.keys() - seen:
                 yield from modules(functions[inner.id], seen | {inner.id})
+            elif isinstance(inner, ast.Name) and inner.id in imported:
+                yield imported[inner.id]
 
     for node in tree.body:
         if (
@@ -292,6 +308,12 @@ def _read(name: str) -> _Module:
             imports |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             constructs.add(node.func.id)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "serve" and node.args:
+                serves |= set(_words(node.args[0]))
+                serves_named |= {
+                    one.id for one in ast.walk(node.args[0]) if isinstance(one, ast.Name)
+                }
         elif isinstance(node, ast.Name):
             names.add(node.id)
         elif isinstance(node, ast.FunctionDef) and node.name == "services":

@@ -8,6 +8,7 @@ import re
 from penstock.actors.judge.config import REPORTED, JudgeConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
+from penstock.infra.bus.jetstream.access import OWNER
 from penstock.infra.config.prepare import SourceKind
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
 from penstock.infra.config.regions import region_of_role, replica_name
@@ -18,6 +19,7 @@ from penstock.messages.task import Limits, Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """A token of a subject, and a folder's name."""
+_PROCESS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SHARED_SERVICE = "acquire"
 """`sandbox.acquire` is the service of all hosts."""
 
@@ -57,6 +59,15 @@ def check_config(config: RunConfig) -> None:
     _check_gateways(config)
     _check_judges(config)
     _check_rollouts(config)
+    _check_process_names(config)
+
+
+def _check_process_names(config: RunConfig) -> None:
+    """Check that each process can be a user of the embedded server."""
+    for name in config.processes:
+        if not _PROCESS_NAME.fullmatch(name) or name == OWNER:
+            text = f"expected letters, digits, _ and -, at most 64, and not {OWNER!r}"
+            raise ConfigError(f"processes.{name}: {text}")
 
 
 def _check_rollouts(config: RunConfig) -> None:

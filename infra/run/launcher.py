@@ -347,6 +347,9 @@ async def event_server(
             server, places = await stack.enter_async_context(open_server(run, config))
             bus = await stack.enter_async_context(connect(run, server.url, "launcher"))
             await bus.provision()
+            if config.store.kind is StoreKind.JETSTREAM:
+                # Opened first by the only user who may create its stream.
+                await run.store().exists("bucket")
             run.write_state(server.url, places, is_service=is_service)
             server_pid = lambda: server.pid  # noqa: E731
         recorder = asyncio.create_task(record_processor(bus, server_pid), name="processor")

@@ -186,6 +186,9 @@ class JetStreamStore:
         return store
 
     async def _make(self, config: dict[str, Any]) -> None:
+        # A process of a run may not create streams: its launcher has made the bucket.
+        if not self._connection.access.may_provision:
+            return
         try:
             await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
         except JetStreamError as error:

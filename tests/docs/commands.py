@@ -73,7 +73,7 @@ NOT_RUN = {
     "penstock tasks get": "as above",
     "penstock tasks images": "minutes: tests/contract/sandbox/test_sandbox_container_images.py",
     "penstock images pull": "needs a registry: tests/unit/images",
-    "penstock images build FOLDER": "minutes: tests/contract/sandbox/test_sandbox_container_images.py",
+    "penstock images build FOLDER": "minutes of machines: tests/unit/images",
     "penstock backup": "of a live run: tests/contract/bus/archive/test_bus_backup.py",
     "penstock --runs-dir restored restore": "as above",
     "penstock restore": "as above",

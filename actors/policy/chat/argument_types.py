@@ -134,7 +134,9 @@ class _Reader:
         self._num_left = _NUM_PARTS_MAX
 
     def read(self, schema: Any, depth: int = 0) -> tuple[Alternative, ...]:
-        self._num_left -= 1
+        values = schema.get("enum") if isinstance(schema, Mapping) else None
+        # Values count, too: references multiply them.
+        self._num_left -= 1 + (len(values) if isinstance(values, list) else 0)
         if not isinstance(schema, Mapping) or depth > _DEPTH_MAX or self._num_left < 0:
             return _UNCONSTRAINED
         found: tuple[Alternative, ...] = (_own(schema),)

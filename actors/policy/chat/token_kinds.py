@@ -88,16 +88,21 @@ def reasoning_marks(tokenizer: Tokenizer) -> dict[int, int]:
     return _ids(tokenizer, _THINKING)
 
 
-def reasoning_end(tokenizer: Tokenizer, context_ids: Sequence[int]) -> int | None:
+def reasoning_end(
+    tokenizer: Tokenizer, context_ids: Sequence[int], stop_ids: Sequence[int]
+) -> int | None:
     """Return the token that closes the reasoning opened by a prompt, or None.
 
-    Many published formats open the reasoning in the prompt, so that a reply begins inside it.
+    Many published formats open the reasoning in the prompt, so that a reply begins inside it. What
+    a turn before it left open ended with that turn, at one of `stop_ids`.
     """
-    return _left_open(reasoning_marks(tokenizer), context_ids)
+    return _left_open(reasoning_marks(tokenizer), context_ids, stop_ids)
 
 
-def _left_open(marks: dict[int, int], context_ids: Sequence[int]) -> int | None:
-    ends = set(marks.values())
+def _left_open(
+    marks: dict[int, int], context_ids: Sequence[int], stop_ids: Sequence[int] = ()
+) -> int | None:
+    ends = {*marks.values(), *stop_ids}
     # The last marker in the context decides.
     for token in reversed(context_ids):
         if token in ends:

@@ -18,6 +18,8 @@ from penstock.messages.reading.parsing import parse_json
 
 OWNER = "launcher"
 """User of an embedded server who may do everything: the launcher, and the run's commands."""
+INBOXES = "_INBOX"
+"""First word of all inboxes; a user's own bear its name next."""
 _JWT = "NATS USER JWT"
 _FILE_BYTES_MAX = 1 << 20
 
@@ -41,7 +43,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inbox(self) -> str:
         """Prefix of our inboxes."""
-        return self.options.get("inbox_prefix", b"_INBOX").decode()
+        return self.options.get("inbox_prefix", INBOXES.encode()).decode()
 
     @property
     def may_provision(self) -> bool:
@@ -85,7 +87,7 @@ class TlsClient(Client):
 
 def inbox_prefix(user: str) -> str:
     """Return the prefix of a user's inboxes on an embedded server."""
-    return f"_INBOX_{user}"
+    return f"{INBOXES}.{user}"
 
 
 def as_access(where: str | Access) -> Access:

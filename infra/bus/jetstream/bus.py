@@ -31,7 +31,7 @@ from penstock.infra.bus.jetstream.provision import (
     stream_name,
 )
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND, Puller
-from penstock.infra.bus.jetstream.work import Intake, NatsWorkItem, WorkQueue
+from penstock.infra.bus.jetstream.work import ANSWER_HEADER, Intake, NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
 from penstock.messages.control import LogArchived
@@ -238,7 +238,8 @@ class NatsBus:
 
     async def _stored(self, stream: Stream, stored: dict[str, Any]) -> Delivery:
         head = base64.b64decode(stored.get("hdrs", "")).decode(errors="replace")
-        headers = {CLAIM_HEADER: "1"} if f"\n{CLAIM_HEADER}:" in head else None
+        marks = (CLAIM_HEADER, ANSWER_HEADER)
+        headers = {mark: "1" for mark in marks if f"\n{mark}:" in head} or None
         data = base64.b64decode(stored.get("data", ""))
         return Delivery(
             event=await self._intake.decode(stored["subject"], data, headers),

@@ -27,6 +27,9 @@ from penstock.messages.streams import NUM_DELIVERIES_MAX, checked_event, type_fi
 
 log = logging.getLogger(__name__)
 
+ANSWER_HEADER = "Nats-Stream"
+"""Header of a message that the server read from a stream, and sent where a request said."""
+
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
     """Position of a delivered message, read from its reply subject."""
@@ -114,6 +117,9 @@ class Intake:
             StoreUnreachableError: The store that holds the event did not answer.
 
         """
+        # The server adds it to answers that carry stored bodies: no publisher of ours sends any.
+        if headers and ANSWER_HEADER in headers:
+            raise CodecError("an answer of the server, not an event")
         return checked_event(self.run_id, subject, await self._claims.unpack(data, headers))
 
     async def reject(self, stream: Stream, message: Msg, cause: str) -> None:
