@@ -156,6 +156,11 @@ def type_filter(run_id: str, event_type: type[Event]) -> str:
     return f"ps.{run_id}.{event_type.stream}.{event_type.__name__}.>"
 
 
+def durable_name(run_id: str, durable: str) -> str:
+    """Return the name of the server's consumer that shares a run's work queue."""
+    return f"{run_id}-{durable}".replace(".", "-")
+
+
 def service_subject(run_id: str, service: str) -> str:
     """Return the subject of a service, e.g. `generate.train` or `sandbox.host-0`."""
     return f"ps.{run_id}.rpc.{check_token(service, 'service')}"

@@ -25,6 +25,7 @@ from penstock.infra.bus.archive.reading import ARCHIVED
 from penstock.infra.bus.jetstream.access import INBOXES
 from penstock.messages.base import Event, Stream
 from penstock.messages.control import LogArchived
+from penstock.messages.streams import durable_name
 
 ROLES_MODULE = "penstock.infra.run.roles"
 _COMMON = ("penstock.actors.runtime", "penstock.infra.bus.jetstream", "penstock.infra.run.process")
@@ -37,9 +38,10 @@ _FOLLOWED = (
     *(_MESSAGES, _LIVENESS),
 )
 """Packages whose imports are followed; others hold no actor's code."""
-# Not DIRECT.GET: the server would publish a stored body to any subject that a request names as its
-# inbox, whoever asks.
+# Of events not DIRECT.GET: the server publishes the stored body to any subject that the reader names
+# for its answer, so that an event of one's own would become an event of another role.
 _STREAM_READS = ("STREAM.INFO", "STREAM.MSG.GET")
+_OBJECT_READS = (*_STREAM_READS, "DIRECT.GET")
 _CONSUMER_CALLS = ("CREATE", "DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
 
 
@@ -151,13 +153,15 @@ def permissions(
         publish += [
             f"$JS.API.{call}.OBJ_{bucket}" for call in ("STREAM.PURGE", "STREAM.MSG.DELETE")
         ]
-        publish += [f"$JS.API.DIRECT.GET.OBJ_{bucket}{end}" for end in ("", ".>")]
     for stream in sorted(streams):
-        publish += [f"$JS.API.{call}.{stream}{end}" for call in _STREAM_READS for end in ("", ".>")]
+        calls = _OBJECT_READS if stream.startswith("OBJ_") else _STREAM_READS
+        publish += [f"$JS.API.{call}.{stream}{end}" for call in calls for end in ("", ".>")]
         publish += [f"$JS.API.CONSUMER.{call}.{stream}.>" for call in _CONSUMER_CALLS]
         publish.append(f"$JS.ACK.{stream}.>")
     others = {
-        role for role in work_roles() if role not in {name for one in found for name in one.queues}
+        durable_name(run_id, role)
+        for role in work_roles()
+        if role not in {name for one in found for name in one.queues}
     }
     deny = [
         subject

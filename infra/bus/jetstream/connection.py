@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import re
 import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -133,6 +134,13 @@ class UnavailableError(ConnectionLostError):
     """JetStream is temporarily unavailable: no leader, or the same message is being stored."""
 
 
+class DeniedError(BusError):
+    """Our identity may not publish to a subject; the text names it."""
+
+
+_DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+_DENIED_MAX = 1000
+"""Subjects that are remembered as refused."""
 LOST = (ConnectionLostError, DeadlineError)
 """Errors after which an idempotent request may be sent again."""
 
@@ -207,6 +215,8 @@ class NatsConnection:
         self._refusal: PenstockError | None = None
         """Error raised by every later call once the servers have ended the connection for good."""
         self.num_breaks = 0
+        self._denied: set[str] = set()
+        """Subjects in lower case, as the client gives the server's text."""
 
     @classmethod
     async def connect(cls, where: str | Access, name: str) -> "NatsConnection":
@@ -288,6 +298,8 @@ class NatsConnection:
         """Send a message; while the connection is down, buffer it."""
         if self.is_closed:
             raise self._refusal or BusClosedError("the bus was closed")
+        if self._denied and subject.lower() in self._denied:
+            raise DeniedError(f"{subject}: our identity may not publish there")
         try:
             await self._client.publish(subject, data, reply, headers or None)
         except nats.errors.Error as error:
@@ -463,3 +475,7 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         self._dialing.note(error)
+        # The server names the subject and no request: all are sent again, and `send` refuses it.
+        if (denied := _DENIED.search(str(error))) and len(self._denied) < _DENIED_MAX:
+            self._denied.add(denied[1].lower())
+            self._fire_breaks()

@@ -23,7 +23,12 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import CodecError
-from penstock.messages.streams import NUM_DELIVERIES_MAX, checked_event, type_filter
+from penstock.messages.streams import (
+    NUM_DELIVERIES_MAX,
+    checked_event,
+    durable_name,
+    type_filter,
+)
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +209,7 @@ class WorkQueue:
         self._connection = intake.connection
         self._intake = intake
         self._stream: Stream = types[0].stream
-        self._name = f"{intake.run_id}-{durable}".replace(".", "-")
+        self._name = durable_name(intake.run_id, durable)
         self._config = {
             "durable_name": self._name,
             "ack_policy": "explicit",

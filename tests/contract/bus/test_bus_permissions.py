@@ -16,6 +16,7 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Stream
 from penstock.messages.errors import PenstockError
+from penstock.messages.streams import durable_name
 
 RUN = "r1"
 USERS_WORDS = {Stream.FEEDBACK, Stream.SIGNALS}
@@ -142,14 +143,20 @@ async def test_the_server_allows_what_the_code_does_and_nothing_else(server, rol
         f"$JS.API.{call}.PS_{stream.upper()}{end}": stream in access.reads
         for stream in Stream
         for call, end in (
-            ("STREAM.MSG.GET", ""), ("DIRECT.GET", ""), ("DIRECT.GET", ".ps.r1.x"),
+            ("STREAM.MSG.GET", ""),
             ("CONSUMER.CREATE", ".read-1"), ("CONSUMER.MSG.NEXT", ".read-1"),
         )
     }  # fmt: skip
+    admin |= {
+        f"$JS.API.DIRECT.GET.PS_{stream.upper()}{end}": False
+        for stream in Stream
+        for end in ("", ".ps.r1.x")
+    }
     queues = {
-        f"$JS.API.CONSUMER.{call}.PS_TASKS.rollout_worker": False
-        for call in ("MSG.NEXT", "DELETE", "DURABLE.CREATE")
-        if role != "rollout_worker"
+        f"$JS.API.CONSUMER.{call}.PS_{stream}.{durable_name(RUN, owner)}": False
+        for stream, owner in (("TASKS", "rollout_worker"), ("TRAJECTORIES", "judge"))
+        for call in ("MSG.NEXT", "DELETE", "CREATE", "DURABLE.CREATE")
+        if role != owner
     }
     expected = events | foreign | asked | admin | reads | queues
     served = {f"ps.{RUN}.rpc.{name}.x": name in access.serves for name in _families()}
@@ -169,3 +176,21 @@ async def test_a_wrong_password_is_refused(server, tmp_path):
         await NatsBus.connect(
             f"nats://judge:wrong@{address}", run_id=RUN, store=DirectoryStore(tmp_path), name="x"
         )
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_answer_cannot_go_to_a_subject_that_is_no_inbox(server):
+    """A role that asks its own service may name any subject for the answer."""
+    verdict = f"ps.{RUN}.rewards.Verdict.x"
+    async with Probe(server, "generator") as probe:
+        client = probe._client
+
+        async def answer(message) -> None:
+            await client.publish(message.reply, b"forged")
+
+        await client.subscribe(f"ps.{RUN}.rpc.generate.x", cb=answer)
+        await client.publish(f"ps.{RUN}.rpc.generate.x", b"{}", reply=verdict)
+        for _ in range(5):
+            await client.flush()
+            await asyncio.sleep(0.02)
+        assert any(verdict.lower() in text for text in probe._refused)
