@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = {"ARG", "LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL"}
 """In an episode: Harbor replaces the command, too."""
 
 
-class DockerfileError(PenstockError, ValueError):
+class StartFilesError(PenstockError, ValueError):
     """A Dockerfile is out of bounds, or asks for an image, which is not here."""
 
     def __init__(self, text: str, *, needs_image: bool = False) -> None:
@@ -36,11 +36,11 @@ def start_files(dockerfile: str, context: Tree) -> Tree:
         context: The files beside it.
 
     Raises:
-        DockerfileError: It is too long, or gives more than one folder of a task may hold.
+        StartFilesError: It is too long, or gives more than one folder of a task may hold.
 
     """
     if len(dockerfile) > SETTINGS_BYTES_MAX or dockerfile.count("\n") > LINES_MAX:
-        raise DockerfileError(f"expected {SETTINGS_BYTES_MAX} bytes, {LINES_MAX} lines at most")
+        raise StartFilesError(f"expected {SETTINGS_BYTES_MAX} bytes, {LINES_MAX} lines at most")
     if not dockerfile:
         return dict(context)
     work = "/"
@@ -58,7 +58,7 @@ def start_files(dockerfile: str, context: Tree) -> Tree:
             for source in sources:
                 placed |= _copied(context, source, place)
                 if len(placed) > FILES_MAX or _num_bytes(placed) > BYTES_MAX:
-                    raise DockerfileError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
+                    raise StartFilesError(f"gives more than {FILES_MAX} files or {BYTES_MAX} bytes")
     roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
     return _named(
         {
@@ -89,25 +89,25 @@ def check_instructions(dockerfile: str, context: Tree) -> None:
     """Check that files in the working directory are all that a Dockerfile adds to its base.
 
     Raises:
-        DockerfileError: It does more; the text begins with the instruction. First comes what no
+        StartFilesError: It does more; the text begins with the instruction. First comes what no
             image mends.
 
     """
     work, num_stages = "/", 0
-    images: list[DockerfileError] = []
+    images: list[StartFilesError] = []
     for words in _instructions(dockerfile):
         if words[0] == "WORKDIR":
             work = posixpath.normpath(posixpath.join(work, *words[1:2]))
         num_stages += words[0] == "FROM"
         try:
             _check_instruction(words, context, work, num_stages)
-        except DockerfileError as error:
+        except StartFilesError as error:
             if not error.needs_image:
                 raise
             images.append(error)
     if work not in {"/", *WORK_NAMES}:
         text = f"expected one of {', '.join(WORK_NAMES)}"
-        images.append(DockerfileError(f"WORKDIR: {text}, got {work!r}", needs_image=True))
+        images.append(StartFilesError(f"WORKDIR: {text}, got {work!r}", needs_image=True))
     if images:
         raise images[0]
     _instructions(dockerfile, strictly=True)
@@ -120,7 +120,7 @@ def _check_instruction(words: Sequence[str], context: Tree, work: str, num_stage
     elif name in {"COPY", "ADD"}:
         _check_copy(words[1:], context, work, shown)
     elif name not in {"WORKDIR", *_WITHOUT_EFFECT}:
-        raise DockerfileError(f"{name}: {shown!r}: expected an image that has it", needs_image=True)
+        raise StartFilesError(f"{name}: {shown!r}: expected an image that has it", needs_image=True)
 
 
 def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
@@ -130,7 +130,7 @@ def _check_base(arguments: Sequence[str], shown: str, num_stages: int) -> None:
     if num_stages > 1 or is_plain not in _BASES:
         choices = ", ".join(sorted(_BASES))
         text = f"expected one stage, from one of {choices}"
-        raise DockerfileError(f"FROM: {shown!r}: {text}", needs_image=True)
+        raise StartFilesError(f"FROM: {shown!r}: {text}", needs_image=True)
 
 
 def _check_copy(arguments: Sequence[str], context: Tree, work: str, shown: str) -> None:
@@ -138,19 +138,19 @@ def _check_copy(arguments: Sequence[str], context: Tree, work: str, shown: str) 
     options = [word for word in arguments if word.startswith("--")]
     if any(not option.startswith("--chown=") for option in options):
         text = "expected no option but --chown"
-        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
+        raise StartFilesError(f"COPY: {shown!r}: {text}", needs_image=True)
     if len(plain) < _COPY_WORDS or any("$" in word or word.startswith("[") for word in plain):
         text = "expected sources and a target, as plain words"
-        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
+        raise StartFilesError(f"COPY: {shown!r}: {text}", needs_image=True)
     *sources, target = plain
     place = posixpath.normpath(posixpath.join(work, target))
     if not any(f"{place}/".startswith(f"{root}/") for root in WORK_NAMES):
         text = f"expected a target in {' or '.join(WORK_NAMES)}, got {place!r}"
-        raise DockerfileError(f"COPY: {shown!r}: {text}", needs_image=True)
+        raise StartFilesError(f"COPY: {shown!r}: {text}", needs_image=True)
     for source in sources:
         if not _copied(context, source, f"{place}/"):
             text = f"COPY: {shown!r}: no file of the folder is {source!r}"
-            raise DockerfileError(text, needs_image=any(mark in source for mark in "*?["))
+            raise StartFilesError(text, needs_image=any(mark in source for mark in "*?["))
 
 
 def _copied(context: Tree, source: str, place: str) -> Tree:
@@ -172,7 +172,7 @@ def _instructions(dockerfile: str, *, strictly: bool = False) -> list[list[str]]
     """Return the words of each instruction; what does not parse as words is left out, or refused.
 
     Raises:
-        DockerfileError: A line is no words, and it is read strictly.
+        StartFilesError: A line is no words, and it is read strictly.
 
     """
     found: list[list[str]] = []
@@ -182,7 +182,7 @@ def _instructions(dockerfile: str, *, strictly: bool = False) -> list[list[str]]
         except ValueError as error:
             if strictly:
                 text = f"{line[:_SHOWN_CHARACTERS]!r}: {error}"
-                raise DockerfileError(text, needs_image=True) from error
+                raise StartFilesError(text, needs_image=True) from error
             continue
         if words:
             found.append([words[0].upper(), *words[1:]])

@@ -20,7 +20,7 @@ from penstock.envs.microvm.images.layers import (
     layer_path,
     pinned,
 )
-from penstock.envs.tasks.dockerfile import DockerfileError, check_instructions, start_files
+from penstock.envs.tasks.dockerfile import StartFilesError, check_instructions, start_files
 from penstock.envs.tasks.harbor.folder import MalformedTaskError, TaskImage, Tree, read_text
 
 DOCKERFILE = "Dockerfile"
@@ -72,7 +72,7 @@ def start_of(
             return image, {} if is_whole else start_files(text, context)
         check_instructions(text, context)
         return "", start_files(text, context)
-    except DockerfileError as error:
+    except StartFilesError as error:
         if not error.needs_image:
             raise MalformedTaskError(f"{path}: {error}") from error
         parts = [msgspec.msgpack.encode(one) for _, one in sorted(context.items())]

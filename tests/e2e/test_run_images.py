@@ -162,7 +162,7 @@ def test_tasks_run_and_are_graded_on_their_images(tmp_path, cache, port, monkeyp
         write_task(tasks, name, ASK.format(name=name), name, image=name)
     write_task(tasks, "web", FETCH.format(port=port), "fetched",
                egress=f"good.test:{port}@127.0.0.1")  # fmt: skip
-    write_task(tasks, "absent", "true\n", "", image="org/absent:1")
+    write_task(tasks, "absent", "true\n", "", image=f"org/absent@sha256:{'ab' * 32}")
     write_task(tasks, "heldout", ASK.format(name="alpha"), "alpha", image="alpha", split="heldout")
     own = tmp_path / "own"
     overrides = (

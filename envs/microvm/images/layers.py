@@ -75,7 +75,7 @@ class ImageLayer(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     """Path of those files in the machine."""
     config: str = ""
-    """Of a container image: its settings, as JSON."""
+    """Settings of a container image, as JSON; empty: it is a layer."""
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,13 +20,13 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_MOUNTS_AND_PROCESSES = 0x00020000 | 0x20000000
 READ_ONLY, NO_SUID, BIND, REMOUNT, PRIVATE = 1, 2, 4096, 32, 1 << 18 | 1 << 14
 KEPT = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31}
-"""Numbers of the capabilities that `launch.c` keeps."""
+"""Numbers of the capabilities that `envs/microvm/guest/launch.c` keeps."""
 LINKS_MAX, REFUSED = 40, 3
 NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9),
          "tty": (5, 0)}  # fmt: skip
 
 
-class Refused(Exception):
+class StepRefusal(Exception):
     """The step cannot be done; the text says why."""
 
 
@@ -63,7 +63,7 @@ def inside(root, path, *, follow_last=True):
         if os.path.islink(at) and (todo or follow_last):
             num += 1
             if num > LINKS_MAX:
-                raise Refused(f"{path}: links lead in circles")
+                raise StepRefusal(f"{path}: links lead in circles")
             target = os.readlink(at)
             done = [] if target.startswith("/") else done
             todo = [p for p in target.split("/") if p not in ("", ".")] + todo
@@ -85,12 +85,12 @@ def owner(text):
     name = name or "0"
     row = next((r for r in rows("/etc/passwd") if len(r) > 5 and name in (r[0], r[2])), None)
     if row is None and not name.isdecimal():
-        raise Refused(f"the image has no user {name!r}")
+        raise StepRefusal(f"the image has no user {name!r}")
     uid, gid, home = (int(row[2]), int(row[3]), row[5]) if row else (int(name), 0, "/")
     if group:
         row = next((r for r in rows("/etc/group") if len(r) > 2 and group in (r[0], r[2])), None)
         if row is None and not group.isdecimal():
-            raise Refused(f"the image has no group {group!r}")
+            raise StepRefusal(f"the image has no group {group!r}")
         gid = int(row[2]) if row else int(group)
     elif ":" not in text and row is None:
         gid = 0
@@ -112,7 +112,7 @@ def make_folder(path, ids=(0, 0)):
     try:
         os.mkdir(path, 0o755)
     except FileExistsError:
-        raise Refused(f"{path.removeprefix(ROOT)}: a file is in the way of a folder") from None
+        raise StepRefusal(f"{path.removeprefix(ROOT)}: a file is in the way of a folder") from None
     os.chmod(path, 0o755)
     os.chown(path, *ids)
 
@@ -208,7 +208,7 @@ def sources(step):
         else:
             matches = [at] if os.path.lexists(inside(root, at)) else []
         if not matches:
-            raise Refused(f"no file is {pattern!r}")
+            raise StepRefusal(f"no file is {pattern!r}")
         found += [(one, inside(root, one)) for one in matches]
     return found
 
@@ -218,7 +218,7 @@ def put(source, target, ids, mode):
     info = os.lstat(source)
     if stat.S_ISDIR(info.st_mode):
         if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
-            raise Refused(f"{target.removeprefix(ROOT)}: expected a folder")
+            raise StepRefusal(f"{target.removeprefix(ROOT)}: expected a folder")
         if not os.path.isdir(target):
             make_folder(os.path.dirname(target))
             os.mkdir(target)
@@ -227,7 +227,7 @@ def put(source, target, ids, mode):
             put(os.path.join(source, name), os.path.join(target, name), ids, mode)
         return
     if os.path.isdir(target) and not os.path.islink(target):
-        raise Refused(f"{target.removeprefix(ROOT)}: a folder is in the way of a file")
+        raise StepRefusal(f"{target.removeprefix(ROOT)}: a folder is in the way of a file")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(target)
     if stat.S_ISLNK(info.st_mode):
@@ -263,7 +263,7 @@ def unpack(source, target):
                 os.write(2, f"{error}\n".encode())
                 os._exit(1)
         if os.waitpid(pid, 0)[1] != 0:
-            raise Refused(f"the archive {os.path.basename(source)!r} cannot be unpacked")
+            raise StepRefusal(f"the archive {os.path.basename(source)!r} cannot be unpacked")
     return True
 
 
@@ -276,7 +276,7 @@ def copy(step):
     target = inside(ROOT, wanted)
     is_into = wanted.endswith(("/", "/.")) or os.path.isdir(target)
     if len(found) + len(step["files"]) > 1 and not is_into:
-        raise Refused(f"{wanted!r}: expected a folder for several sources, with / at its end")
+        raise StepRefusal(f"{wanted!r}: expected a folder for several sources, with / at its end")
     for name, source in found:
         if step["unpacks"] and unpack(source, target):
             continue
@@ -313,7 +313,7 @@ def export(disk):
                "--directory", UPPER, "."]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Refused(f"the step's files cannot be kept: {done.stderr[-300:]}")
+        raise StepRefusal(f"the step's files cannot be kept: {done.stderr[-300:]}")
     os.sync()
 
 
@@ -338,7 +338,7 @@ def main():
         code = run(step) if step["argv"] else copy(step)
         if code == 0:
             export(step["out"])
-    except Refused as error:
+    except StepRefusal as error:
         sys.stderr.write(str(error))
         return REFUSED
     if code:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from penstock.envs.microvm.oci.tree import ImageError
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 TEXT_BYTES_MAX, LINES_MAX, INSTRUCTIONS_MAX = 1 << 20, 10_000, 1_000
 EXPANDED_MAX = 256 << 10
@@ -77,8 +77,8 @@ class Instruction:
         if not self.text.startswith("["):
             return None
         try:
-            return msgspec.json.decode(self.text, type=list[str])
-        except (msgspec.DecodeError, msgspec.ValidationError):
+            return parse_json(self.text, list[str], self.name)
+        except CodecError:
             return None
 
     def refused(self, reason: str) -> DockerfileError:

@@ -7,7 +7,7 @@ No privilege is needed: owners, links and whiteouts are numbers in the file, and
 ever is a path of this host. Equal trees give equal bytes. All times are 0, which is how the files
 that an episode touched are told from a layer's.
 
-Source: Documentation/filesystems/erofs.rst and fs/erofs/erofs_fs.h of Linux.
+Source: Linux's documentation of erofs, and its header of the format on disk.
 """
 
 import os

@@ -30,7 +30,7 @@ from penstock.envs.microvm.images.layers import (
     load_layer,
 )
 from penstock.envs.microvm.oci.erofs import ErofsWriter, read_erofs
-from penstock.envs.microvm.oci.layer_tar import Converted, ConvertRequest, convert
+from penstock.envs.microvm.oci.layer_tar import ConvertReport, ConvertRequest, convert
 from penstock.envs.microvm.oci.tree import ImageError, Node, find
 from penstock.envs.microvm.recipe.steps import Say, build_lock, install
 from penstock.messages.errors import CodecError
@@ -74,9 +74,9 @@ class ImageStore:
         self.folder = layer_folder(cache or vm_cache_dir())
         self.say = say
 
-    def locked(self) -> "_Locked":
+    def locked(self) -> "_StoreLock":
         """Return a block during which files may be added; it gives a scratch folder."""
-        return _Locked(self)
+        return _StoreLock(self)
 
     def layer(self, key: str, request: Callable[[Path], ConvertRequest], scratch: Path) -> str:
         """Return the digest of the erofs file that a chain of layers ends with.
@@ -108,7 +108,7 @@ class ImageStore:
         digest = chain.read_text() if chain.is_file() else ""
         return digest if digest and layer_path(self.folder, digest).is_file() else ""
 
-    def _tell(self, found: Converted) -> None:
+    def _tell(self, found: ConvertReport) -> None:
         if found.num_dropped:
             self.say(f"image: {found.num_dropped} devices or sockets left out")
         if found.num_attributes:
@@ -192,7 +192,7 @@ class ImageStore:
         return load_image(path).layers[1:], config
 
 
-class _Locked:
+class _StoreLock:
     """Block that holds the build lock and owns a scratch folder."""
 
     def __init__(self, store: ImageStore) -> None:

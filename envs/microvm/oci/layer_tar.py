@@ -37,6 +37,8 @@ from penstock.envs.microvm.oci.tree import (
     parts_of,
     settle,
 )
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 LAYER_BYTES_MAX = 16 << 30
 """Maximum bytes of one layer, unpacked."""
@@ -70,7 +72,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
     target: str
 
 
-class Converted(msgspec.Struct, frozen=True, kw_only=True):
+class ConvertReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a layer was found to hold."""
 
     error: str = ""
@@ -90,7 +92,7 @@ class _CheckedInfo(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-class _Hashed(io.RawIOBase):
+class _HashStream(io.RawIOBase):
     """Reads a stream and hashes it."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -173,7 +175,7 @@ class _Layer:
             content = tar.extractfile(member)
             if content is None:
                 raise ImageError(f"{member.name[:200]!r}: no content")
-            head = _Peeked(content)
+            head = _PeekStream(content)
             self._writer.add(node, cast("BinaryIO", head))
             self._check_program(node, head.head, member.name)
 
@@ -254,7 +256,7 @@ class _Layer:
                 self.foreign.append(name[:200])
 
 
-class _Peeked:
+class _PeekStream:
     """Reads content and keeps its first bytes."""
 
     def __init__(self, content: object) -> None:
@@ -267,7 +269,7 @@ class _Peeked:
         return data
 
 
-def convert_here(request: ConvertRequest, target: BinaryIO) -> Converted:
+def convert_here(request: ConvertRequest, target: BinaryIO) -> ConvertReport:
     """Convert a layer in this process, without its bounds of memory and time; see `convert`."""
     writer = ErofsWriter(target, bytes_max=LAYER_BYTES_MAX)
     lowers = [Path(path) for path in request.lowers]
@@ -277,12 +279,12 @@ def convert_here(request: ConvertRequest, target: BinaryIO) -> Converted:
         _copy_content(writer, root, paths)
         _settle(root, lowers)
         writer.finish(root)
-        return Converted()
+        return ConvertReport()
     layers: list[_Layer] = []
     for number, blob in enumerate(request.blobs):
         layer = _Layer(writer, is_overlay=request.is_overlay)
         with opened_stream(Path(blob)) as stream:
-            hashed = _Hashed(stream)
+            hashed = _HashStream(stream)
             layer.fill(cast("BinaryIO", hashed))
             while request.diff_ids and hashed.read(1 << 20):
                 pass  # What follows the archive counts for the digest.
@@ -297,7 +299,7 @@ def convert_here(request: ConvertRequest, target: BinaryIO) -> Converted:
         root = merge([layer.root for layer in layers])
         _settle(root, lowers)
     writer.finish(root)
-    return Converted(
+    return ConvertReport(
         num_files=sum(layer.num_files for layer in layers),
         num_dropped=sum(layer.num_dropped for layer in layers),
         num_attributes=sum(layer.num_attributes for layer in layers),
@@ -335,7 +337,7 @@ def _copy_content(writer: ErofsWriter, root: Node, paths: Sequence[Path]) -> Non
             todo += node.children.values()
 
 
-def convert(request: ConvertRequest) -> Converted:
+def convert(request: ConvertRequest) -> ConvertReport:
     """Convert a layer in a process of its own.
 
     Raises:
@@ -360,8 +362,8 @@ def convert(request: ConvertRequest) -> Converted:
         except subprocess.TimeoutExpired:
             raise ImageError(f"a layer takes more than {LAYER_S_MAX:g} s") from None
     try:
-        found = msgspec.json.decode(done.stdout, type=Converted)
-    except msgspec.DecodeError:
+        found = parse_json(done.stdout, ConvertReport, "report")
+    except CodecError:
         words = done.stderr.decode(errors="replace").strip()[-400:]
         raise ImageError(f"a layer exceeds the bounds of its process ({words})") from None
     if found.error:
@@ -371,7 +373,7 @@ def convert(request: ConvertRequest) -> Converted:
 
 def main() -> None:
     """Read a request from standard input, and write what was found to standard output."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ConvertRequest)
+    request = parse_json(sys.stdin.buffer.read(), ConvertRequest, "request")
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CPU, (int(LAYER_S_MAX), int(LAYER_S_MAX)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -380,11 +382,11 @@ def main() -> None:
             target = until.enter_context(os.fdopen(int(sys.argv[1]), "rb+"))
             found = convert_here(request, cast("BinaryIO", target))
         except ImageError as error:
-            found = Converted(error=str(error))
+            found = ConvertReport(error=str(error))
         except _DAMAGED as error:
-            found = Converted(error=f"a layer is damaged: {error}")
+            found = ConvertReport(error=f"a layer is damaged: {error}")
         except MemoryError:
-            found = Converted(error=f"a layer needs more than {_MEMORY_BYTES_MAX >> 20} MiB")
+            found = ConvertReport(error=f"a layer needs more than {_MEMORY_BYTES_MAX >> 20} MiB")
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

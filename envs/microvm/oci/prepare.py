@@ -19,7 +19,7 @@ from penstock.envs.microvm.oci.build import BuildOptions, build_dockerfile
 from penstock.envs.microvm.oci.image import ImageStore
 from penstock.envs.microvm.oci.pull import fetch_layers
 from penstock.envs.microvm.oci.registry import RegistrySource
-from penstock.envs.microvm.oci.sources import Source, open_files
+from penstock.envs.microvm.oci.sources import ImageSource, open_files
 from penstock.envs.microvm.oci.tree import ImageError
 from penstock.envs.microvm.recipe.steps import Say
 from penstock.envs.sandbox import BackendUnavailable
@@ -99,7 +99,7 @@ async def pull_image(
     async with asyncio.timeout(PULL_S_MAX) as deadline:
         try:
             with store.locked() as scratch:
-                source: Source
+                source: ImageSource
                 if isinstance(given, Path):
                     source = await asyncio.to_thread(open_files, given, scratch)
                 elif options.offline:

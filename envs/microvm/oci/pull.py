@@ -7,11 +7,11 @@ from pathlib import Path
 from penstock.envs.microvm.images.assets import digest_bytes
 from penstock.envs.microvm.oci.image import RECIPE, ContainerConfig, ImageStore
 from penstock.envs.microvm.oci.layer_tar import ConvertRequest
-from penstock.envs.microvm.oci.sources import Source
+from penstock.envs.microvm.oci.sources import ImageSource
 
 
 async def fetch_layers(
-    source: Source, store: ImageStore, scratch: Path
+    source: ImageSource, store: ImageStore, scratch: Path
 ) -> tuple[list[str], ContainerConfig]:
     """Return the layers of an image, the uppermost first, converted, and its settings."""
     config, layers = await source.config()

@@ -31,7 +31,7 @@ from penstock.envs.microvm.oci.sources import (
     MANIFEST_BYTES_MAX,
     Descriptor,
     ImageConfig,
-    Manifest,
+    ImageManifest,
     checked,
     chosen,
     decoded,
@@ -140,7 +140,7 @@ def read_credentials(path: Path | None, host: str) -> str:
 
 
 class RegistrySource:
-    """An image in a registry; see `sources.Source`.
+    """An image in a registry; see `sources.ImageSource`.
 
     Args:
         reference: Of the image.
@@ -160,11 +160,11 @@ class RegistrySource:
         self._authorization = ""
 
     async def config(self) -> tuple[ImageConfig, list[Descriptor]]:
-        """See `Source.config`."""
+        """See `ImageSource.config`."""
         version = self._at.version
         digest = Descriptor(digest=version) if version.startswith("sha256:") else None
         for _ in range(INDEX_DEPTH_MAX):
-            found = decoded(await self._manifest(version, digest), Manifest, "manifest")
+            found = decoded(await self._manifest(version, digest), ImageManifest, "manifest")
             if found.config is not None:
                 path = await self._blob(found.config, MANIFEST_BYTES_MAX)
                 config = decoded(path.read_bytes(), ImageConfig, "config")
@@ -176,7 +176,7 @@ class RegistrySource:
         raise ImageError(f"{self._at.name}: expected an image or an index of images")
 
     async def layer(self, layer: Descriptor) -> Path:
-        """See `Source.layer`."""
+        """See `ImageSource.layer`."""
         return await self._blob(layer, LAYER_BYTES_MAX)
 
     async def _manifest(self, version: str, digest: Descriptor | None) -> bytes:

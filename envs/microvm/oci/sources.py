@@ -61,7 +61,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest, or an index of several."""
 
     schemaVersion: int = 2
@@ -93,7 +93,7 @@ class SavedImage(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     layers: list[str]
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Where the blobs of one image come from."""
 
     async def config(self) -> tuple[ImageConfig, list[Descriptor]]:
@@ -139,7 +139,7 @@ def checked(config: ImageConfig, layers: Sequence[Descriptor]) -> list[Descripto
     return list(layers)
 
 
-def chosen(index: Manifest, name: str) -> Descriptor:
+def chosen(index: ImageManifest, name: str) -> Descriptor:
     """Return the manifest of an index that is for machines here.
 
     Raises:
@@ -185,14 +185,14 @@ class FileSource:
         self._saved: dict[str, Path] = {}
 
     async def config(self) -> tuple[ImageConfig, list[Descriptor]]:
-        """See `Source.config`."""
+        """See `ImageSource.config`."""
         if "index.json" in self._files:
-            found = self._manifest(self._json("index.json", Manifest))
+            found = self._manifest(self._json("index.json", ImageManifest))
         elif "manifest.json" in self._files:
             raw = bytes(self._json("manifest.json", msgspec.Raw))
             if raw.lstrip().startswith(b"["):
                 return self._docker(raw)
-            found = self._json("manifest.json", Manifest)
+            found = self._json("manifest.json", ImageManifest)
         else:
             raise ImageError(f"{self._name}: expected index.json or manifest.json: "
                              "an OCI layout, a docker save archive or a skopeo folder")  # fmt: skip
@@ -202,15 +202,15 @@ class FileSource:
         return config, checked(config, found.layers)
 
     async def layer(self, layer: Descriptor) -> Path:
-        """See `Source.layer`."""
+        """See `ImageSource.layer`."""
         return self._saved.get(layer.digest) or self._blob(layer)
 
-    def _manifest(self, index: Manifest) -> Manifest:
+    def _manifest(self, index: ImageManifest) -> ImageManifest:
         for _ in range(INDEX_DEPTH_MAX):
             if not index.manifests:
                 return index
             path = self._blob(chosen(index, self._name))
-            index = decoded(_read_small(path), Manifest, "manifest")
+            index = decoded(_read_small(path), ImageManifest, "manifest")
         raise ImageError(f"{self._name}: an index of indexes, deeper than {INDEX_DEPTH_MAX}")
 
     def _docker(self, raw: bytes) -> tuple[ImageConfig, list[Descriptor]]:

@@ -157,7 +157,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     info: SandboxRecord
     """Record of a machine, without its boot time."""
     settings: ImageSettings | None = None
-    """Of the container image that is its root, if there is one."""
+    """Settings of the container image that is its root, if there is one."""
     kept: dict[str, SavedMachine] = {}
     """Memory cached for further copies, by the token of its checkpoint; oldest first."""
 

@@ -30,7 +30,7 @@ class TaskImage(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path = Path()
     """Without a reference: the folder of the Dockerfile."""
     name: str = ""
-    """Of the image that is built there."""
+    """Name of the image that is built there."""
     hidden: tuple[str, ...] = ()
     """Files directly in that folder that are not the agent's: no image may have them."""
 

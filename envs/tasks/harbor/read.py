@@ -2,7 +2,8 @@
 
 A folder that Penstock wrote comes back as it was. A foreign one is graded by its own verifier. Its
 Dockerfile is read: what `COPY` and `ADD` bring into the working directory is taken, and one that
-does more needs an image (`images.py`). What no machine has is refused by field (`fields.py`).
+does more needs an image (`envs/tasks/images.py`). What no machine has is refused by its field
+(`fields.py`).
 
 Source: Harbor's task format, schema 1.4 (harborframework.com/docs/tasks).
 """
