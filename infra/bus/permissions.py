@@ -38,8 +38,8 @@ _FOLLOWED = (
     *(_MESSAGES, _LIVENESS),
 )
 """Packages whose imports are followed; others hold no actor's code."""
-# Of events not DIRECT.GET: the server publishes the stored body to any subject that the reader names
-# for its answer, so that an event of one's own would become an event of another role.
+# Of events not DIRECT.GET: the server publishes a stored body to any subject that the reader names
+# for the answer, so that an event of its own would become an event of another role.
 _STREAM_READS = ("STREAM.INFO", "STREAM.MSG.GET")
 _OBJECT_READS = (*_STREAM_READS, "DIRECT.GET")
 _CONSUMER_CALLS = ("CREATE", "DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
