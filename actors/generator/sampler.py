@@ -342,7 +342,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     """Draw one token per row.
 
     Args:
-        logits: PositionSupport logits, float32 [B, V]; overwritten.
+        logits: Shaped logits, float32 [B, V]; overwritten.
         batch: Sampling settings of the B rows.
 
     Returns:

@@ -63,7 +63,7 @@ class EgressAccount:
         return record.lines
 
     def open(self) -> EgressEntry:
-        """Begin a connection; `close` ends it."""
+        """Start the record of a connection; `close` completes it."""
         entry = EgressEntry()
         # By identity: entries are mutable and two connections may have equal fields.
         self._open[id(entry)] = entry

@@ -129,7 +129,7 @@ def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
             raise ValueError(f"{where}.tool_calls: only an assistant calls tools")
         if role is Role.TOOL:
             if not num_open:
-                raise ValueError(f"{where}: a tool's result without a call before it")
+                raise ValueError(f"{where}: tool result without a preceding tool call")
             num_open -= 1
         elif num_open:
             raise ValueError(f"{where}: expected the results of {num_open} calls first")

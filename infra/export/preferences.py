@@ -131,7 +131,7 @@ class PreferenceReader:
             return self._tokenizer.decode(ids)
         messages = self._chat.read_prompt(ids)
         if messages is None:
-            raise CodecError("its context is no conversation of the chat format")
+            raise CodecError("its context is not a conversation in the chat format")
         return [_message(each) for each in messages]
 
     def _reply(self, ids: list[int]) -> str | list[TraceMessage]:

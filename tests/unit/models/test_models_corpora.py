@@ -86,7 +86,7 @@ def test_a_document_is_what_an_episode_of_it_holds(chat, tmp_path):
         ({"messages": MESSAGES[:1]}, "messages: expected 2 to"),
         ({"messages": [MESSAGES[0], MESSAGES[0]]}, "expected one of an assistant"),
         ({"messages": MESSAGES[1:]}, r"messages\[0\]: expected another role before"),
-        ({"messages": [MESSAGES[0], *MESSAGES[2:]]}, r"messages\[1\]: a tool's result without"),
+        ({"messages": [MESSAGES[0], *MESSAGES[2:]]}, r"messages\[1\]: tool result without"),
         ({"messages": [*MESSAGES[:2], MESSAGES[3]]}, r"messages\[2\]: expected the results of 1"),
         (
             {"messages": [MESSAGES[0], MESSAGES[3] | {"reasoning_content": "hm"}]},
