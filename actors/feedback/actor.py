@@ -13,6 +13,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasureRequested,
     FeedbackReceived,
     FeedbackRetracted,
@@ -35,6 +36,7 @@ class FeedbackJoiner(Actor):
         FeedbackRetracted,
         LiveSampleJoined,
         ErasureRequested,
+        ConsentWithdrawn,
         QuarantineReleased,
     )
 
@@ -52,7 +54,7 @@ class FeedbackJoiner(Actor):
 
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
         """Know that nothing may be made of the request."""
-        self._join.add_counted(event.request_id)
+        self._join.add_counted(event.request_id, event.tenant)
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
@@ -80,6 +82,12 @@ class FeedbackJoiner(Actor):
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
         """Make no more samples of a user's requests."""
         self._join.erase(event)
+        return ()
+
+    async def on_consent_withdrawn(self, event: ConsentWithdrawn, ctx: Context) -> Effects:
+        """Make no more of what was recorded before."""
+        self._join.withdraw(event)
+        self._preferences.withdraw(event)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:

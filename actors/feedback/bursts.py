@@ -13,7 +13,13 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.actors.feedback.config import BurstConfig
-from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined, feedback_key
+from penstock.actors.runtime.fair_table import FairTable
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    LiveSampleJoined,
+    feedback_key,
+    tenant_of,
+)
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 
@@ -36,13 +42,19 @@ class Bursts:
 
     def __init__(self, config: BurstConfig) -> None:
         self._config = config
-        self._usage: OrderedDict[tuple[str, str], _Usage] = OrderedDict()
-        self._held: OrderedDict[str, str] = OrderedDict()
+        self._usage: FairTable[tuple[str, str], _Usage] = FairTable(
+            NUM_USERS_MAX, lambda key, _: key[0]
+        )
+        self._held: FairTable[str, str] = FairTable(NUM_USERS_MAX, lambda key, _: tenant_of(key))
         """Feedback's log key -> its quarantine."""
-        self._sizes: OrderedDict[str, tuple[_Usage, int]] = OrderedDict()
+        self._sizes: FairTable[str, tuple[_Usage, int]] = FairTable(
+            NUM_USERS_MAX, lambda key, _: tenant_of(key)
+        )
         """Quarantine -> whose it is, and how much was given in its window."""
         self._released: OrderedDict[str, None] = OrderedDict()
-        self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
+        self._judgments: FairTable[str, list[Judgment]] = FairTable(
+            NUM_USERS_MAX, lambda key, _: tenant_of(key)
+        )
         """Feedback's log key -> what it says for losses over preferences, held with it."""
 
     @property
@@ -62,10 +74,7 @@ class Bursts:
             return None
         window = int(at / self._config.window_s)
         user = (event.tenant, event.user)
-        usage = self._usage.setdefault(user, _Usage(window=window))
-        self._usage.move_to_end(user)
-        if len(self._usage) > NUM_USERS_MAX:
-            self._usage.popitem(last=False)
+        usage = self._usage[user] = self._usage.get(user) or _Usage(window=window)
         if window > usage.window:
             _close(usage, window)
         usage.num_signals += 1
@@ -87,12 +96,8 @@ class Bursts:
             usage.usual = max(usage.usual, usage.num_signals)
         else:
             self._sizes[quarantined.key()] = (usage, usage.num_signals)
-            if len(self._sizes) > NUM_USERS_MAX:
-                self._sizes.popitem(last=False)
             root = feedback_key(event.tenant, event.amends or event.feedback_id)
             self._held[root] = quarantined.key()
-            if len(self._held) > NUM_USERS_MAX:
-                self._held.popitem(last=False)
         return quarantined if begins else None
 
     def admit(self, judgments: Iterable[Judgment]) -> list[Judgment]:
@@ -100,11 +105,10 @@ class Bursts:
         found: list[Judgment] = []
         for judgment in judgments:
             if judgment.root in self._held:
-                self._judgments.setdefault(judgment.root, []).append(judgment)
+                held = self._judgments.get(judgment.root) or []
+                self._judgments[judgment.root] = [*held, judgment]
             else:
                 found.append(judgment)
-        while len(self._judgments) > NUM_USERS_MAX:
-            self._judgments.popitem(last=False)
         return found
 
     def release(self, event: QuarantineReleased) -> list[Judgment]:

@@ -17,13 +17,15 @@ import heapq
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Signal, UserSession, refusal
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
@@ -32,6 +34,7 @@ from penstock.messages.feedback import (
     LeftOutReason,
     LiveSampleJoined,
     feedback_key,
+    tenant_of,
 )
 from penstock.messages.signals.declaration import by_name
 
@@ -54,6 +57,11 @@ class JoinCounts(msgspec.Struct, kw_only=True):
     """Feedback that will not count."""
 
 
+class _ClosedRequest(NamedTuple):
+    tenant: str
+    reason: LeftOutReason
+
+
 class FeedbackJoin:
     """Sessions with their feedback, and feedback that waits for its request."""
 
@@ -61,14 +69,25 @@ class FeedbackJoin:
         self._config = config
         self._signal_wait_s = min(SIGNAL_WAIT_S, config.reward_wait_s)
         self._declared = by_name(config.signals)
-        self._sessions: OrderedDict[str, UserSession] = OrderedDict()
-        """By tenant, user and session, the one used longest ago first."""
+        num_max = config.num_open_max
+        self._sessions: FairTable[str, UserSession] = FairTable(
+            num_max,
+            lambda _, session: session.tenant,
+            weight=lambda session: len(session.turns),
+            on_drop=lambda _, session: self._close_session(session, LeftOutReason.LATE),
+        )
+        """By tenant, user and session."""
         self._place: dict[str, str] = {}
         """Request -> its session's key."""
-        self._early: OrderedDict[str, dict[str, Signal]] = OrderedDict()
+        self._early: FairTable[str, dict[str, Signal]] = FairTable(
+            num_max,
+            lambda _, signals: next((one.event.tenant for one in signals.values()), ""),
+            on_drop=lambda _, signals: self._leave_out_early(signals),
+        )
         """Request that is not recorded yet -> its signals."""
-        self._retracted: OrderedDict[str, None] = OrderedDict()
-        self._closed: OrderedDict[str, LeftOutReason] = OrderedDict()
+        self._retracted: FairTable[str, None] = FairTable(num_max, lambda key, _: tenant_of(key))
+        """Log keys of feedback."""
+        self._closed: FairTable[str, _ClosedRequest] = FairTable(num_max, lambda _, one: one.tenant)
         """Requests without consent, or forgotten."""
         self._wake: list[tuple[float, str]] = []
         self._published: OrderedDict[str, float] = OrderedDict()
@@ -88,43 +107,42 @@ class FeedbackJoin:
         if request_id in self._closed or request_id in self._place:
             return
         if not record.training_consent:
-            self._refuse(request_id)
+            self._refuse(request_id, record.tenant)
             return
-        early = self._early.pop(request_id, {})
+        early = self._early.pop(request_id, None) or {}
         key = f"{record.tenant} {record.user} {record.session_id}"
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = UserSession(
+            session = UserSession(
                 session_id=record.session_id, tenant=record.tenant, user=record.user
             )
         session.add(record, now)
+        self._place[request_id] = key
+        # Now that it has grown: the tenant with the most may have to give way.
+        self._sessions[key] = session
         for root, signal in early.items():
             if reason := refusal(signal.event, self._declared, session.tenant):
                 self._leave_out(signal.event, reason)
             else:
                 session.signals[root] = signal
-        self._place[request_id] = key
-        self._sessions.move_to_end(key)
         self._touch(key, session, now + self._config.reward_wait_s)
-        while len(self._place) > self._config.num_open_max:
-            self._forget(next(iter(self._sessions)))
 
-    def add_counted(self, request_id: str) -> None:
+    def add_counted(self, request_id: str, tenant: str = "") -> None:
         """Take in a request that may not be stored: its feedback is left out."""
         if request_id not in self._closed and request_id not in self._place:
-            self._refuse(request_id)
+            self._refuse(request_id, tenant)
 
     def add_feedback(self, event: FeedbackReceived, now: float) -> None:
         """Note a signal, before or after its request."""
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
         if root in self._retracted:
             return
-        if reason := self._closed.get(event.request_id):
-            self._leave_out(event, reason)
+        if closed := self._closed.get(event.request_id):
+            self._leave_out(event, closed.reason)
             return
         key = self._place.get(event.request_id)
         session = self._sessions[key] if key is not None else None
-        known = session.signals if session else self._early.setdefault(event.request_id, {})
+        known = session.signals if session else self._early.get(event.request_id, {})
         earlier = known.get(root)
         if earlier is not None and not event.amends:
             return
@@ -138,16 +156,13 @@ class FeedbackJoin:
         known[root] = Signal(root=root, order=order, event=event)
         if key is not None and session is not None:
             self._touch(key, session, now + self._signal_wait_s)
-        while len(self._early) > self._config.num_open_max:
-            _, signals = self._early.popitem(last=False)
-            for signal in signals.values():
-                self._leave_out(signal.event, LeftOutReason.UNKNOWN_REQUEST)
+        else:
+            self._early[event.request_id] = known
 
     def retract(self, event: FeedbackRetracted, now: float) -> None:
         """Forget a signal, also one that comes later."""
         root = event.key()
         self._retracted[root] = None
-        self._bound(self._retracted)
         self._early.get(event.request_id, {}).pop(root, None)
         key = self._place.get(event.request_id)
         if key is not None:
@@ -176,6 +191,13 @@ class FeedbackJoin:
             if (session.tenant, session.user) == of_user:
                 self._forget(key, LeftOutReason.ERASED)
 
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Forget the sessions whose requests must not be trained any more."""
+        for key, session in list(self._sessions.items()):
+            turns = session.turns.values()
+            if any(event.covers(session.tenant, [turn.key_id], turn.recorded_at) for turn in turns):
+                self._forget(key, LeftOutReason.NO_CONSENT)
+
     def left_out(self) -> Iterator[FeedbackLeftOut]:
         """Yield what was found since the last call: feedback that will not count, and why."""
         while self._left_out:
@@ -197,7 +219,8 @@ class FeedbackJoin:
             for event in self._found(session, now):
                 if self._published.get(event.key(), -ECHO_S_MAX) + ECHO_S_MAX <= now:
                     self._published[event.key()] = now
-                    self._bound(self._published)
+                    while len(self._published) > self._config.num_open_max:
+                        self._published.popitem(last=False)
                     yield event
                 self._sleep(key, now + ECHO_S_MAX)
             if (matures_at := session.matures_at(self._declared, now)) is not None:
@@ -249,15 +272,19 @@ class FeedbackJoin:
         heapq.heappush(self._wake, (until, key))
 
     def _expire(self, now: float) -> None:
-        while self._sessions:
-            key, session = next(iter(self._sessions.items()))
-            newest = next(reversed(session.turns.values()))
-            if now - newest.at < self._config.late_s_max:
-                return
-            self._forget(key)
+        # Of each tenant, as long as one is due: the table keeps a tenant's in order of use.
+        while due := [
+            key
+            for key, session in self._sessions.oldest()
+            if now - next(reversed(session.turns.values())).at >= self._config.late_s_max
+        ]:
+            for key in due:
+                self._forget(key)
 
     def _forget(self, key: str, reason: LeftOutReason = LeftOutReason.LATE) -> None:
-        session = self._sessions.pop(key)
+        self._close_session(self._sessions.pop(key), reason)
+
+    def _close_session(self, session: UserSession, reason: LeftOutReason) -> None:
         joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
         for root, signal in session.signals.items():
             if root not in joined and not self._declared[signal.event.name].kind.is_text:
@@ -265,7 +292,7 @@ class FeedbackJoin:
         for request_id in session.turns:
             del self._place[request_id]
             self.counts.num_dropped += request_id not in session.sample_of
-            self._close(request_id, reason)
+            self._closed[request_id] = _ClosedRequest(session.tenant, reason)
 
     def _leave_out(self, event: FeedbackReceived, reason: LeftOutReason) -> None:
         self.counts.num_left_out += 1
@@ -279,20 +306,16 @@ class FeedbackJoin:
             )
         )
 
-    def _refuse(self, request_id: str) -> None:
+    def _leave_out_early(self, signals: dict[str, Signal]) -> None:
+        for signal in signals.values():
+            self._leave_out(signal.event, LeftOutReason.UNKNOWN_REQUEST)
+
+    def _refuse(self, request_id: str, tenant: str) -> None:
         """Make nothing of a request without consent, and leave out its feedback."""
         self.counts.num_without_consent += 1
-        self._close(request_id, LeftOutReason.NO_CONSENT)
-        for signal in self._early.pop(request_id, {}).values():
+        self._closed[request_id] = _ClosedRequest(tenant, LeftOutReason.NO_CONSENT)
+        for signal in (self._early.pop(request_id, None) or {}).values():
             self._leave_out(signal.event, LeftOutReason.NO_CONSENT)
-
-    def _close(self, request_id: str, reason: LeftOutReason) -> None:
-        self._closed[request_id] = reason
-        self._bound(self._closed)
-
-    def _bound(self, table: OrderedDict[str, Any]) -> None:
-        while len(table) > self._config.num_open_max:
-            table.popitem(last=False)
 
 
 def _content(sample: LiveSampleJoined) -> tuple[object, ...]:

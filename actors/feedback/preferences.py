@@ -6,14 +6,15 @@
 ```
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, refusal
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     FeedbackReceived,
     InferenceRecorded,
     feedback_key,
@@ -32,16 +33,20 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     has_consent: bool
     is_external: bool
+    key_id: str
+    at: float
 
 
 class Preferences:
     """Recent requests, and feedback that waits for its request."""
 
     def __init__(self, config: JoinConfig) -> None:
-        self._num_max = config.num_open_max
+        num_max = config.num_open_max
         self._declared = by_name(config.signals)
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
-        self._early: OrderedDict[str, list[FeedbackReceived]] = OrderedDict()
+        self._requests: FairTable[str, _Request] = FairTable(num_max, lambda _, one: one.tenant)
+        self._early: FairTable[str, list[FeedbackReceived]] = FairTable(
+            num_max, lambda _, events: events[0].tenant
+        )
 
     def add_record(self, record: InferenceRecorded) -> Iterator[PreferencePair | Label]:
         """Take in a request; yield what the feedback says that came before it."""
@@ -51,10 +56,10 @@ class Preferences:
             policy_version=record.policy_version,
             has_consent=record.training_consent,
             is_external=record.is_external,
+            key_id=record.key_id,
+            at=record.recorded_at,
         )
-        if len(self._requests) > self._num_max:
-            self._requests.popitem(last=False)
-        for event in self._early.pop(record.request_id, []):
+        for event in self._early.pop(record.request_id, None) or []:
             yield from self._read(event, request)
 
     def add_feedback(self, event: FeedbackReceived) -> Iterator[PreferencePair | Label]:
@@ -63,11 +68,15 @@ class Preferences:
         if request is not None:
             yield from self._read(event, request)
             return
-        waiting = self._early.setdefault(event.request_id, [])
+        waiting = self._early.get(event.request_id) or []
         if len(waiting) < SIGNALS_MAX:
-            waiting.append(event)
-        if len(self._early) > self._num_max:
-            self._early.popitem(last=False)
+            self._early[event.request_id] = [*waiting, event]
+
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Read no more feedback on requests that must not be trained any more."""
+        for name, request in list(self._requests.items()):
+            if event.covers(request.tenant, [request.key_id], request.at):
+                self._requests[name] = msgspec.structs.replace(request, has_consent=False)
 
     def _read(self, event: FeedbackReceived, request: _Request) -> Iterator[PreferencePair | Label]:
         if not request.has_consent or refusal(event, self._declared, request.tenant):
@@ -84,6 +93,8 @@ class Preferences:
                 user=request.user,
                 author=owner_of(event.tenant, event.user),
                 policy_version=request.policy_version,
+                key_id=request.key_id,
+                recorded_at=request.at,
             )
         score, weight = spec.score(event.value), spec.weight * event.weight
         is_whole = spec.level is SignalLevel.REQUEST or request.is_external
@@ -98,4 +109,6 @@ class Preferences:
                 tenant=request.tenant,
                 user=request.user,
                 policy_version=request.policy_version,
+                key_id=request.key_id,
+                recorded_at=request.at,
             )

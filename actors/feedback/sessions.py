@@ -66,6 +66,9 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     at: float
     """When it was recorded, unix seconds."""
+    recorded_at: float
+    """As the record says: 0 in logs of earlier releases."""
+    key_id: str
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +132,8 @@ class UserSession:
             policy_version=record.policy_version,
             chain=record.chain,
             at=record.recorded_at or now,
+            recorded_at=record.recorded_at,
+            key_id=record.key_id,
         )
 
     def rate(
@@ -182,6 +187,8 @@ class UserSession:
             variant=first.variant,
             propensity=first.propensity,
             policy_version=min(turn.policy_version for turn in turns),
+            key_ids=sorted({turn.key_id for turn in turns}),
+            recorded_at=min(turn.recorded_at for turn in turns),
             evidence=self._evidence(turns),
         )
 

@@ -9,11 +9,10 @@ they agree or not; a user is believed until this happens too rarely: with a shar
 so that who agrees no more often than a coin has none.
 """
 
-from collections import OrderedDict
-
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined
 from penstock.messages.signals.declaration import by_name
 
@@ -28,6 +27,8 @@ User = tuple[str, str]
 
 
 class _Judged(msgspec.Struct, kw_only=True):
+    tenant: str
+    """Tenant of the first judgment."""
     verified: float = 0.0
     """Sum of verified scores."""
     by_user: dict[User, float] = {}
@@ -38,10 +39,13 @@ class Trust:
     """Agreements by user, over the most recent requests."""
 
     def __init__(self, config: JoinConfig) -> None:
-        self._num_max = config.num_open_max
         self._declared = by_name(config.signals)
-        self._judged: OrderedDict[str, _Judged] = OrderedDict()
-        self._agreed: OrderedDict[User, list[int]] = OrderedDict()
+        self._judged: FairTable[str, _Judged] = FairTable(
+            config.num_open_max, lambda _, judged: judged.tenant
+        )
+        self._agreed: FairTable[User, list[int]] = FairTable(
+            config.num_open_max, lambda user, _: user[0]
+        )
         """User -> agreements, comparisons."""
 
     def add(self, event: FeedbackReceived) -> None:
@@ -50,9 +54,7 @@ class Trust:
         score = spec.score(event.value) * spec.weight if spec else 0.0
         if score == 0.0:
             return
-        judged = self._judged.setdefault(event.request_id, _Judged())
-        if len(self._judged) > self._num_max:
-            self._judged.popitem(last=False)
+        judged = self._judged.setdefault(event.request_id, _Judged(tenant=event.tenant))
         user = (event.tenant, event.user)
         if event.is_trusted:
             if judged.verified == 0.0:
@@ -71,9 +73,6 @@ class Trust:
         return min(1.0, max(0.0, (share - COIN) / (BELIEVED - COIN)))
 
     def _compare(self, user: User, given: float, verified: float) -> None:
-        counts = self._agreed.setdefault(user, [0, 0])
-        self._agreed.move_to_end(user)
-        if len(self._agreed) > self._num_max:
-            self._agreed.popitem(last=False)
+        counts = self._agreed[user] = self._agreed.get(user) or [0, 0]
         counts[0] += (given > 0) == (verified > 0)
         counts[1] += 1

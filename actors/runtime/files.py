@@ -68,14 +68,14 @@ def create_secret(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the 32-byte secret that a file holds as hex digits.
+    """Return the secret that a file holds: one to three lines of 64 hex digits, 32 bytes each.
 
     Raises:
         ConfigError: There is no such file, or it holds anything else.
 
     """
     text = read_small(path, _SECRET_FILE_BYTES_MAX).decode("ascii", "replace").strip()
-    if not re.fullmatch(rf"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
+    if not re.fullmatch(rf"([0-9a-f]{{{2 * _SECRET_BYTES}}}\n?){{1,3}}", text):
         raise ConfigError(f"{path}: expected {2 * _SECRET_BYTES} hexadecimal digits")
     return bytes.fromhex(text)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -22,6 +23,13 @@ _NUM_UPDATES_MAX = 16
 _Update = tuple[Choice, list[int]]
 
 
+class KeptReply(NamedTuple):
+    """Body of a reply that may be kept for retries, and whose it is."""
+
+    body: bytes
+    client: Requester
+
+
 class Exchange:
     """One request and its replies."""
 
@@ -33,6 +41,7 @@ class Exchange:
         asked: ParsedRequest,
         plan: Plan,
         *,
+        erasures: int = 0,
         keeps: bool = False,
     ) -> None:
         """Prepare the replies; nothing is sampled before `answer`.
@@ -43,6 +52,7 @@ class Exchange:
             key: Key of the request.
             asked: Parsed body.
             plan: Context and sampling parameters.
+            erasures: Erasures of the user before the request.
             keeps: Whether to keep the reply, also of a stream, for `kept_reply`.
 
         """
@@ -55,6 +65,7 @@ class Exchange:
             key=key,
             user=services.pseudonyms.user(key, conversation.user),
             consent=consent_of(key, conversation.store, conversation.metadata),
+            erasures=erasures,
         )
         route = services.arms.route(self._client.user, services.ctx.now())
         name = request[REQUEST_ID]
@@ -78,12 +89,12 @@ class Exchange:
         self._has_token = False
         self._kept: list[bytes] | None = [] if keeps else None
 
-    def kept_reply(self, response: web.StreamResponse) -> bytes | None:
+    def kept_reply(self, response: web.StreamResponse) -> KeptReply | None:
         """Return the body of the response for a later replay; None if it may not be kept."""
         if self._kept is None:
             return None
         body = response.body if isinstance(response, web.Response) else b"".join(self._kept)
-        return body if isinstance(body, bytes) else None
+        return KeptReply(body, self._client) if isinstance(body, bytes) else None
 
     async def answer(self) -> web.StreamResponse:
         """Sample, reply and record; sampled tokens are recorded however the request ends.

@@ -18,6 +18,7 @@ from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, master_key, open_log, open_vault
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
+from penstock.messages.feedback import owner_of
 
 _PSEUDONYM = re.compile(r"u-[0-9a-f]{32}|k-[A-Za-z0-9_-]{1,64}")
 _LINES_MAX = 20
@@ -63,10 +64,13 @@ async def erase_all(run: RunDir, bus: Bus, vault: Vault, tenant: str, user: str)
 
     Raises as `erase` does.
     """
-    num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user)
+    erasures = await vault.num_erasures(owner_of(tenant, user)) + 1
+    num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user, erasures)
     try:
         found = await erase(bus, vault, tenant, user, is_up=await is_up(run, bus))
     except NotFoundError:
+        # Other hosts' disks may have more, which no log tells: the tombstone keeps it from there.
+        await vault.erase(owner_of(tenant, user))
         if not num_waiting:
             raise
         found = Erasure(
