@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, UnrenderableError
+from penstock.actors.policy.tokenizer import UntokenizableError
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Route
 from penstock.gateway.errors import invalid
@@ -228,7 +229,7 @@ def with_correction_ids(content: FeedbackContent, chat: ChatFormat) -> FeedbackC
         return msgspec.structs.replace(content, correction_ids=[])
     try:
         ids = chat.render_turn(content.correction, (), OfferedTools())
-    except UnrenderableError:
+    except (UnrenderableError, UntokenizableError):
         ids = []
     return msgspec.structs.replace(content, correction_ids=ids)
 

@@ -230,7 +230,7 @@ class ConsentWithdrawn(Event, frozen=True, kw_only=True):
 
     def key(self) -> str:
         """Return the key: one event per key, gateway and version of the keys file."""
-        return f"{self.tenant}.{self.key_id}.{self.stamp}"
+        return f"{self.tenant}.{self.key_id or '+all'}.{self.stamp}"
 
     def covers(self, tenant: str, key_ids: Sequence[str], recorded_at: float) -> bool:
         """Return whether a sample of these keys, unknown if there is none, must not be trained."""

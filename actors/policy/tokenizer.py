@@ -15,7 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
-from penstock.messages.errors import CodecError
+from penstock.messages.errors import CodecError, PenstockError
 
 TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
@@ -32,6 +32,10 @@ _NUM_IDS_MAX = 1 << 22
 NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
 """Bytes that an id without a token decodes to; a model may have more ids than its tokenizer."""
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
+
+
+class UntokenizableError(PenstockError, ValueError):
+    """A text that a tokenizer cannot encode."""
 
 
 class Tokenizer:
@@ -81,19 +85,35 @@ class Tokenizer:
         return max(map(len, self._bytes))
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Encode to plain tokens, never special ones."""
+        """Encode to plain tokens, never special ones.
+
+        Raises:
+            UntokenizableError: The tokenizer, which may be a stranger's, fails on this text.
+
+        """
         # Bytes that are not UTF-8 become lone surrogates, which are encoded as single bytes below.
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         if text.isascii() or not _ESCAPED_BYTE.search(text):
-            return self._bpe.encode(text, add_special_tokens=False).ids
+            return self._plain_ids(text)
         ids: list[int] = []
         for index, part in enumerate(_ESCAPED_BYTE.split(text)):
             if index % 2:
                 ids.append(self._byte_ids[bytes((ord(part) - 0xDC00,))])
             else:
-                ids += self._bpe.encode(part, add_special_tokens=False).ids
+                ids += self._plain_ids(part)
         return ids
+
+    def _plain_ids(self, text: str) -> list[int]:
+        try:
+            return self._bpe.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            # The library panics, past `Exception`, where a model's regular expression takes more
+            # steps on a text than it allows.
+            if type(error).__name__ != "PanicException":
+                raise
+            reason = f"the model's tokenizer does not take this text: {str(error)[:200]}"
+            raise UntokenizableError(reason) from error
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Decode to the exact bytes; special tokens give their text, ids without a token U+FFFD."""
@@ -143,8 +163,10 @@ class Tokenizer:
         """
         try:
             return cls(BpeTokenizer.from_str(_all_special(text)))
-        # The library raises a bare Exception for any bad file.
-        except Exception as error:
+        # The library raises a bare Exception for any bad file, or panics.
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CodecError(f"{source}: not a byte-level tokenizer: {error!r}") from error
 
 

@@ -27,6 +27,7 @@ from penstock.actors.policy.chat.format import (
 )
 from penstock.actors.policy.chat.grammars import grammar_for_calls, grammar_for_schema
 from penstock.actors.policy.chat.schemas import GrammarError
+from penstock.actors.policy.tokenizer import UntokenizableError
 from penstock.actors.runtime.fair_table import FairTable
 from penstock.envs.harness.tools import prompt_for
 from penstock.gateway.config import GatewayConfig
@@ -406,7 +407,7 @@ class Planner:
             lock = self._locks.setdefault(key_id, asyncio.Lock())
             async with asyncio.timeout(self._config.request_s_max), lock:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, render)
-        except UnrenderableError as error:
+        except (UnrenderableError, UntokenizableError) as error:
             raise invalid(str(error), "messages") from error
         except TimeoutError as error:
             text = "the prompt was not tokenized in time"
