@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -117,6 +118,24 @@ def private_folder(path: Path) -> None:
 def open_private(path: Path, mode: str) -> IO[bytes]:
     """Open a binary file; a new one is accessible only to its owner (0600)."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+@contextlib.contextmanager
+def new_private_file(path: Path) -> Generator[IO[bytes], None, None]:
+    """Yield a file of its owner alone that takes the place of `path` when the block ends well.
+
+    Its name until then is random and new: nobody else can lay a file or a link in wait.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+        sync_folder(path.parent)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 import zstandard
 
-from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.files import new_private_file
 from penstock.actors.runtime.vault import KEYS_PREFIX, ContentKey, Vault
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
@@ -79,41 +79,36 @@ async def export_log(
         CorruptDataError: An object that an event names is absent or damaged; nothing is written.
 
     """
-    temporary = path.with_name(f".{path.name}.partial")
     count = 0
-    try:
-        with (
-            open_private(temporary, "wb") as file,
-            zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file) as out,
-        ):
-            _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
-            for content_key in keys:
-                fields = msgspec.structs.asdict(content_key)
-                _write(out, {"kind": "content_key", **fields})
-            for key in await store.keys(""):
-                if key.startswith(CLAIM_PREFIX):
-                    continue  # With its event, if it still has one.
-                if key.startswith(KEYS_PREFIX):
-                    continue  # Wrapped for this run's vault alone.
-                _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
-            async for delivery in bus.follow(log_types(), stop_at_end=True):
-                for claim in delivery.event.claims:
-                    data = await _fetch(store, claim, delivery.subject)
-                    _write(out, {"kind": "object", "key": claim.object_key, "data": data})
-                _write(
-                    out,
-                    {
-                        "kind": "event",
-                        "stream": str(delivery.stream),
-                        "sequence": delivery.sequence,
-                        "stored_at": delivery.stored_at,
-                        "data": encode(delivery.event),
-                    },
-                )
-                count += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        new_private_file(path) as file,
+        zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file, closefd=False) as out,
+    ):
+        _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
+        for content_key in keys:
+            fields = msgspec.structs.asdict(content_key)
+            _write(out, {"kind": "content_key", **fields})
+        for key in await store.keys(""):
+            if key.startswith(CLAIM_PREFIX):
+                continue  # With its event, if it still has one.
+            if key.startswith(KEYS_PREFIX):
+                continue  # Wrapped for this run's vault alone.
+            _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
+        async for delivery in bus.follow(log_types(), stop_at_end=True):
+            for claim in delivery.event.claims:
+                data = await _fetch(store, claim, delivery.subject)
+                _write(out, {"kind": "object", "key": claim.object_key, "data": data})
+            _write(
+                out,
+                {
+                    "kind": "event",
+                    "stream": str(delivery.stream),
+                    "sequence": delivery.sequence,
+                    "stored_at": delivery.stored_at,
+                    "data": encode(delivery.event),
+                },
+            )
+            count += 1
     return count
 
 

@@ -11,6 +11,7 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.identity import user_pseudonym
 from penstock.infra.export.folder import check_target
+from penstock.infra.output import print_line
 from penstock.infra.privacy.erase import Erasure, erase
 from penstock.infra.privacy.lineage import Found, read
 from penstock.infra.run.hosts import reached_run
@@ -30,9 +31,9 @@ async def lineage_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "lineage") as bus:
         found = (await read(bus)).find(arguments.what, arguments.tenant)
     for each in found:
-        print(_text(each))
+        print_line(_text(each))
     if arguments.json:
-        print(msgspec.json.encode(found).decode())
+        print_line(msgspec.json.encode(found).decode())
     return 0
 
 
@@ -47,7 +48,7 @@ async def erase_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "erase") as bus:
         try:
             erasure = await erase_all(run, bus, open_vault(run), tenant, user)
-            print(_erased(erasure))
+            print_line(_erased(erasure))
             result = msgspec.to_builtins(erasure)
         except NotFoundError:  # Who came back since the last erasure has a key again.
             if folder is None or not (await read(bus)).is_erased(tenant, user):
@@ -55,7 +56,7 @@ async def erase_command(arguments: argparse.Namespace) -> int:
         if folder is not None:
             result["retrained"] = await _retrain(run, bus, folder)
     if arguments.json:
-        print(msgspec.json.encode(result).decode())
+        print_line(msgspec.json.encode(result).decode())
     return 0
 
 
@@ -84,9 +85,9 @@ async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None
 
     retrained = await retrain_run(run, bus, folder)
     if retrained is None:
-        print("no version was trained with anyone who was erased: nothing to train again")
+        print_line("no version was trained with anyone who was erased: nothing to train again")
         return None
-    print(
+    print_line(
         f"{folder}: version {retrained.step_last} without erased users, trained again from "
         f"step {retrained.step_first} on, {retrained.num_left_out} samples left out"
     )
