@@ -16,6 +16,7 @@ from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
+from penstock.messages.gates import NO_VARIANT
 
 log = logging.getLogger(__name__)
 _NUM_UPDATES_MAX = 16
@@ -236,8 +237,11 @@ class Exchange:
         return response
 
     def _headers(self) -> dict[str, str]:
-        versions = [choice.generation.sampled.min_policy_version for choice in self.choices]
         extra: dict[str, str] = self._request[EXTRA_HEADERS]
+        # In an experiment the version would tell the arm, and who knows it can vote by it.
+        if any(choice.generation.route.variant != NO_VARIANT for choice in self.choices):
+            return extra
+        versions = [choice.generation.sampled.min_policy_version for choice in self.choices]
         return extra | {"x-policy-version": str(min(versions))}
 
     async def _settle(self) -> None:
