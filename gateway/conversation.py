@@ -50,7 +50,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     def typed(self, call: ToolCall) -> dict[str, Any]:
         """Return the arguments of a call, converted to the types that the schema declares."""
-        return typed_arguments(call, self.properties)
+        return typed_arguments(call, self.parameters)
 
     def arguments_json(self, call: ToolCall) -> str:
         """Return the converted arguments of a call as JSON text."""
@@ -64,6 +64,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the call; empty if the client gives none, and results are then matched by order."""
     name: str
     arguments: dict[str, Any]
+    is_malformed: bool = False
+    """Whether the arguments were no JSON object; their text is then the one argument."""
 
     @property
     def made(self) -> ToolCall:

@@ -1,17 +1,19 @@
 """Random ids of requests, and pseudonyms of end users and sessions: no name is ever stored."""
 
+import re
 import secrets
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
 from penstock.actors.runtime.vault import pseudonym_key
 from penstock.gateway.errors import invalid
 from penstock.gateway.keys import KeySpec
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 NAME_CHARS_MAX = 512
 """Maximum length of a user or session name that a client gives."""
-_NUM_HEX_DIGITS = 32
-"""Length of a pseudonym: 128 bits in hex."""
 
 
 def random_id(prefix: str) -> str:
@@ -20,6 +22,43 @@ def random_id(prefix: str) -> str:
     Feedback names requests by id, so knowing the id is evidence of having seen the reply.
     """
     return f"{prefix}-{secrets.token_hex(16)}"
+
+
+_NUM_HEX_DIGITS = 32
+"""Length of a pseudonym: 128 bits in hex."""
+# Older releases of Claude Code join the parts with underscores; newer ones send a JSON object.
+_JOINED_ID = re.compile(r"(user_.+?_account_.*?)_session_(.+)", re.DOTALL)
+
+
+class ClientUser(NamedTuple):
+    """End user and session in the user id of a client that sends both in one field."""
+
+    user: str
+    session: str = ""
+    """Name of the session; empty if the id names none."""
+
+
+def client_user(user_id: str) -> ClientUser:
+    """Return user and session of a client's user id.
+
+    Coding agents put the session into the user id. Taken whole, each of their sessions would count
+    as another user, and caps, arms and erasure go by user.
+    """
+    if found := _JOINED_ID.fullmatch(user_id):
+        return ClientUser(*found.groups())
+    if not user_id.startswith("{"):
+        return ClientUser(user_id)
+    try:
+        fields = parse_json(user_id, dict[str, Any], "user id")
+    except CodecError:
+        return ClientUser(user_id)
+    session = fields.pop("session_id", "")
+    # An account may have several devices; a device without an account stands for its user.
+    names = [fields.get(name) for name in ("account_uuid", "user_id", "device_id")]
+    user = next((name for name in names if isinstance(name, str) and name), "")
+    if not user:
+        return ClientUser(user_id)
+    return ClientUser(user, session if isinstance(session, str) else "")
 
 
 class Pseudonyms:
@@ -74,7 +113,7 @@ class Pseudonyms:
 
 def user_pseudonym(secret: bytes, tenant: str, name: str) -> str:
     """Return the pseudonym of an end user of a tenant."""
-    return _pseudonym(secret, "user", tenant, name)
+    return _pseudonym(secret, "user", tenant, client_user(name).user)
 
 
 def _pseudonym(secret: bytes, kind: str, tenant: str, name: str) -> str:

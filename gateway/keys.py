@@ -173,7 +173,9 @@ def load_keys(path: Path) -> list[KeySpec]:
         FileNotFoundError: The file does not exist.
 
     """
-    return _allowed(_parse(path))
+    found = _parse(path)
+    tenants = {tenant.tenant: tenant for tenant in found.tenants}
+    return [_restricted(key, tenants.get(key.tenant)) for key in found.keys]
 
 
 def _parse(path: Path) -> _KeysFile:
@@ -185,11 +187,6 @@ def _parse(path: Path) -> _KeysFile:
     if len({tenant.tenant for tenant in found.tenants}) < len(found.tenants):
         raise ConfigError(f"{path}: tenants: expected distinct names, found one twice")
     return found
-
-
-def _allowed(found: _KeysFile) -> list[KeySpec]:
-    tenants = {tenant.tenant: tenant for tenant in found.tenants}
-    return [_restricted(key, tenants.get(key.tenant)) for key in found.keys]
 
 
 def _restricted(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
@@ -271,8 +268,8 @@ class KeysFile:
     def _read(self) -> KeyRing:
         if self._path is None:
             return KeyRing(self._own)
+        ring = KeyRing([*self._own, *load_keys(self._path)])
         found = _parse(self._path)
-        ring = KeyRing([*self._own, *_allowed(found)])
         self._tenants_withheld = [
             one.tenant
             for one in found.tenants

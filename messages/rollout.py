@@ -241,6 +241,9 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """For each turn, the tools whose calls were executed, in order."""
     call_s: list[list[NonNegativeFloat]] = []
     """For each executed turn, seconds from its storage to the end of each call."""
+    reported_reward: float | None = None
+    """Reward from 0 to 1 by the program outside of the run that played it; None if there is none,
+    or a judge is to grade the files."""
 
     def key(self) -> str:
         """Return the key: one event per rollout."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # The table again: no checker looks into `__getattr__`.
     from penstock.envs.tasks.source import TaskCandidate as TaskCandidate
     from penstock.envs.tasks.source import TaskOrigin as TaskOrigin
     from penstock.envs.tasks.storage import GradedTask as GradedTask
+    from penstock.infra.api.rollouts import RolloutAttempt as RolloutAttempt
+    from penstock.infra.api.rollouts import play as play
     from penstock.infra.api.runs import Run as Run
     from penstock.infra.api.runs import open_run as open_run
     from penstock.infra.api.runs import run as run

@@ -16,6 +16,8 @@ from penstock.messages.settings import (
 from penstock.messages.task import Task
 
 JUDGES_MAX = 8
+REPORTED = "reported"
+"""Name of the judge that takes the reward of the program that played a rollout."""
 KILLS_MAX = 2
 """Machines that the same files may kill before that is their own doing."""
 

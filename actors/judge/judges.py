@@ -25,6 +25,7 @@ import msgspec
 from pyflakes.checker import Checker
 
 from penstock.actors.judge.config import AuxiliaryConfig, JudgeConfig
+from penstock.actors.judge.reported import ReportedJudge
 from penstock.actors.judge.reward import Findings, is_scored
 from penstock.actors.judge.rubric.config import MASK, RubricConfig
 from penstock.actors.judge.rubric.endpoint import Endpoint
@@ -252,6 +253,7 @@ class Judge(Protocol):
 
 JUDGES: dict[str, Callable[[JudgeConfig], Judge]] = {
     HiddenTestsJudge.name: HiddenTestsJudge,
+    ReportedJudge.name: ReportedJudge,
 }
 
 

@@ -3,6 +3,13 @@
 import difflib
 from typing import Any
 
+from penstock.envs.harness.line_endings import (
+    find_shown,
+    only_ending,
+    replaced,
+    split_lines,
+    with_ending,
+)
 from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
@@ -21,7 +28,10 @@ async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 async def write_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Write a whole file, new or not."""
     path = checked_path(arguments["path"])
-    await _write(toolbox.sandbox, path, arguments["content"])
+    content: str = arguments["content"]
+    if "\n" in content and "\r" not in content:
+        content = await _in_endings_of(toolbox.sandbox, path, content)
+    await _write(toolbox.sandbox, path, content)
     return f"wrote {path}"
 
 
@@ -34,10 +44,11 @@ async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     if old == new:
         raise InvalidCallError("old and new are the same")
     before = await read_text(toolbox.sandbox, path)
-    count = before.count(old)
-    if count != 1:
-        raise InvalidCallError("old is not in the file" if count == 0 else f"old is there {count}x")
-    after = before.replace(old, new)
+    found = find_shown(before, old)
+    if len(found) != 1:
+        text = f"old is there {len(found)}x" if found else "old is not in the file"
+        raise InvalidCallError(text)
+    after = replaced(before, found[0], old, new)
     await _write(toolbox.sandbox, path, after)
     return changed_lines(before, after)
 
@@ -85,6 +96,15 @@ async def read_text(sandbox: Sandbox, path: str) -> str:
         raise InvalidCallError(f"{path} is no UTF-8 text") from error
 
 
+async def _in_endings_of(sandbox: Sandbox, path: str, text: str) -> str:
+    """Return a text in the line endings of the file that it replaces, if all of those are alike."""
+    try:
+        ending = only_ending(await read_text(sandbox, path))
+    except InvalidCallError:
+        return text
+    return text if ending is None else with_ending(text, ending)
+
+
 async def _write(sandbox: Sandbox, path: str, text: str) -> None:
     data = text.encode("utf-8", "replace")
     if len(data) > FILE_BYTES_MAX:
@@ -110,7 +130,9 @@ def changed_lines(before: str, after: str) -> str:
     Of a large file only what lies between its unchanged first and last lines is compared: the
     comparison takes time with the square of how often a line repeats.
     """
-    old, new = before.splitlines(), after.splitlines()
+    old, new = split_lines(before), split_lines(after)
+    if old == new and before != after:
+        return "only line endings changed"
     if len(old) + len(new) > LINES_COMPARED_MAX:
         old, new = _between(old, new)
     diff = difflib.unified_diff(old, new, lineterm="", n=0)

@@ -5,7 +5,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from penstock.envs.harness.files import readable_text
-from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
+from penstock.envs.harness.line_endings import split_lines
+from penstock.envs.harness.tool_calls import InvalidCallError, checked_path, shown_path
 from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR
 
@@ -28,7 +29,7 @@ def numbered_lines(path: str, text: str, first: int, num: int) -> str:
         InvalidCallError: The file has no line `first`.
 
     """
-    lines = text.splitlines()
+    lines = split_lines(text)
     if not lines:
         return "[empty file]"
     if first > len(lines):
@@ -53,7 +54,7 @@ async def list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
             found.add("/".join(parts))
     if not found:
         raise InvalidCallError(f"no directory {base}, or nothing in it")
-    return _shortened(sorted(found))
+    return _shortened(sorted(map(shown_path, found)))
 
 
 async def glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -65,7 +66,7 @@ async def glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         if not _is_hidden(PurePosixPath(path))
         and (fnmatchcase(path, pattern) or fnmatchcase(PurePosixPath(path).name, pattern))
     ]
-    return _shortened(found) or "no match"
+    return _shortened([*map(shown_path, found)]) or "no match"
 
 
 async def grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -84,9 +85,8 @@ async def grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         raise InvalidCallError("the search took too long")
     if done.exit_code > _NO_MATCH:
         raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip() or "grep failed")
-    lines = [
-        line.removeprefix("./") for line in done.stdout.decode("utf-8", "replace").splitlines()
-    ]
+    output = done.stdout.decode("utf-8", "surrogateescape")
+    lines = [shown_match(line.removeprefix("./")) for line in split_lines(output)]
     ordered = lines if arguments["context"] else sorted(lines, key=_by_place)
     return "\n".join(ordered) or "no match"
 
@@ -95,6 +95,12 @@ async def codebase_search(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Find code by what it does."""
     below = checked_path(arguments["path"])
     return await toolbox.search.find(arguments["query"], below, arguments["num"])
+
+
+def shown_match(line: str) -> str:
+    """Return a line of `grep` with its path as `shown_path`."""
+    path, colon, text = line.partition(":")
+    return f"{shown_path(path)}{colon}{text}"
 
 
 def _is_hidden(path: PurePosixPath) -> bool:

@@ -22,6 +22,7 @@ from penstock.envs.harness.tool_calls import (
     ToolResult,
     checked_arguments,
     checked_path,
+    shown_text,
     truncate,
 )
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
@@ -118,9 +119,9 @@ class ToolSession:
             tool, arguments = self._checked(call, index)
             text = await self._within_time(call.name, tool, arguments)
         except InvalidCallError as error:
-            text = truncate(f"error: {error}", self._limits.output_bytes_max)
+            text = truncate(shown_text(f"error: {error}"), self._limits.output_bytes_max)
             return ToolResult(name=call.name, text=text, is_valid=False)
-        text = truncate(text, self._limits.output_bytes_max)
+        text = truncate(shown_text(text), self._limits.output_bytes_max)
         return ToolResult(name=call.name, text=text, is_finish=call.name == _FINISH)
 
     def _checked(self, call: ToolCall, index: int) -> tuple[ToolSpec, dict[str, Any]]:

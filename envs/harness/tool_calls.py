@@ -1,5 +1,6 @@
 """A tool call: its arguments, checked and typed, and its result. The policy writes text."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,10 @@ def truncate(text: str, num_bytes_max: int) -> str:
 
 
 _PATH_CHARACTERS_MAX = 255
+_STRAY_BYTE = re.compile("[\udc80-\udcff]")
+"""A byte that is not UTF-8, as Python keeps it in names."""
+# All bytes in a row, since a character may take several.
+_ESCAPED = re.compile(r"(?:\\x[0-9a-f]{2})+")
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -149,13 +154,14 @@ def checked_arguments(
 def checked_path(path: str) -> str:
     """Return a path relative to the working directory, in its shortest form.
 
-    An absolute path below the working directory is accepted.
+    An absolute path below the working directory is accepted, and bytes in the form of `shown_path`.
 
     Raises:
         InvalidCallError: empty, too long, not printable, or outside the working directory.
 
     """
-    if not path.strip() or len(path) > _PATH_CHARACTERS_MAX or not path.isprintable():
+    is_printable = _STRAY_BYTE.sub("", path).isprintable()
+    if not path.strip() or len(path) > _PATH_CHARACTERS_MAX or not is_printable:
         raise InvalidCallError(f"path must be 1 to {_PATH_CHARACTERS_MAX} printable characters")
     pure = PurePosixPath(path.strip())
     if pure.is_absolute():
@@ -164,4 +170,32 @@ def checked_path(path: str) -> str:
         pure = pure.relative_to(WORK_DIR)
     if ".." in pure.parts:
         raise InvalidCallError("path must not hold ..")
-    return str(pure)
+    # After the checks: an escaped slash or dot is part of a name that was listed.
+    return _ESCAPED.sub(_real_bytes, str(pure))
+
+
+def shown_path(path: str) -> str:
+    r"""Return a path as tools list it, such that `checked_path` gets the same file back.
+
+    Names may hold bytes that are not UTF-8, line breaks and control characters; those are shown as
+    `\xe9`, and a backslash before an x as `\x5c`.
+    """
+    return "".join(
+        char if char.isprintable() else _escaped_bytes(char)
+        for char in path.replace("\\x", "\\x5cx")
+    )
+
+
+def shown_text(text: str) -> str:
+    r"""Return what a tool says as valid Unicode; bytes that are not UTF-8 are shown as `\xe9`."""
+    return _STRAY_BYTE.sub(lambda found: _escaped_bytes(found[0]), text)
+
+
+def _escaped_bytes(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def _real_bytes(found: re.Match[str]) -> str:
+    data = bytes.fromhex(found[0].replace("\\x", ""))
+    # A NUL or a slash cannot be part of a name, so such an escape was not listed.
+    return found[0] if b"\0" in data or b"/" in data else data.decode("utf-8", "surrogateescape")

@@ -22,6 +22,7 @@ from penstock.envs.harness.tool_calls import (
     InvalidCallError,
     RawText,
     checked_path,
+    shown_path,
 )
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 from penstock.envs.sandbox import WORK_DIR
@@ -41,7 +42,9 @@ async def _list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         for path in await toolbox.sandbox.list_files(WORK_DIR)
         if PurePosixPath(path).is_relative_to(base)
     ]
-    names = {f"{path.parts[0]}/" if len(path.parts) > 1 else str(path) for path in inside}
+    names = {
+        shown_path(f"{path.parts[0]}/" if len(path.parts) > 1 else str(path)) for path in inside
+    }
     if not names:
         raise InvalidCallError(f"no directory {base}")
     return "\n".join(sorted(names))
@@ -53,7 +56,7 @@ async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     found = [
         path for path in await toolbox.sandbox.list_files(WORK_DIR) if fnmatchcase(path, pattern)
     ]
-    return "\n".join(found) or "no match"
+    return "\n".join(map(shown_path, found)) or "no match"
 
 
 async def _grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -72,8 +75,9 @@ async def _grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         raise InvalidCallError("the search took too long")
     if done.exit_code > _NO_MATCH:
         raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip() or "grep failed")
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return "\n".join(sorted(line.removeprefix("./") for line in lines)) or "no match"
+    lines = done.stdout.decode("utf-8", "surrogateescape").split("\n")
+    shown = sorted(lookup.shown_match(line.removeprefix("./")) for line in lines if line)
+    return "\n".join(shown) or "no match"
 
 
 def _checked_pattern(pattern: str) -> str:

@@ -43,6 +43,11 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{WORK_DIR}/{path}"
 
 
+def _encodable(text: str) -> str | bytes:
+    """Return a path or argument as the guest's codec takes it; names may be any bytes."""
+    return text if text.isascii() else os.fsencode(text)
+
+
 class GuestSandbox:
     """Sandbox on a connection to a guest agent."""
 
@@ -92,7 +97,7 @@ class GuestSandbox:
         request = GuestRequest(
             op=op,
             op_key=op_key,
-            argv=run.argv,
+            argv=[_encodable(argument) for argument in run.argv],
             env=[f"{name}={value}" for name, value in environment.items()],
             path=path,
             deadline_ms=max(1, round(run.timeout_s * 1000)),
@@ -136,7 +141,7 @@ class GuestSandbox:
         while len(content) < bytes_max:
             piece = min(READ_PIECE_BYTES, bytes_max - len(content))
             request = GuestRequest(
-                op="read", path=_absolute(path), offset=len(content), bytes_max=piece
+                op="read", path=_encodable(_absolute(path)), offset=len(content), bytes_max=piece
             )
             reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
             content += reply.data
@@ -161,7 +166,7 @@ class GuestSandbox:
                 if len(piece) > room and batch:
                     await self._write(op, batch)
                     batch, room = [], WRITE_PIECE_BYTES
-                batch.append(FilePiece(_absolute(path), mode, start > 0, piece))
+                batch.append(FilePiece(_encodable(_absolute(path)), mode, start > 0, piece))
                 room -= len(piece) + len(path) + 32  # 32 bytes cover the encoding of an item
         if batch:
             await self._write(op, batch)

@@ -30,7 +30,7 @@ PieceHandler = Callable[[int, bytes], None]
 class FilePiece(msgspec.Struct, array_like=True, frozen=True):
     """Part of a file to write: the first part creates or truncates the file, later ones append."""
 
-    path: str
+    path: str | bytes
     mode: int
     append: bool
     data: bytes
@@ -47,8 +47,8 @@ class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     bytes_max: int = 0
     offset: int = 0
     target: int = 0
-    path: str = ""
-    argv: list[str] = []
+    path: str | bytes = ""
+    argv: list[str | bytes] = []
     env: list[str] = []
     files: list[FilePiece] = []
     peer: list[str] = []

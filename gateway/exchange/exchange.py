@@ -10,8 +10,8 @@ from aiohttp import web
 
 from penstock.gateway.conversation import Opening, ParsedRequest
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
-from penstock.gateway.exchange.reply import Choice
 from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.callable import can_call
 from penstock.actors.policy.chat.format import (
     ChatFormat,
     ChatMessage,
@@ -25,8 +26,13 @@ from penstock.actors.policy.chat.format import (
     Role,
     UnrenderableError,
 )
-from penstock.actors.policy.chat.grammars import grammar_for_calls, grammar_for_schema
+from penstock.actors.policy.chat.grammars import (
+    after_reasoning,
+    grammar_for_calls,
+    grammar_for_schema,
+)
 from penstock.actors.policy.chat.schemas import GrammarError
+from penstock.actors.policy.chat.token_kinds import reasoning_end
 from penstock.actors.policy.tokenizer import UntokenizableError
 from penstock.actors.runtime.fair_table import FairTable
 from penstock.envs.harness.tools import prompt_for
@@ -42,7 +48,11 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def sampling_of(
-    request: LiveRequest, chat_format: ChatFormat, num_tokens_max: int, seed: int
+    request: LiveRequest,
+    chat_format: ChatFormat,
+    num_tokens_max: int,
+    seed: int,
+    context_ids: Sequence[int] = (),
 ) -> Sampling:
     """Return the sampling parameters of a request.
 
@@ -51,6 +61,7 @@ def sampling_of(
         chat_format: Chat format of the policy.
         num_tokens_max: Maximum length of one reply in tokens.
         seed: Seed to use if the request sets none.
+        context_ids: Ids of the prompt, which may open the reply's reasoning.
 
     Raises:
         ApiError: 400, the chat format does not support an option, or a token id is out of range.
@@ -78,7 +89,7 @@ def sampling_of(
         frequency_penalty=wishes.frequency_penalty or 0.0,
         repetition_penalty=wishes.repetition_penalty or 1.0,
         logit_bias=wishes.logit_bias,
-        grammar=_grammar(request, chat_format),
+        grammar=_grammar(request, chat_format, context_ids),
         num_top_logprobs=request.num_top_logprobs,
         num_tokens_max=num_tokens_max,
         seed=seed if wishes.seed is None else wishes.seed,
@@ -86,28 +97,52 @@ def sampling_of(
     )
 
 
-def _grammar(request: LiveRequest, chat_format: ChatFormat) -> Grammar | None:
+def _grammar(
+    request: LiveRequest, chat_format: ChatFormat, context_ids: Sequence[int]
+) -> Grammar | None:
     """Return the grammar that constrains a reply; None if the client asks for no format.
+
+    It begins after the reasoning if the prompt opens one.
 
     Raises:
         ApiError: 400, the schema or the chat format cannot be expressed as a grammar.
+
+    """
+    closing = reasoning_end(chat_format.tokenizer, context_ids)
+    try:
+        grammar = _grammar_of_answer(request, chat_format, is_forced=closing is None)
+    except GrammarError as error:
+        place, _, text = str(error).partition(": ")
+        raise invalid(text or str(error), place if text else None) from error
+    return after_reasoning(grammar, closing) if grammar and closing is not None else grammar
+
+
+def _grammar_of_answer(
+    request: LiveRequest, chat_format: ChatFormat, *, is_forced: bool
+) -> Grammar | None:
+    """Return the grammar of a reply after its reasoning.
+
+    Args:
+        request: The request.
+        chat_format: Chat format of the policy.
+        is_forced: Whether the opening of a call by name may be forced, since the reply begins with
+            it.
 
     """
     tools = [tool.schema | {"strict": tool.is_strict} for tool in request.offered.values()]
     choice, parallel = request.tool_choice, request.allows_parallel_calls
     schema = request.response_format.json_schema or _ANY_OBJECT
     answer = schema if request.response_format.is_json else None
-    try:
-        if choice.mode is ChoiceMode.REQUIRED:
-            name = choice.name or "required"
-            return grammar_for_calls(chat_format, tools, name, parallel=parallel)
-        if tools and (answer is not None or any(tool["strict"] for tool in tools)):
-            return grammar_for_calls(chat_format, tools, parallel=parallel, answer=answer)
-        if answer is not None:
-            return grammar_for_schema(answer, where="response_format")
-    except GrammarError as error:
-        place, _, text = str(error).partition(": ")
-        raise invalid(text or str(error), place if text else None) from error
+    if choice.mode is ChoiceMode.REQUIRED:
+        if choice.name and not is_forced:
+            named = [tool for tool in tools if tool["name"] == choice.name]
+            return grammar_for_calls(chat_format, named, "required", parallel=False)
+        name = choice.name or "required"
+        return grammar_for_calls(chat_format, tools, name, parallel=parallel)
+    if tools and (answer is not None or any(tool["strict"] for tool in tools)):
+        return grammar_for_calls(chat_format, tools, parallel=parallel, answer=answer)
+    if answer is not None:
+        return grammar_for_schema(answer, where="response_format")
     return None
 
 
@@ -333,6 +368,7 @@ class Planner:
 
         """
         tools = prompt_tools(conversation)
+        self._check_names(conversation)
         context = await self._context(conversation, key_id, session, tools)
         charge.num_tokens = len(context)
         room = self._config.context_tokens_max - len(context)
@@ -340,7 +376,7 @@ class Planner:
             raise _too_long(f"resulted in {len(context)} tokens", self._config.context_tokens_max)
         requested = conversation.sampling.num_tokens_max or room
         num_reply = min(requested, room, self._config.reply_tokens_max)
-        sampling = sampling_of(conversation, self._format, num_reply, seed)
+        sampling = sampling_of(conversation, self._format, num_reply, seed, context)
         return Plan(*session, context, sampling, tools)
 
     async def session(
@@ -359,9 +395,14 @@ class Planner:
         """
         tools = prompt_tools(conversation)
         messages = messages_of(conversation)
+        malformed = [
+            index
+            for index, message in enumerate(conversation.messages)
+            if any(call.is_malformed for call in message.calls)
+        ]
         num_max = self._config.context_tokens_max
         found = await self._rendered(
-            lambda: session_tokens(self._format, messages, tools, num_max),
+            lambda: session_tokens(self._format, messages, tools, num_max, malformed),
             conversation,
             key_id,
             tools,
@@ -412,6 +453,13 @@ class Planner:
         except TimeoutError as error:
             text = "the prompt was not tokenized in time"
             raise ApiError(503, "overloaded", text, retry_after_s=5.0) from error
+
+    def _check_names(self, conversation: LiveRequest) -> None:
+        """Refuse tools that the chat format cannot call: their calls would arrive as text."""
+        for name, tool in conversation.offered.items():
+            if not can_call(self._format, name, tuple(tool.properties)):
+                text = "this model's chat format cannot write calls with these names"
+                raise invalid(f"{name!r}: {text}", "tools")
 
     def _checked_ids(self, ids: tuple[int, ...], place: str) -> list[int]:
         size = self._format.tokenizer.vocab_size

@@ -5,25 +5,18 @@
    │                    └─ malformed, or a tool that was not offered ─▶ literal
    └─ content deltas ──stop text──▶ done                                 └─ content deltas
 ```
-`ReplyAssembler` holds tokens back until they parse as a call, or as reasoning, which the chat
-format leaves out of the content. A malformed turn is still shown to the user, as plain text.
-`StopScanner` finds the client's stop texts, wherever tokens and chunks split them. `Choice` is one
-reply of a request, from its first token to its record.
+`ReplyAssembler` holds tokens back until they parse as a call. Reasoning at the beginning, whether
+the reply or its prompt opens it, is not content. A malformed turn is still shown, as plain text.
+`StopScanner` finds the client's stop texts, wherever tokens and chunks split them.
 """
 
 import codecs
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
-
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParsedTurn
-from penstock.actors.policy.sampling import make_turn
-from penstock.gateway.conversation import Call, CallDelta, Delta, Finish, LiveRequest, TextDelta
-from penstock.gateway.exchange.generation import Generation
-from penstock.gateway.exchange.plan import Plan, ReplyMemory, sent_call
-from penstock.gateway.record import AnsweredRequest, Requester
-from penstock.gateway.reply_facts import reply_facts
-from penstock.messages.rollout import StopReason, ToolCall
+from penstock.actors.policy.chat.token_kinds import reasoning_end, reasoning_marks
+from penstock.gateway.conversation import CallDelta, Delta, TextDelta
+from penstock.messages.rollout import ToolCall
 
 
 class StopScanner:
@@ -95,6 +88,13 @@ class ReplyAssembler:
         # Incremental: a character may be split over tokens.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_ids: list[int] = []
+        self._marks = reasoning_marks(chat_format.tokenizer)
+        self._closing = reasoning_end(chat_format.tokenizer, context_ids)
+        """Token that closes the reasoning in progress; None outside of it."""
+        self._reasoning_ids: list[int] = []
+        """All tokens of the reasoning at the beginning, with its marks."""
+        self._is_after_reasoning = False
+        """Whether only white space has followed the reasoning so far."""
         self._is_literal = False
         self._is_ended = False
         self.text = ""
@@ -110,11 +110,11 @@ class ReplyAssembler:
         return _joined(delta for token_id in token_ids for delta in self._push_token(token_id))
 
     def finish(self) -> list[Delta]:
-        """Return what was held back: reasoning, an unfinished call, half a character."""
+        """Return what was held back: half a character, or a malformed call as text."""
         held, self._held_ids = self._held_ids, []
         if self.stop_text:
             return []
-        deltas = [*self._parsed(held), *self._content([], final=True)]
+        deltas = [*self._parsed(held, is_cut=not self._is_ended), *self._content([], final=True)]
         return _joined([*deltas, *self._shown(self._stops.finish())])
 
     def _push_token(self, token_id: int) -> Iterator[Delta]:
@@ -123,6 +123,13 @@ class ReplyAssembler:
         special = self._format.tokenizer.special_of(token_id)
         if token_id in self._format.stop_ids:
             self._is_ended = True
+        elif self._closing is not None:
+            self._reasoning_ids.append(token_id)
+            if token_id == self._closing:
+                self._closing, self._is_after_reasoning = None, True
+        elif token_id in self._marks and self._is_untouched:
+            self._reasoning_ids.append(token_id)
+            self._closing = self._marks[token_id]
         # After the first special token or call, text is shown only once it parses.
         elif self._is_literal or (special is None and not self._held_ids and not self.calls):
             yield from self._content([token_id])
@@ -132,13 +139,23 @@ class ReplyAssembler:
                 ids, self._held_ids = self._held_ids, []
                 yield from self._parsed(ids)
 
-    def _parsed(self, ids: list[int]) -> Iterator[Delta]:
-        """Yield the text and calls of held ids, or the ids as plain text if they are malformed."""
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether the reply has nothing but white space so far."""
+        return not (self.text.strip() or self._held_ids or self.calls or self._reasoning_ids)
+
+    def _parsed(self, ids: list[int], *, is_cut: bool = False) -> Iterator[Delta]:
+        """Yield the text and calls of held ids, or the ids as plain text if they are malformed.
+
+        The markup of a call that was cut off says nothing to a client; the finish reason does.
+        """
         if not ids:
             return
         # Parsed as a complete turn, which it may become: hence the stop token.
         turn = self._format.parse_turn(
-            [*ids, self._format.stop_ids[0]], self._context_ids, self._offered
+            [*self._reasoning_ids, *ids, self._format.stop_ids[0]],
+            self._context_ids,
+            self._offered,
         )
         if isinstance(turn, ParsedTurn) and all(call.name in self._tools for call in turn.calls):
             yield from self._text(turn.text)
@@ -147,7 +164,7 @@ class ReplyAssembler:
                 yield from self._shown(self._stops.finish())
                 self.calls.append(call)
                 yield CallDelta(len(self.calls) - 1, call)
-        else:
+        elif not is_cut:
             self._is_literal = True
             yield from self._content(ids)
 
@@ -156,6 +173,9 @@ class ReplyAssembler:
         yield from self._text(self._utf8.decode(data, final))
 
     def _text(self, text: str) -> Iterator[Delta]:
+        if self._is_after_reasoning:
+            text = text.lstrip()
+            self._is_after_reasoning = not text
         yield from self._shown(self._stops.push(text))
 
     def _shown(self, text: str) -> Iterator[Delta]:
@@ -174,146 +194,3 @@ def _joined(deltas: Iterable[Delta]) -> list[Delta]:
         else:
             merged.append(delta)
     return merged
-
-
-# Seeds are signed 64-bit integers on the wire.
-_NUM_SEEDS = 2**63
-
-
-class Choice:
-    """One reply of a request; implements `Replied`."""
-
-    def __init__(
-        self,
-        index: int,
-        request_id: str,
-        conversation: LiveRequest,
-        plan: Plan,
-        chat_format: ChatFormat,
-    ) -> None:
-        """Prepare; nothing is sampled yet.
-
-        Args:
-            index: Position among the choices of the request.
-            request_id: Id of this reply.
-            conversation: The request.
-            plan: Context and sampling parameters.
-            chat_format: Chat format of the policy.
-
-        """
-        self.index = index
-        self.request_id = request_id
-        self._format = chat_format
-        self._tools = conversation.offered
-        self._plan = plan
-        self._assembler = ReplyAssembler(
-            chat_format,
-            self._tools,
-            plan.context_ids,
-            plan.tools,
-            conversation.sampling.stops,
-        )
-        # With one seed, all choices would be equal; the first keeps the request's own.
-        seed = (plan.sampling.seed + index) % _NUM_SEEDS
-        sampling = msgspec.structs.replace(plan.sampling, seed=seed) if index else plan.sampling
-        self.generation = Generation(
-            request_id, plan.session_id, plan.context_ids, sampling, is_named=plan.is_named
-        )
-        self.is_recorded = False
-        self.starts_segment = False
-        """Whether the prompt has a summary instead of the turns before it."""
-
-    @property
-    def text(self) -> str:
-        """Text of the reply so far."""
-        return self._assembler.text
-
-    @property
-    def calls(self) -> Sequence[ToolCall]:
-        """Tool calls so far."""
-        return self._assembler.calls
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Ids of all tokens sampled so far."""
-        return self.generation.sampled.token_ids
-
-    @property
-    def logprobs(self) -> Sequence[float]:
-        """Behavior logprobs of `token_ids`."""
-        return self.generation.sampled.logprobs
-
-    @property
-    def top_logprobs(self) -> Sequence[Sequence[tuple[int, float]]]:
-        """Ids and logprobs of the most likely tokens at each position; empty unless requested."""
-        return self.generation.sampled.top
-
-    @property
-    def stop_text(self) -> str:
-        """The stop text that ended the reply; empty if none did."""
-        return self._assembler.stop_text
-
-    @property
-    def finish(self) -> Finish:
-        """Why the reply ended."""
-        if self.stop_text:
-            return Finish.STOP_TEXT
-        if self.generation.sampled.stop_reason is StopReason.LENGTH:
-            return Finish.LENGTH
-        return Finish.CALLS if self.calls else Finish.STOP
-
-    def push(self, token_ids: Sequence[int]) -> list[Delta]:
-        """Take more tokens; return the deltas that no later token can change."""
-        return self._assembler.push(token_ids)
-
-    def close(self) -> list[Delta]:
-        """Return what was held back; call it when no more tokens come."""
-        return self._assembler.finish()
-
-    def remember(self, memory: ReplyMemory) -> None:
-        """Remember the ids of a complete reply, for the next turn of the session."""
-        # A reply that was cut off ends without a stop token, and could not stand in a prompt as it
-        # is; after a stop text, the client's text is shorter than the ids.
-        ids = self.token_ids
-        if ids and ids[-1] in self._format.stop_ids and not self.stop_text:
-            calls = [call.made for call in self.sent_calls]
-            memory.put(self._plan.owner, self._plan.session_id, self.text, calls, ids)
-
-    @property
-    def sent_calls(self) -> list[Call]:
-        """The calls in the form that the client gets."""
-        return [sent_call(call, self._tools) for call in self.calls]
-
-    def answered(self, client: Requester, chain: str, *, at: float) -> AnsweredRequest:
-        """Return the reply as it goes on record; at least one token must be sampled.
-
-        Args:
-            client: Who made the request.
-            chain: Chain of the session that the reply belongs to.
-            at: Time of the answer in Unix seconds.
-
-        """
-        sampled, plan = self.generation.sampled, self._plan
-        turn = make_turn(
-            self._format, plan.context_ids, sampled, plan.tools, self.generation.sampling
-        )
-        turn = msgspec.structs.replace(turn, starts_segment=self.starts_segment)
-        return AnsweredRequest(
-            request_id=self.request_id,
-            session_id=plan.session_id,
-            chain=chain,
-            client=client,
-            route=self.generation.route,
-            channel=self.generation.channel,
-            facts=reply_facts(
-                self.text,
-                turn.calls,
-                num_tokens=len(sampled.token_ids),
-                offered=self._tools,
-                is_broken=bool(turn.parse_error),
-            ),
-            at=at,
-            turn=turn,
-            policy_version=sampled.min_policy_version,
-            replica=sampled.replica,
-        )

@@ -27,6 +27,12 @@ SESSION_HEADERS = (
     "X-Multi-Turn-Session-Id",
     "X-Session-Affinity",
     "X-Litellm-Session-Id",
+    "X-Claude-Code-Session-Id",
+    "X-Opencode-Session",
+    "Session-Id",
+    "Session_Id",
+    "Conversation-Id",
+    "Conversation_Id",
 )
 """Headers that may name the session; the first one present counts."""
 SESSION_CHARS_MAX = 256

@@ -4,7 +4,7 @@ The chat format renders the texts turn by turn, as in an episode. The tokens tha
 really sampled, and their logprobs, are unknown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,11 +66,23 @@ def check_session(messages: Sequence[RequestMessage]) -> int:
 
 
 def session_tokens(
-    chat: ChatFormat, messages: Sequence[ChatMessage], tools: OfferedTools, tokens_max: int
+    chat: ChatFormat,
+    messages: Sequence[ChatMessage],
+    tools: OfferedTools,
+    tokens_max: int,
+    malformed: Collection[int] = (),
 ) -> SessionTokens:
     """Render a session that `check_session` accepts.
 
     Rendering stops after the turn that exceeds `tokens_max`, so the result may be incomplete then.
+
+    Args:
+        chat: Chat format of the policy.
+        messages: Messages of the session.
+        tools: Tools that the assistant could call.
+        tokens_max: Maximum length of the session.
+        malformed: Indices of assistant messages with calls whose arguments could not be read. They
+            count as text between turns, since their rendering is not what the assistant wrote.
 
     Raises:
         UnrenderableError: The chat format cannot render the conversation, or it changes earlier
@@ -84,6 +96,8 @@ def session_tokens(
         message = messages[index]
         before = [*context, *found.reply_ids]
         turn = chat.render_turn(message.content, message.calls, tools)
+        if index in malformed:
+            found.between.append((len(found.reply_ids), len(found.reply_ids) + len(turn)))
         found.reply_ids.extend(turn)
         # The caller refuses the session anyway: do not spend a thread on the rest.
         if following == len(messages) or found.num_tokens > tokens_max:

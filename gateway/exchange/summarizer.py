@@ -12,8 +12,8 @@ from penstock.actors.policy.chat.summary import NoSummaryError, as_summary, read
 from penstock.actors.policy.summaries import SummaryMode
 from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan, TokenCharge
-from penstock.gateway.exchange.reply import Choice
 from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.exchange.summaries import SummaryCoverage, asking, ends, shortened
 from penstock.gateway.keys import KeySpec

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.actors.policy.chat.argument_types import parsed_arguments
 from penstock.gateway.conversation import (
     NUM_BIASES_MAX,
     NUM_STOP_IDS_MAX,
@@ -121,19 +122,22 @@ def check_depth(value: Any, param: str | None) -> None:
     raise invalid(f"expected JSON nested at most {DEPTH_MAX} deep", param)
 
 
-def read_call(name: str, arguments: str, call_id: str, param: str) -> Call:
-    """Return a call, with its arguments parsed from JSON text.
+def read_call(name: str, arguments: object, call_id: str, param: str) -> Call:
+    """Return a call of an earlier turn, even if its arguments are no JSON object.
+
+    Args:
+        name: Name of the tool.
+        arguments: Arguments as JSON text or as an object; empty or None for none.
+        call_id: Id of the call.
+        param: Path of the arguments in the body, for errors.
 
     Raises:
-        ApiError: 400, the arguments are not a JSON object.
+        ApiError: 400, the arguments are nested too deeply.
 
     """
-    try:
-        table = parse_json(arguments or "{}", dict[str, Any], "arguments")
-    except CodecError as error:
-        raise invalid(f"expected a JSON object: {error}", param) from error
+    table, is_readable = parsed_arguments(arguments)
     check_depth(table, param)
-    return Call(call_id=call_id, name=name, arguments=table)
+    return Call(call_id=call_id, name=name, arguments=table, is_malformed=not is_readable)
 
 
 def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:

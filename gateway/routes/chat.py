@@ -31,6 +31,7 @@ from penstock.gateway.conversation import (
     sse,
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
+from penstock.gateway.identity import client_user
 from penstock.gateway.routes.body import (
     SamplingFields,
     check_choice,
@@ -209,10 +210,11 @@ NUM_TOP_LOGPROBS_MAX = 20
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A call in OpenAI's format, with arguments as JSON text."""
+    """A call in OpenAI's format."""
 
     name: str
-    arguments: str = "{}"
+    arguments: Any = None
+    """JSON text of an object; clients also send objects, null, and text that was cut off."""
 
 
 class RequestedCall(msgspec.Struct, frozen=True):
@@ -330,6 +332,7 @@ def read_chat(body: bytes) -> ParsedRequest:
     if chat.modalities not in ([], ["text"]):
         raise invalid('expected ["text"]: this model writes only text', "modalities")
     tools = read_tools(chat.tools)
+    user = chat.safety_identifier or chat.user or chat.metadata.get("user_id", "")
     conversation = LiveRequest(
         model=chat.model,
         messages=messages,
@@ -341,7 +344,8 @@ def read_chat(body: bytes) -> ParsedRequest:
         num_choices=chat.n,
         num_top_logprobs=chat.top_logprobs,
         is_streamed=chat.stream,
-        user=chat.safety_identifier or chat.user or chat.metadata.get("user_id", ""),
+        user=user,
+        session_id=client_user(user).session,
         store=chat.store,
         metadata=chat.metadata,
     )

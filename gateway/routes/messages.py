@@ -30,7 +30,14 @@ from penstock.gateway.conversation import (
     sse,
 )
 from penstock.gateway.errors import ANTHROPIC_PATH, ApiError, error_body, invalid
-from penstock.gateway.routes.body import check_choice, check_sampling, check_tools, read_body
+from penstock.gateway.identity import client_user
+from penstock.gateway.routes.body import (
+    check_choice,
+    check_sampling,
+    check_tools,
+    read_body,
+    read_call,
+)
 from penstock.messages.rollout import ToolCall
 
 _STOP_REASONS = {
@@ -152,7 +159,7 @@ class MessagesBlock(msgspec.Struct, frozen=True):
     text: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     content: "str | list[MessagesBlock] | None" = None
 
@@ -279,6 +286,7 @@ def read_count(body: bytes) -> ParsedRequest:
         user=read.metadata.user_id or "",
         store=read.store,
         metadata=read.metadata.consents,
+        session_id=client_user(read.metadata.user_id or "").session,
     )
     return ParsedRequest(conversation, MessagesReplyWriter, [*ignored, *left_out])
 
@@ -311,7 +319,7 @@ def _assistant(blocks: Sequence[MessagesBlock], place: str) -> RequestMessage:
         elif block.type == "tool_use":
             if not block.name or not block.id:
                 raise invalid("expected id and name", where)
-            calls.append(Call(call_id=block.id, name=block.name, arguments=block.input or {}))
+            calls.append(read_call(block.name, block.input, block.id, f"{where}.input"))
         elif block.type not in _SKIPPED:
             raise _unreadable(block, where)
     return RequestMessage(role=Role.ASSISTANT, text="".join(texts), calls=tuple(calls), place=place)

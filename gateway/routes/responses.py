@@ -5,9 +5,9 @@ Agents SDK do, and fields such as `previous_response_id` are refused by name. Re
 `response` objects, or a stream of the events that build one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,7 @@ from penstock.gateway.conversation import (
     sse,
 )
 from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.identity import client_user
 from penstock.gateway.routes.body import (
     check_choice,
     check_sampling,
@@ -46,17 +47,19 @@ from penstock.messages.rollout import ToolCall
 class ResponsesReplyWriter:
     """Serializes one response; output items come in the order in which they were sampled."""
 
-    def __init__(self, opening: Opening, *, custom: frozenset[str], instructions: str) -> None:
+    def __init__(
+        self, opening: Opening, *, tools: "OfferedResponsesTools", instructions: str
+    ) -> None:
         """Begin a response.
 
         Args:
             opening: Facts known before the first token.
-            custom: Names of tools that take free text instead of JSON.
+            tools: Tools as the client named them.
             instructions: Instructions of the request, which the response repeats.
 
         """
         self._opening = opening
-        self._custom = custom
+        self._tools = tools
         self._instructions = instructions
         self._items: list[dict[str, Any]] = []
         self._text: str | None = None
@@ -166,7 +169,9 @@ class ResponsesReplyWriter:
 
     def _call(self, reply: LiveReply, index: int, call: ToolCall) -> dict[str, Any]:
         names = {"call_id": call_id(reply.request_id, index), "name": call.name}
-        if call.name in self._custom:
+        if call.name in self._tools.namespaced:
+            names["namespace"], names["name"] = self._tools.namespaced[call.name]
+        if call.name in self._tools.custom:
             text = call.arguments.get("input", "")
             item = {"type": "custom_tool_call", "id": self._item_id("ctc"), "input": text}
         else:
@@ -250,19 +255,22 @@ class ResponsesItem(msgspec.Struct, frozen=True):
     content: str | list[ResponsesPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
     input: str | None = None
     output: str | list[ResponsesPart] | None = None
 
 
 class ResponsesTool(msgspec.Struct, frozen=True):
-    """A tool; only tools of type function and custom are offered to the policy."""
+    """A tool or a namespace of tools; only functions and custom tools are offered to the policy."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    tools: "list[ResponsesTool] | None" = None
+    """The tools of a namespace."""
 
 
 class ResponsesNamedTool(msgspec.Struct, frozen=True):
@@ -270,6 +278,7 @@ class ResponsesNamedTool(msgspec.Struct, frozen=True):
 
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True):
@@ -325,25 +334,27 @@ def read_responses(body: bytes) -> ParsedRequest:
     items = [ResponsesItem(role="user", content=given)] if isinstance(given, str) else given
     if not 0 < len(items) <= NUM_MESSAGES_MAX:
         raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} items", "input")
-    tools, custom, left_out = _tools(read.tools)
+    tools = _tools(read.tools)
     wishes = SamplingOptions(
         temperature=read.temperature, top_p=read.top_p, num_tokens_max=read.max_output_tokens
     )
+    user = read.safety_identifier or read.user or read.metadata.get("user_id", "")
     conversation = LiveRequest(
         model=read.model,
         messages=(*_instructions(read.instructions), *_messages(items)),
-        tools=tools,
+        tools=tools.offered,
         tool_choice=_choice(read, tools),
         allows_parallel_calls=read.parallel_tool_calls,
         response_format=_format(read.text.format),
         sampling=check_sampling(wishes, {"num_tokens_max": "max_output_tokens"}),
         is_streamed=read.stream,
-        user=read.safety_identifier or read.user or read.metadata.get("user_id", ""),
+        user=user,
+        session_id=client_user(user).session,
         store=read.store,
         metadata=read.metadata,
     )
-    writer = partial(ResponsesReplyWriter, custom=custom, instructions=read.instructions)
-    return ParsedRequest(conversation, writer, [*ignored, *left_out])
+    writer = partial(ResponsesReplyWriter, tools=tools, instructions=read.instructions)
+    return ParsedRequest(conversation, writer, [*ignored, *tools.left_out])
 
 
 def _instructions(text: str) -> list[RequestMessage]:
@@ -387,9 +398,10 @@ def _append_call(messages: list[RequestMessage], call: Call, place: str) -> None
 def _call(item: ResponsesItem, place: str) -> Call:
     if not item.name or not item.call_id:
         raise invalid("expected name and call_id", place)
+    name = _flat_name(item.namespace, item.name)
     if item.type == "custom_tool_call":
-        return Call(call_id=item.call_id, name=item.name, arguments={"input": item.input or ""})
-    return read_call(item.name, item.arguments or "", item.call_id, f"{place}.arguments")
+        return Call(call_id=item.call_id, name=name, arguments={"input": item.input or ""})
+    return read_call(name, item.arguments, item.call_id, f"{place}.arguments")
 
 
 def _text(content: str | list[ResponsesPart] | None, place: str) -> str:
@@ -402,39 +414,79 @@ def _text(content: str | list[ResponsesPart] | None, place: str) -> str:
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def _tools(given: Sequence[ResponsesTool]) -> tuple[tuple[Tool, ...], frozenset[str], list[str]]:
-    """Return the offered tools, the names of custom ones, and the paths of tools ignored."""
-    if len(given) > NUM_TOOLS_MAX:
-        raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
-    offered: list[Tool] = []
-    custom: set[str] = set()
-    left_out: list[str] = []
+class OfferedResponsesTools(NamedTuple):
+    """The tools of a request; the policy knows each tool of a namespace by one joined name."""
+
+    offered: tuple[Tool, ...]
+    custom: frozenset[str]
+    """Names of tools that take free text instead of JSON."""
+    namespaced: Mapping[str, tuple[str, str]]
+    """Joined name -> namespace and name."""
+    left_out: Sequence[str]
+    """Paths of the tools that are not offered."""
+
+
+def _flat_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the policy knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def _tools(given: Sequence[ResponsesTool]) -> OfferedResponsesTools:
+    """Return the offered tools, those in namespaces included.
+
+    Raises:
+        ApiError: 400 that names the tool.
+
+    """
+    placed: list[tuple[str, str | None, ResponsesTool]] = []
     for index, tool in enumerate(given):
-        if tool.type not in {"function", "custom"}:
-            left_out.append(f"tools[{index}]")
-            continue
+        place = f"tools[{index}]"
+        if tool.type == "namespace":
+            inner = enumerate(tool.tools or ())
+            placed += [(f"{place}.tools[{n}]", tool.name or "", one) for n, one in inner]
+        else:
+            placed.append((place, None, tool))
+    if len(placed) > NUM_TOOLS_MAX:
+        raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
+    kept = [one for one in placed if one[2].type in {"function", "custom"}]
+    offered: list[Tool] = []
+    namespaced: dict[str, tuple[str, str]] = {}
+    for place, namespace, tool in kept:
         if not tool.name:
-            raise invalid("expected a name", f"tools[{index}].name")
-        parameters = tool.parameters or {}
-        if tool.type == "custom":
-            custom.add(tool.name)
-            parameters = _CUSTOM_SCHEMA
+            raise invalid("expected a name", f"{place}.name")
+        if namespace == "":
+            raise invalid("expected a name", f"{place.partition('.')[0]}.name")
+        name = _flat_name(namespace, tool.name)
+        if namespace:
+            namespaced[name] = (namespace, tool.name)
+        is_custom = tool.type == "custom"
         offered.append(
             Tool(
-                name=tool.name,
+                name=name,
                 description=tool.description or "",
-                parameters=parameters,
+                parameters=_CUSTOM_SCHEMA if is_custom else tool.parameters or {},
                 is_strict=bool(tool.strict),
             )
         )
-    return check_tools(offered), frozenset(custom), left_out
+    left_out = [place for place, _, tool in placed if tool.type not in {"function", "custom"}]
+    custom = frozenset(
+        _flat_name(ns, one.name or "") for _, ns, one in kept if one.type == "custom"
+    )
+    return OfferedResponsesTools(check_tools(offered), custom, namespaced, left_out)
 
 
-def _choice(read: ResponsesBody, tools: Sequence[Tool]) -> ToolChoice:
+def _choice(read: ResponsesBody, tools: OfferedResponsesTools) -> ToolChoice:
     wanted = read.tool_choice
     if isinstance(wanted, str):
-        return check_choice(ToolChoice(mode=ChoiceMode(wanted)), tools)
-    return check_choice(ToolChoice(mode=ChoiceMode.REQUIRED, name=wanted.name), tools)
+        return check_choice(ToolChoice(mode=ChoiceMode(wanted)), tools.offered)
+    name = _flat_name(wanted.namespace, wanted.name)
+    # Clients may name a tool without its namespace where only one has that name.
+    if all(tool.name != name for tool in tools.offered):
+        found = [flat for flat, (_, short) in tools.namespaced.items() if short == wanted.name]
+        name = found[0] if len(found) == 1 and not wanted.namespace else name
+    return check_choice(ToolChoice(mode=ChoiceMode.REQUIRED, name=name), tools.offered)
 
 
 def _format(wanted: ResponsesTextFormat | None) -> ResponseFormat:

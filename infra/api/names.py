@@ -6,6 +6,8 @@
 NAMES: dict[str, tuple[str, str]] = {
     "run": ("penstock.infra.api.runs", "run"),
     "open_run": ("penstock.infra.api.runs", "open_run"),
+    "RolloutAttempt": ("penstock.infra.api.rollouts", "RolloutAttempt"),
+    "play": ("penstock.infra.api.rollouts", "play"),
     "Run": ("penstock.infra.api.runs", "Run"),
     "tools": ("penstock.envs.harness.tools", "tools_of"),
     "ToolSpec": ("penstock.envs.harness.toolbox", "ToolSpec"),

@@ -102,7 +102,7 @@ class Run:
         try:
             pandas: Any = importlib.import_module("pandas")
         except ImportError as error:
-            raise ConfigError("frame: needs pandas: pip install 'penstock[frames]'") from error
+            raise ConfigError("frame: needs pandas: pip install -e '.[frames]'") from error
         return pandas.DataFrame([_row(delivery) for delivery in self.events(kind)])
 
     def replay(self) -> dict[str, Any]:

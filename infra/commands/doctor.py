@@ -90,7 +90,7 @@ def _nats_server() -> Finding:
 def _packages() -> list[Finding]:
     packages = (
         ("torch", True, "make setup"),
-        ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
+        ("cupy", False, "pip install -e '.[cuda]' (CUDA kernels)"),
     )
     return [
         Finding(
@@ -117,7 +117,7 @@ def check_gpu() -> Finding:
         name="cuda",
         is_available=found,
         detail=detail,
-        how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install 'penstock[cuda]'",
+        how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install -e '.[cuda]'",
     )
 
 

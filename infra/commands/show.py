@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -94,16 +95,22 @@ def whole_id(given: str, index: EpisodeIndex) -> str:
     """Return the id of the one episode that has this id, or whose id begins like this.
 
     Raises:
-        NotFoundError: None has, or several begin so.
+        NotFoundError: None has, or several ids begin with it.
 
     """
     if index.find(given):
         return given
-    rows = index.select(EpisodeFilter(text=given[:256]))
-    found = [row.rollout_id for row in rows if row.rollout_id.startswith(given)]
+    # Other programs cut ids at the width of a terminal, and mark the cut so.
+    prefix = given.removesuffix("…")
+    rows = index.select(EpisodeFilter(text=prefix[:256]))
+    found = [row.rollout_id for row in rows if row.rollout_id.startswith(prefix)]
     if len(found) != 1:
-        some = ", ".join(found[:5]) or "none"
-        raise NotFoundError(f"episode {given!r}: expected the id of one; begin so: {some}")
+        some = (
+            f"several ids begin with it: {', '.join(found[:5])}"
+            if found
+            else "no id begins with it"
+        )
+        raise NotFoundError(f"episode {given!r}: {some}")
     return found[0]
 
 
@@ -113,7 +120,11 @@ def episode_table(rows: list[EpisodeRow], num_known: int) -> RenderableType:
     names = ["episode", "task", "end", "outcome", "reward", "turns", "tokens", "step", "fate"]
     has_labels = any(row.num_labels for row in rows)
     for name in [*names, *(["label"] if has_labels else [])]:
-        table.add_column(name, justify="right" if name in {"reward", "turns", "tokens"} else "left")
+        justify: Literal["left", "right"] = (
+            "right" if name in {"reward", "turns", "tokens"} else "left"
+        )
+        # Folded, never cut: ids are what the next command needs.
+        table.add_column(name, justify=justify, overflow="fold")
     for row in map(printable_struct, rows):
         table.add_row(
             *(row.rollout_id, row.task_id, row.end or "running", row.outcome or "-"),

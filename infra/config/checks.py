@@ -5,8 +5,10 @@ To add a check: a function here that raises `ConfigError`, and its call in `chec
 
 import re
 
+from penstock.actors.judge.config import REPORTED, JudgeConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
+from penstock.infra.config.prepare import SourceKind
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
 from penstock.infra.config.regions import region_of_role, replica_name
 from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
@@ -54,6 +56,22 @@ def check_config(config: RunConfig) -> None:
     _check_gatekeeper(config)
     _check_gateways(config)
     _check_judges(config)
+    _check_rollouts(config)
+
+
+def _check_rollouts(config: RunConfig) -> None:
+    """Check that what rollouts of outside programs cannot do is not asked of them."""
+    is_external = config.rollouts.is_external
+    if config.judge.judge == REPORTED and not is_external:
+        text = "expected with it rollouts.is_external = true: no rollout worker reports a reward"
+        raise ConfigError(f"judge.judge: {REPORTED!r}: {text}")
+    kinds = {source.kind for source in config.prepare.all_sources}
+    if SourceKind.PROMPTS in kinds and config.judge.judge == JudgeConfig().judge:
+        text = "expected another judge than hidden tests, which a prompt has none of"
+        raise ConfigError(f"judge.judge: {text}, e.g. {REPORTED!r}")
+    if is_external and config.pacer.tree is not None:
+        text = "expected none with rollouts.is_external: no machine can be copied"
+        raise ConfigError(f"pacer.tree: {text}")
 
 
 def _check_devices(config: RunConfig) -> None:

@@ -26,6 +26,7 @@ class SourceKind(StrEnum):
     """How a source's tasks are made."""
 
     FOLDER = "folder"
+    PROMPTS = "prompts"
     OWN = "own"
 
 
@@ -44,7 +45,8 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_heldout_tasks: PositiveInt | None = None
     """As `num_train_tasks`, of held-out tasks."""
     path: str = ""
-    """Folder of Harbor tasks (`penstock tasks make`, or others'), for the kind `folder`."""
+    """Folder of Harbor tasks (`penstock tasks make`, or others'), for the kind `folder`; file of
+    prompts (`.jsonl` or `.parquet`), for the kind `prompts`."""
     origins: tuple[str, ...] = ()
     """For the kind `folder`: only tasks that were made from these (`library`, `package`, `commits`
     ...; of others' tasks `harbor`); by default all."""
@@ -57,9 +59,10 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         """Check fields against each other."""
         where = f"prepare.sources.{self.name}"
-        is_folder = self.kind is SourceKind.FOLDER
-        if is_folder != bool(self.path):
-            text = "expected the folder" if is_folder else f"expected none with kind {self.kind}"
+        has_path = self.kind in {SourceKind.FOLDER, SourceKind.PROMPTS}
+        if has_path != bool(self.path):
+            what = "folder" if self.kind is SourceKind.FOLDER else "file"
+            text = f"expected the {what}" if has_path else f"expected none with kind {self.kind}"
             raise ConfigError(f"{where}.path: {text}, got {self.path!r}")
         if (self.kind is SourceKind.OWN) != bool(self.make):
             text = "expected module:name with kind own, and with no other"

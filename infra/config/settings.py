@@ -19,6 +19,7 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.rollouts.config import RolloutsConfig
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.config.prepare import PrepareConfig
 from penstock.infra.models.settings import ModelSection
@@ -127,6 +128,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pacer: PacerConfig = PacerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     gateway: GatewayConfig = GatewayConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
     feedback: JoinConfig = JoinConfig()
     gatekeeper: GatekeeperConfig = GatekeeperConfig()
     users: UsersSection = UsersSection()

@@ -26,7 +26,13 @@ from penstock.actors.trainer.preferences.examples import (
 )
 from penstock.infra.corpora.builder import HELDOUT_EVERY
 from penstock.infra.corpora.lines import existing, read_lines
-from penstock.infra.corpora.traces import ChatTrace, TraceMessage, TraceTool, trace_messages
+from penstock.infra.corpora.traces import (
+    ChatTrace,
+    TraceMessage,
+    TraceTool,
+    trace_messages,
+    unreadable_calls,
+)
 from penstock.messages.errors import ConfigError
 
 FIELD = "model.preferences"
@@ -130,7 +136,8 @@ class _Rendering:
         if not given or given[0].role != "assistant" or given[-1].role != "assistant":
             raise ValueError(f"{field}: expected messages, the first and last an assistant's")
         try:
-            messages = trace_messages(ChatTrace(messages=[*self._line.prompt, *given]))
+            trace = ChatTrace(messages=[*self._line.prompt, *given])
+            messages, unreadable = trace_messages(trace), unreadable_calls(trace)
         except ValueError as error:
             raise ValueError(f"prompt and {field}: {error}") from error
         ids: list[int] = []
@@ -149,10 +156,12 @@ class _Rendering:
                 messages[index].content, messages[index].calls, self._tools
             )
             num_context = num_context or len(before)
-            targets += [False] * (len(before) - len(ids)) + [True] * len(turn)
+            targets += [False] * (len(before) - len(ids)) + [index not in unreadable] * len(turn)
             ids = before + turn
             sampled[index] = turn
         self._check_length(field, ids)
+        if not any(targets):
+            raise ValueError(f"{field}: expected a call whose arguments are a JSON object")
         reply = StoredReply(token_ids=ids[num_context:], targets=targets[num_context:])
         return ids[:num_context], reply
 

@@ -43,7 +43,7 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         text = "Parquet files are read with pyarrow, which is not installed"
-        raise ConfigError(f"{field}: {path}: {text}: pip install 'penstock[parquet]'") from error
+        raise ConfigError(f"{field}: {path}: {text}: pip install -e '.[parquet]'") from error
     try:
         with parquet.ParquetFile(path) as file:
             columns = _columns(set(file.schema_arrow.names), kind, f"{field}: {path}")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.actors.policy.chat.argument_types import parsed_arguments
 from penstock.actors.policy.chat.format import (
     ChatFormat,
     ChatMessage,
@@ -27,18 +28,17 @@ from penstock.actors.policy.chat.format import (
 from penstock.infra.corpora.builder import Document
 from penstock.infra.corpora.lines import existing
 from penstock.infra.corpora.rows import ROW_SUFFIXES, files_of, read_rows
-from penstock.messages.errors import CodecError, ConfigError
-from penstock.messages.reading.parsing import parse_json
+from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 
 _NUM_MESSAGES_MAX = 4096
 
 
 class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is called; arguments are JSON text, or an object."""
+    """Called function; its arguments are JSON text or an object, or text that was cut off."""
 
     name: str
-    arguments: str | dict[str, Any]
+    arguments: Any = None
 
 
 class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +126,7 @@ def _documents(
         ValueError: No such conversation, or one of too many tokens.
 
     """
-    messages = trace_messages(trace)
+    messages, unreadable = trace_messages(trace), unreadable_calls(trace)
     tools = offered
     if trace.tools is not None:
         tools = OfferedTools(schemas=[tool.function for tool in trace.tools])
@@ -142,7 +142,8 @@ def _documents(
             found.append((ids, weights))
             ids, weights = [], []
         turn = chat.render_turn(message.content, message.calls, tools)
-        weights += [0.0] * (len(context) - len(ids)) + [1.0] * len(turn)
+        weight = 0.0 if index in unreadable else 1.0
+        weights += [0.0] * (len(context) - len(ids)) + [weight] * len(turn)
         ids = context + turn
         sampled[index] = turn
         if len(ids) > tokens_max:
@@ -155,7 +156,7 @@ def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
     """Return the messages of the format.
 
     Raises:
-        ValueError: An order that no conversation has, or arguments that are no JSON object.
+        ValueError: An order that no conversation has.
 
     """
     if not 2 <= len(trace.messages) <= _NUM_MESSAGES_MAX:
@@ -177,22 +178,23 @@ def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
             if index == 0 or messages[-1].role is Role.ASSISTANT:
                 raise ValueError(f"{where}: expected another role before an assistant's message")
             num_open = len(one.tool_calls or ())
-        calls = [
-            _call(call.function, f"{where}.tool_calls[{number}].function")
-            for number, call in enumerate(one.tool_calls or ())
-        ]
+        calls = [_call(call.function) for call in one.tool_calls or ()]
         messages.append(ChatMessage(role=role, content=one.content or "", calls=tuple(calls)))
     if all(message.role is not Role.ASSISTANT for message in messages):
         raise ValueError("messages: expected one of an assistant")
     return messages
 
 
-def _call(function: TraceFunction, where: str) -> ToolCall:
-    arguments = function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments or "{}", dict[str, Any], "arguments")
-        except CodecError as error:
-            raise ValueError(f"{where}.arguments: expected a JSON object: {error}") from error
-    texts = {name: argument_text(value) for name, value in arguments.items()}
+def unreadable_calls(trace: ChatTrace) -> set[int]:
+    """Return the indices of messages with a call whose arguments are no JSON object."""
+    return {
+        index
+        for index, message in enumerate(trace.messages)
+        if not all(parsed_arguments(c.function.arguments)[1] for c in message.tool_calls or ())
+    }
+
+
+def _call(function: TraceFunction) -> ToolCall:
+    table, _ = parsed_arguments(function.arguments)
+    texts = {name: argument_text(value) for name, value in table.items()}
     return ToolCall(name=function.name, arguments=texts)

@@ -9,10 +9,14 @@ Pseudonyms have a key of their own from the first rotation on, so users keep the
 under both keys between steps 1 and 3.
 """
 
+import argparse
+import asyncio
 from pathlib import Path
 
 from penstock.actors.runtime.files import read_secret, write_atomic
 from penstock.actors.runtime.vault import Vault, rotated_keys, settled_keys
+from penstock.infra.output import print_line
+from penstock.infra.run.runs import RunDir, master_key_file, open_vault
 from penstock.messages.errors import ConfigError
 
 _LINE_BYTES = 32
@@ -51,3 +55,25 @@ async def end_rotation(path: Path, vault: Vault) -> None:
 def _write(path: Path, secret: bytes) -> None:
     lines = [secret[at : at + _LINE_BYTES].hex() for at in range(0, len(secret), _LINE_BYTES)]
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def main() -> None:
+    """Take one step of a rotation: `begin RUN`, `rewrap RUN`, `end RUN`."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.infra.privacy.rotation")
+    parser.add_argument("step", choices=("begin", "rewrap", "end"))
+    parser.add_argument("run", type=Path, help="folder of the run")
+    arguments = parser.parse_args()
+    run = RunDir(arguments.run)
+    path = master_key_file(run)
+    if arguments.step == "begin":
+        begin_rotation(path)
+        print_line(f"{path}: a new key; give the file to every host, restart, then: rewrap")
+    elif arguments.step == "rewrap":
+        print_line(f"{asyncio.run(rotate(open_vault(run)))} users' keys wrapped again; then: end")
+    else:
+        asyncio.run(end_rotation(path, open_vault(run)))
+        print_line(f"{path}: the key before is gone; give the file to every host")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,10 +23,13 @@ from penstock.actors.runtime.files import open_private, private_folder, write_at
 from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.infra.bus.collector import collect_if_possible
+from penstock.infra.bus.jetstream.access import inbox_prefix
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.permissions import permissions
 from penstock.infra.bus.server.kept import kept_server
 from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.config.former_names import present_role
 from penstock.infra.config.regions import RegionPlace
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.environment import python_of
@@ -50,6 +53,7 @@ from penstock.infra.run.charges import (
 from penstock.infra.run.liveness import LAUNCHER, answer, check_alone
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
+from penstock.infra.stores.settings import StoreKind
 from penstock.messages.control import ActorFailed, ItemCharged
 from penstock.messages.errors import (
     BusError,
@@ -273,8 +277,23 @@ class Processes:
 async def own_server(
     run: RunDir, config: RunConfig
 ) -> AsyncGenerator[tuple[EmbeddedServer, dict[str, RegionPlace]]]:
-    """Yield an embedded server for the run, reached the same way from every region."""
-    async with kept_server(run.events, config.bus.server_path or None) as server:
+    """Yield an embedded server for the run, with an identity for each process."""
+    is_in_server = config.store.kind is StoreKind.JETSTREAM
+    buckets = [config.store.bucket or run.run_id] if is_in_server else []
+    identities = {
+        name: permissions(
+            {present_role(spec).partition(":")[0] for spec in specs},
+            run.run_id,
+            inbox_prefix(name),
+            buckets,
+        )
+        for name, specs in config.processes.items()
+    }
+    program = config.bus.server_path or None
+    async with kept_server(run.events, program, identities=identities) as server:
+        for name in identities:
+            private_folder(run.identities)
+            write_atomic(run.identities / name, server.credentials(name).encode(), mode=0o600)
         yield server, {}
 
 

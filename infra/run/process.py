@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.actors.runtime.event_dispatcher import FoldStuckError
 from penstock.actors.runtime.host import ActorHost
@@ -161,7 +162,7 @@ def actor_command(arguments: argparse.Namespace) -> int:
         check_remote(run, arguments.roles)
     config = load_config(run.config_in_use)
     configure_logs(config.run.log_level, config.run.log_format)
-    where = run.access() or _embedded(run, arguments.roles)
+    where = run.access() or _embedded(run, arguments.roles, arguments.in_progress)
     in_progress = InProgress(Path(arguments.in_progress) if arguments.in_progress else None)
     is_apart = file is not None
     port: int = arguments.health_port
@@ -190,10 +191,18 @@ def actor_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _embedded(run: RunDir, roles: Sequence[str]) -> str:
+def _embedded(run: RunDir, roles: Sequence[str], in_progress: str) -> str:
+    """Return the address of the embedded server, with the credentials of this process alone."""
     state = run.read_state()
     if state is None:
         raise PenstockError(
             f"run {run.run_id} is not up: start it, or pass --config FILE with bus.servers"
         )
-    return state.place(roles).url
+    url = state.place(roles).url
+    # The launcher names the file of items in progress after the process, as it does this one.
+    identity = run.identities / Path(in_progress).name if in_progress else None
+    if identity is None or not identity.is_file():
+        return url
+    parts = urlsplit(url)
+    address = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{identity.read_text().strip()}@{address}"

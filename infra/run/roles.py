@@ -185,6 +185,8 @@ async def _sandbox_host(assembly: Assembly, region: str) -> list[tuple[str, Acto
 
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a rollout worker once the images of machines are built."""
+    if assembly.config.rollouts.is_external:
+        return await _rollout_service(assembly)
     # A rollout that it takes up waits for a machine only for a limited time.
     from penstock.actors.rollout_worker.actor import RolloutWorker
     from penstock.envs.microvm.images.assets import wait_for_build
@@ -192,6 +194,24 @@ async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Ac
     await wait_for_build()
     chat = await assembly.chat_format()
     return [("rollout_worker", RolloutWorker(chat, assembly.config.rollout_worker))]
+
+
+async def _rollout_service(assembly: Assembly) -> list[tuple[str, Actor]]:
+    """Build the service that hands out rollouts in place of a rollout worker."""
+    from penstock.gateway.keys import create_key
+    from penstock.gateway.rollouts.service import RolloutService
+
+    config, run = assembly.config, assembly.run
+    key = create_key(run.rollouts_key, key_id="rollouts")
+    service = RolloutService(
+        await assembly.chat_format(),
+        config.rollouts,
+        config.rollout_worker,
+        config.gateway,
+        key_hash=key.key_hash,
+        on_listening=lambda url: write_atomic(run.rollouts_url, url.encode()),
+    )
+    return [("rollout_worker", service)]
 
 
 def _pool(config: RunConfig, host: str) -> "Pool":

@@ -12,7 +12,9 @@ runs/<run_id>/
   handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
   machines/<h>/ each host's saved machines, until the run is complete
   gateway_spool/  records of replies that wait for the log
+  rollouts_key, rollouts_url  where outside programs take rollouts, and their key, 0600
   in_progress/<process>  items in progress, read by the launcher after a death
+  identities/<process>  its user and password on the embedded server, 0600
 ```
 
 The vault holds the content keys of users in the object store, wrapped by a master key in a file.
@@ -99,12 +101,15 @@ class RunDir:
         self.handover = path / "handover"
         self.logs = path / "logs"
         self.in_progress = path / "in_progress"
+        self.identities = path / "identities"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.audit = path / "audit.json"
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
         self.gateway_spool = path / "gateway_spool"
+        self.rollouts_key = path / "rollouts_key"
+        self.rollouts_url = path / "rollouts_url"
         self.where: str | Access = ""
         """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None
@@ -346,13 +351,19 @@ def master_key(run: RunDir) -> bytes:
         ConfigError: `[store]` or the file that it names is wrong.
 
     """
-    section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
-    if not section.master_key_file:
-        return create_secret(run.path / "master_key")
+    path = master_key_file(run)
+    if path == run.path / "master_key":
+        return create_secret(path)
     try:
-        return read_secret(Path(section.master_key_file))
+        return read_secret(path)
     except ConfigError as error:
         raise ConfigError(f"store.master_key_file: {error}") from error
+
+
+def master_key_file(run: RunDir) -> Path:
+    """Return the file of `master_key`; raises ConfigError if `[store]` is wrong."""
+    section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
+    return Path(section.master_key_file) if section.master_key_file else run.path / "master_key"
 
 
 DISK_FREE_MIB_MIN = 32

@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.envs.tasks.harbor.folder import MalformedTaskError
 from penstock.envs.tasks.harbor.read import read_harbor_set
-from penstock.envs.tasks.source import TaskCandidate
+from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
+from penstock.infra.corpora.lines import existing
+from penstock.infra.corpora.rows import read_rows
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.references import load_reference, read_settings
-from penstock.messages.task import Limits, Split
+from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 OWN_TASKS_MAX = 1_000_000
 """Bound on the tasks that own code makes."""
@@ -139,6 +142,44 @@ def _own(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
     }
 
 
+class PromptRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a file of prompts, for tasks that a program outside of the run plays."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
+    prompt: str
+    split: Split = Split.TRAIN
+    category: str = "prompt"
+
+
+def _prompts(config: PrepareConfig, source: SourceConfig, seed: int) -> Drawn:
+    """Return tasks of a prompt alone; whoever plays them reports the reward."""
+    field = f"prepare.sources.{source.name}.path"
+    found: dict[str, TaskCandidate] = {}
+    for place, row in read_rows(existing(source.path, field), PromptRow, field):
+        if row.id in found:
+            raise ConfigError(f"{field}: {place}: expected each id once, got {row.id!r} twice")
+        task = Task(
+            task_id=row.id,
+            category=row.category,
+            split=row.split,
+            instruction=row.prompt,
+            files={},
+            limits=config.limits,
+        )
+        hidden = HiddenTests(task_id=row.id, files={}, argv=[])
+        origin = TaskOrigin(source=source.name, repository=row.id, kind="prompt")
+        found[row.id] = TaskCandidate(task=task, hidden=hidden, origin=origin)
+    caps = _caps(source)
+    return {
+        split: _some(
+            [one for one in found.values() if one.task.split is split],
+            caps[split],
+            random.Random(f"{source.name}-{split}/{seed}"),
+        )
+        for split in Split
+    }
+
+
 def _takes_request(make: Callable[..., object]) -> bool:
     try:
         return len(inspect.signature(make).parameters) > 1
@@ -183,5 +224,6 @@ def _check_both(path: str, chosen: dict[Split, list[TaskCandidate]]) -> None:
 
 _KINDS: dict[SourceKind, Callable[[PrepareConfig, SourceConfig, int], Drawn]] = {
     SourceKind.FOLDER: _folder,
+    SourceKind.PROMPTS: _prompts,
     SourceKind.OWN: _own,
 }

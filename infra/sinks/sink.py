@@ -90,7 +90,7 @@ def open_sink(name: str, settings: SinkSettings) -> Sink:
         made = cast("SinkClass", getattr(importlib.import_module(module), kind))
     except ImportError as error:
         text = f"needs a library that is not installed ({error.name})"
-        raise ConfigError(f"sink {name}: {text}: pip install 'penstock[{name}]'") from error
+        raise ConfigError(f"sink {name}: {text}: pip install -e '.[{name}]'") from error
     return made(settings)
 
 

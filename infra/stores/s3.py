@@ -73,7 +73,7 @@ class S3Store:
         try:
             from obstore.store import S3Store as Bucket
         except ImportError as error:
-            text = "store.kind s3: install the extra: pip install 'penstock[s3]'"
+            text = "store.kind s3: install the extra: pip install -e '.[s3]'"
             raise ConfigError(text) from error
         config: S3Config = {"bucket": bucket}
         if endpoint:

@@ -127,9 +127,7 @@ def _cupy() -> Any:
     try:
         import cupy  # pyright: ignore[reportMissingImports] - an optional dependency
     except ImportError as error:
-        raise KernelUnavailableError(
-            "CUDA kernels need cupy: pip install 'penstock[cuda]'"
-        ) from error
+        raise KernelUnavailableError("CUDA kernels need cupy: pip install -e '.[cuda]'") from error
     return cupy
 
 

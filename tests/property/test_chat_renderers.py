@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.outside_model import MARKUP, SPECIAL, qwen_tokenizer, tokenizer_json
 
+from penstock.actors.policy.chat.callable import can_call
 from penstock.actors.policy.chat.format import (
     ChatMessage,
     OfferedTools,
@@ -195,8 +196,59 @@ def test_a_reply_shows_neither_reasoning_nor_the_markup_of_calls():
     for cut in range(len(ids)):
         reply = ReplyAssembler(chat(), tools, (), TOOLS)
         deltas = [*reply.push(ids[:cut]), *reply.push(ids[cut:]), *reply.finish()]
-        assert (reply.text, reply.calls) == ("Look:", [call])
-        assert [type(delta) for delta in deltas] == [TextDelta, CallDelta]
+        assert (reply.text, reply.calls) == ("Look: ", [call])
+        assert "".join(one.text for one in deltas if isinstance(one, TextDelta)) == "Look: "
+        assert isinstance(deltas[-1], CallDelta)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "glm-5", "minimax-m2", "nemotron-3"])
+def test_a_reply_that_begins_inside_reasoning_shows_what_follows_it(name):
+    other = opened(name)
+    encode, end = other.tokenizer.encode, other.tokenizer.special_id("</think>")
+    prompt = other.render_prompt([ChatMessage(role=Role.USER, content="2+2?")], OfferedTools())
+    thought = [*encode("I add two and two."), end]
+    ids = [*thought, *encode("\n\nFour, two."), other.stop_ids[0]]
+    for cut in range(len(ids)):
+        reply = ReplyAssembler(other, (), prompt, OfferedTools(), stops=["two"])
+        deltas = [*reply.push(ids[:cut]), *reply.push(ids[cut:]), *reply.finish()]
+        assert (reply.text, reply.stop_text) == ("Four, ", "two"), "no stop text in the reasoning"
+        assert "".join(one.text for one in deltas if isinstance(one, TextDelta)) == "Four, "
+    for num in range(len(thought)):
+        reply = ReplyAssembler(other, (), prompt, OfferedTools())
+        assert [*reply.push(ids[:num]), *reply.finish()] == [], "cut within the reasoning"
+
+
+def test_a_call_after_reasoning_of_the_prompt_is_a_call():
+    other = opened("qwen3.5")
+    prompt = other.render_prompt([ChatMessage(role=Role.USER, content="Go")], TOOLS)
+    call = ToolCall(name="grep", arguments={"pattern": "x"})
+    turn = other.render_turn("", [call], TOOLS)
+    opening = other.tokenizer.special_id("<tool_call>")
+    thought = [*other.tokenizer.encode("hm"), other.tokenizer.special_id("</think>")]
+    ids = thought + turn[turn.index(opening) :]
+    reply = ReplyAssembler(other, {"grep"}, prompt, TOOLS)
+    assert [*reply.push(ids), *reply.finish()] == [CallDelta(0, call)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_fit"),
+    [
+        ("read", ("path",), True),
+        ("mcp__" + "x" * 123, ("path",), True),
+        ("files/read", ("-n", "größe"), True),
+        ("2captcha", ("a b",), True),
+    ],
+)
+def test_calls_of_tools_with_unusual_names_come_back_as_calls(name, arguments, is_fit):
+    assert can_call(chat(), name, arguments) is is_fit
+    assert (
+        can_call(open_chat("penstock", train_tokenizer(["text"], 330)), name, arguments) is is_fit
+    )
+
+
+def test_a_name_that_a_format_cannot_carry_is_found():
+    assert can_call(opened("qwen3.5"), "read", ("path",))
+    assert not can_call(opened("qwen3.5"), "a>\n<parameter=b", ("path",))
 
 
 def test_a_conversation_that_the_format_cannot_hold_is_refused():
@@ -206,3 +258,14 @@ def test_a_conversation_that_the_format_cannot_hold_is_refused():
 
 def test_an_id_beyond_the_tokenizer_is_a_character_that_is_none():
     assert chat().tokenizer.decode([10**6, -1]) == "\ufffd\ufffd"
+
+
+def test_a_call_that_is_cut_off_shows_no_markup():
+    call = ToolCall(name="grep", arguments={"pattern": "x"})
+    ids = chat().render_turn("Look: ", [call], TOOLS)
+    opening = ids.index(chat().tokenizer.special_id("<tool_call>"))
+    whole = ids.index(chat().tokenizer.special_id("</tool_call>"))
+    for cut in range(opening, whole):
+        reply = ReplyAssembler(chat(), {"grep"}, (), TOOLS)
+        _ = [*reply.push(ids[:cut]), *reply.finish()]
+        assert (reply.text.strip(), reply.calls) == ("Look:", []), cut

@@ -14,8 +14,8 @@ from penstock.gateway.app import ROUTES
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.conversation import Opening
 from penstock.gateway.errors import ApiError, error_body
+from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Planner, TokenCharge
-from penstock.gateway.exchange.reply import Choice
 from penstock.gateway.routes.messages import read_count
 from penstock.messages.rollout import StopReason, ToolCall
 

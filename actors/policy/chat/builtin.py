@@ -10,7 +10,7 @@ no escaping. A malformed turn yields a `ParseFailure`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat.format import (
@@ -39,21 +39,32 @@ class _Malformed(Exception):
         self.failure = ParseFailure(reason=reason, detail=detail, position=position)
 
 
-def parse_turn(tokenizer: Tokenizer, token_ids: Sequence[int]) -> ParsedTurn | ParseFailure:
+def parse_turn(
+    tokenizer: Tokenizer, token_ids: Sequence[int], offered: Collection[str] = ()
+) -> ParsedTurn | ParseFailure:
     """Parse one sampled turn, including its end token.
+
+    Args:
+        tokenizer: Tokenizer of the policy.
+        token_ids: Ids of the turn.
+        offered: Names of offered tools and their arguments, which need not look like identifiers.
 
     Grammar: turn = text call* END; call = open argument* CALL_CLOSE; argument = open text close.
     No text may appear between calls or between arguments.
+
     """
     try:
-        return _Parser(tokenizer, token_ids).turn()
+        return _Parser(tokenizer, token_ids, offered).turn()
     except _Malformed as error:
         return error.failure
 
 
 class _Parser:
-    def __init__(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, token_ids: Sequence[int], offered: Collection[str]
+    ) -> None:
         self._tokenizer = tokenizer
+        self._offered = offered
         self._ids = token_ids
         self._position = 0
 
@@ -98,7 +109,7 @@ class _Parser:
             raise self._unexpected(f"{opening!r}, not a {expected!r}", start)
         name = self._text()
         self._expect(special_tokens.NAME_CLOSE)
-        if not _NAME.fullmatch(name):
+        if name not in self._offered and not _NAME.fullmatch(name):
             raise _Malformed(ParseFailureReason.BAD_NAME, f"{name!r} is no name", start)
         return name
 
@@ -272,7 +283,7 @@ class PenstockChat:
         tools: OfferedTools = _NO_TOOLS,
     ) -> ParsedTurn | ParseFailure:
         """Parse a sampled turn."""
-        return parse_turn(self.tokenizer, token_ids)
+        return parse_turn(self.tokenizer, token_ids, tools.names)
 
     def _render_call(self, call: ToolCall) -> list[int]:
         tokenizer = self.tokenizer

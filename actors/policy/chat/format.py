@@ -11,18 +11,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.actors.policy.chat.argument_types import typed_value
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.messages.errors import CodecError, PenstockError
-from penstock.messages.reading.parsing import parse_json
+from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import ToolCall
-
-_JSON_TYPES: dict[str, Any] = {
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list[Any],
-    "object": dict[str, Any],
-}
 
 
 class Role(StrEnum):
@@ -51,12 +43,21 @@ class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
     schemas: Sequence[dict[str, Any]] = ()
     """Function schemas as chat-completion clients send them: name, description, parameters."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools that have a schema, and of their arguments."""
+        names: set[str] = set()
+        for schema in self.schemas:
+            parameters = schema.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            names |= {str(schema.get("name")), *(properties or ())}
+        return frozenset(names)
+
     def typed_arguments(self, call: ToolCall) -> dict[str, Any]:
         """Convert a call's arguments from text to the types that the function's schema declares."""
         for schema in self.schemas:
             if schema.get("name") == call.name:
-                parameters = schema.get("parameters")
-                return typed_arguments(call, _table(_table(parameters).get("properties")))
+                return typed_arguments(call, schema.get("parameters"))
         return dict(call.arguments)
 
 
@@ -171,10 +172,19 @@ class ChatFormat(Protocol):
         ...
 
 
-def typed_arguments(call: ToolCall, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a call's arguments from text to the types that a schema's properties declare."""
+def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
+    """Convert a call's arguments from text to the types that the tool's schema declares.
+
+    Args:
+        call: Call as the policy wrote it.
+        parameters: Schema of all arguments, from a client; anything but an object declares nothing.
+
+    """
+    root = parameters if isinstance(parameters, dict) else {}
+    properties = root.get("properties")
+    declared = properties if isinstance(properties, dict) else {}
     return {
-        name: _as_type(value, _table(properties.get(name)).get("type"))
+        name: typed_value(value, declared.get(name, {}), root)
         for name, value in call.arguments.items()
     }
 
@@ -186,18 +196,3 @@ def argument_text(value: Any) -> str:
         if isinstance(value, str)
         else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     )
-
-
-def _as_type(value: str, type_name: Any) -> Any:
-    """Return `value` in the schema's type, or unchanged if it cannot be converted."""
-    if not isinstance(type_name, str) or type_name not in _JSON_TYPES:
-        return value
-    try:
-        return parse_json(value, _JSON_TYPES[type_name], "argument")
-    except CodecError:
-        return value
-
-
-def _table(value: Any) -> dict[str, Any]:
-    # Schemas come from clients: any part may be missing or have another type.
-    return value if isinstance(value, dict) else {}

@@ -232,6 +232,20 @@ def grammar_for_calls(
     return _bounded(f"start: rest\n{rest}", "tools", syntax.opening(choice))
 
 
+def after_reasoning(grammar: Grammar, closing: int) -> Grammar:
+    """Return a grammar for a turn that begins inside reasoning, which is free text.
+
+    Args:
+        grammar: Grammar of what follows the reasoning, without forced ids.
+        closing: Token that closes the reasoning.
+
+    """
+    begins = f"start: REASONING <[{closing}]> SPACES turn"
+    texts = "REASONING: /(?s:.*)/\nSPACES: /[ \\n]{0,4}/"
+    turn = grammar.text.removeprefix("start:")
+    return Grammar(text=f"{begins}\n{texts}\nturn:{turn}")
+
+
 def call_syntax(chat: ChatFormat) -> CallSyntax:
     """Return the call syntax of a chat format.
 

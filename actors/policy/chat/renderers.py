@@ -193,7 +193,9 @@ class RenderersChat:
             # Some parsers of the package return the arguments as JSON text.
             if isinstance(arguments, str):
                 arguments = json.loads(arguments or "{}")
-            if not isinstance(found.name, str) or not _NAME.fullmatch(found.name):
+            if not isinstance(found.name, str) or not (
+                found.name in tools.names or _NAME.fullmatch(found.name)
+            ):
                 return _failure(ParseFailureReason.BAD_NAME, "a call's name is none")
             if not isinstance(arguments, dict):
                 return _failure(ParseFailureReason.BAD_CALL, "arguments that are no JSON object")
@@ -351,7 +353,7 @@ def _package() -> ModuleType:
         import renderers.configs
     except ImportError as error:
         raise ConfigError(
-            f"model.chat: {PREFIX}NAME needs the package renderers: pip install 'penstock[models]'"
+            f"model.chat: {PREFIX}NAME needs the package renderers: pip install -e '.[models]'"
         ) from error
     return renderers
 

@@ -3,8 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
 
+from penstock.actors.policy.chat.argument_types import (
+    Alternative,
+    alternatives,
+    choices_text,
+    referred,
+)
 from penstock.messages.errors import PenstockError
 
 DEPTH_MAX = 48
@@ -17,6 +22,8 @@ NUM_REFS_MAX = 64
 """Maximum chain of references that leads to an expanded value."""
 _ALONE = frozenset({"$ref", "$defs", "definitions", "$schema", "$comment", "title", "description"})
 """Keywords that add no constraint next to a `$ref`."""
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+"""Keywords that constrain nothing."""
 _RENAMING = ("$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef")
 """Keywords that change what a `$ref` points to, which `_referred` does not follow."""
 _SPACES = r"[ \n]{0,16}"
@@ -77,23 +84,36 @@ def text_rule(
         GrammarError: `strict` is set and the schema uses a `pattern`, `format` or mixed type.
 
     """
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(text, str) for text in choices):
-        return "(" + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices) + ")"
-    kind = schema.get("type")
-    kind = kind if isinstance(kind, str) else None
-    if kind == "string":
-        if strict and (unfit := {"pattern", "format"} & schema.keys()):
+    found = alternatives(schema, root)
+    if choices := choices_text(found):
+        return "(" + " | ".join(choices) + ")"
+    accepted = frozenset[str]().union(*(choice.types for choice in found))
+    if "string" not in accepted:
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        return json_rule(definitions | dict(schema), where)
+    if accepted == {"string"} and len(found) == 1:
+        # Lengths are enforced where the argument's own schema states them.
+        unfit = found[0].keywords - ({"minLength", "maxLength"} & schema.keys())
+        if strict and unfit:
             names = ", ".join(sorted(unfit))
             text = "not supported by this chat format in a strict tool"
             raise GrammarError(f"{where}: {names}: {text}")
         return f"/(?s:.{_length(schema)})/"
-    if kind in {"integer", "number", "boolean", "null", "array", "object"}:
-        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return json_rule(definitions | dict(schema), where)
-    if strict and kind is None and schema:
-        raise GrammarError(f"{where}: expected a single type, which strict tools need here")
+    if strict and not _takes_any_text(found, schema):
+        text = "expected no constraint next to a string of another type, in a strict tool"
+        raise GrammarError(f"{where}: {text}")
     return "/(?s:.*)/"
+
+
+def _takes_any_text(found: tuple[Alternative, ...], schema: Mapping[str, Any]) -> bool:
+    """Return whether each text is a valid value: as a string, or as JSON of a simple type."""
+    if found == (Alternative(),):
+        return not schema.keys() - _ANNOTATIONS
+    compound = {"array", "object"}
+    return all(
+        not choice.keywords and choice.values is None and not compound & choice.types
+        for choice in found
+    )
 
 
 def _check_merged(root: Mapping[str, Any], where: str) -> None:
@@ -149,22 +169,11 @@ def _merges(node: Mapping[str, Any]) -> bool:
 
 
 def _referred(root: Mapping[str, Any], name: str, where: str) -> object:
-    """Return the value that a `$ref` points to, as a JSON pointer into the schema."""
-    value: object = root
-    head, *parts = unquote(name).split("/")
-    for part in parts:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, Mapping) and key in value:
-            value = value[key]
-        # Nine digits exceed any list here, and int() of a very long text is slow.
-        elif isinstance(value, list) and key.isdecimal() and int(key[:9]) < len(value):
-            value = value[int(key)]
-        else:
-            head = ""
-            break
-    if head != "#":
-        raise GrammarError(f"{where}: $ref: expected a #/ path within this schema, got {name!r}")
-    return value
+    try:
+        return referred(root, name)
+    except KeyError as error:
+        text = f"$ref: expected a #/ path within this schema, got {name!r}"
+        raise GrammarError(f"{where}: {text}") from error
 
 
 def _length(schema: Mapping[str, Any]) -> str:

@@ -16,7 +16,11 @@ import msgspec
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.tokenizer import Tokenizer
 
-_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_THINKING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<think:opensource>", "</think:opensource>"),
+)
 _CALLS = (
     (special_tokens.CALL_OPEN, special_tokens.CALL_CLOSE),
     *((special_tokens.call_open(name), special_tokens.CALL_CLOSE)
@@ -40,9 +44,8 @@ class TokenKinds:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Look up the ids of the markup."""
-        self._thinking = _ids(tokenizer, _THINKING)
+        self._thinking = reasoning_marks(tokenizer)
         self._calls = _ids(tokenizer, _CALLS)
-        self._thinking_ends = set(self._thinking.values())
 
     def count(
         self, token_ids: Sequence[int], context_ids: Sequence[int], *, is_final: bool
@@ -56,7 +59,7 @@ class TokenKinds:
 
         """
         # Some chat templates open the thinking in the prompt.
-        closes = self._left_open(context_ids)
+        closes = _left_open(self._thinking, context_ids)
         thinking = call = rest = 0
         in_call = False
         for token in token_ids:
@@ -79,15 +82,29 @@ class TokenKinds:
             return TokenCounts(thinking=thinking, call=call + rest)
         return TokenCounts(thinking=thinking + rest, call=call)
 
-    def _left_open(self, context_ids: Sequence[int]) -> int | None:
-        """Return the token that closes the thinking opened by the prompt, or None."""
-        # The last marker in the context decides.
-        for token in reversed(context_ids):
-            if token in self._thinking_ends:
-                return None
-            if token in self._thinking:
-                return self._thinking[token]
-        return None
+
+def reasoning_marks(tokenizer: Tokenizer) -> dict[int, int]:
+    """Return the tokens that close reasoning, by the tokens that open it."""
+    return _ids(tokenizer, _THINKING)
+
+
+def reasoning_end(tokenizer: Tokenizer, context_ids: Sequence[int]) -> int | None:
+    """Return the token that closes the reasoning opened by a prompt, or None.
+
+    Many published formats open the reasoning in the prompt, so that a reply begins inside it.
+    """
+    return _left_open(reasoning_marks(tokenizer), context_ids)
+
+
+def _left_open(marks: dict[int, int], context_ids: Sequence[int]) -> int | None:
+    ends = set(marks.values())
+    # The last marker in the context decides.
+    for token in reversed(context_ids):
+        if token in ends:
+            return None
+        if token in marks:
+            return marks[token]
+    return None
 
 
 def _ids(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> dict[int, int]:

@@ -22,10 +22,10 @@ from penstock.actors.relay.core.objects import (
     ShardInput,
     encode_shard,
     encode_tables,
-    make_manifest,
 )
 from penstock.actors.relay.core.store_io import StoreIO, gather_bounded
 from penstock.actors.relay.publish.history import History, check_same, read_back
+from penstock.actors.relay.publish.manifests import make_manifest
 from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ from penstock.infra.bus.settings import FILES, SECRETS, BusSection
 from penstock.messages.errors import BusError, ConfigError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
+OWNER = "launcher"
+"""User of an embedded server who may do everything: the launcher, and the run's commands."""
 _JWT = "NATS USER JWT"
 _FILE_BYTES_MAX = 1 << 20
 
@@ -35,6 +37,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> str:
         """The servers, for error texts."""
         return ", ".join(self.servers)
+
+    @property
+    def inbox(self) -> str:
+        """Prefix of our inboxes."""
+        return self.options.get("inbox_prefix", b"_INBOX").decode()
+
+    @property
+    def may_provision(self) -> bool:
+        """Whether we may create streams: on an embedded server, its owner alone."""
+        return self.options.get("user", OWNER) == OWNER
 
     @property
     def wants_tls(self) -> bool:
@@ -71,15 +83,26 @@ class TlsClient(Client):
         return super()._connect_command()
 
 
-def as_access(where: str | Access) -> Access:
-    """Return the access to an embedded server's address, whose token is part of it.
+def inbox_prefix(user: str) -> str:
+    """Return the prefix of a user's inboxes on an embedded server."""
+    return f"_INBOX_{user}"
 
-    The token becomes an option: one in the address is not sent to servers discovered later.
+
+def as_access(where: str | Access) -> Access:
+    """Return the access to an embedded server's address, whose credentials are part of it.
+
+    They become options: those in the address are not sent to servers discovered later.
     """
     if isinstance(where, Access):
         return where
     parts = urlsplit(where)
-    options = {"token": parts.username} if parts.username else {}
+    options: dict[str, Any] = {}
+    if parts.username and parts.password:
+        options = {"user": parts.username, "password": parts.password}
+        # Where a user may read one prefix alone, no other process can read its replies.
+        options["inbox_prefix"] = inbox_prefix(parts.username).encode()
+    elif parts.username:
+        options = {"token": parts.username}
     return Access(servers=[f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"], options=options)
 
 
@@ -158,7 +181,7 @@ def _decode_claims(text: str) -> dict[str, Any]:
 
 def _require_nkeys(name: str) -> None:
     if find_spec("nkeys") is None:
-        raise ConfigError(f"bus.{name}: install the extra: pip install 'penstock[nkeys]'")
+        raise ConfigError(f"bus.{name}: install the extra: pip install -e '.[nkeys]'")
 
 
 def _tls(section: BusSection) -> ssl.SSLContext:

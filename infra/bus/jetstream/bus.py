@@ -112,6 +112,9 @@ class NatsBus:
         await work.create()
 
     async def _restore(self) -> None:
+        # Only the launcher may create streams; the others wait until it has.
+        if not self._connection.access.may_provision:
+            return
         try:
             await restore(self._connection)
         except (BusError, DeadlineError) as error:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any
@@ -119,6 +120,11 @@ _UNAVAILABLE = {
 RETRY = RetryPolicy(pause_s=0.1)
 
 
+def _new_inbox(access: Access) -> str:
+    # The client's own knows the prefix only once it is connected.
+    return f"{access.inbox}.{secrets.token_hex(11)}"
+
+
 class ConnectionLostError(BusError):
     """The connection broke during a request, which may or may not have taken effect."""
 
@@ -217,7 +223,7 @@ class NatsConnection:
         """
         access = as_access(where)
         client = TlsClient() if access.wants_tls else Client()
-        connection = cls(client, access, client.new_inbox())
+        connection = cls(client, access, _new_inbox(access))
         connecting = client.connect(
             access.servers,
             name=name,
@@ -312,7 +318,7 @@ class NatsConnection:
         """Yield a prefix `p`; messages to `p.*` go to `on_message` while the body runs."""
         # JetStream delivers to the reply subject, but the message bears the subject that it was
         # stored under, so only a subscription per request identifies the request it answers.
-        prefix = self._client.new_inbox()
+        prefix = _new_inbox(self.access)
         token = next(self._tokens)
 
         async def forward(message: Msg) -> None:

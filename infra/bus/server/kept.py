@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.output import write_to
@@ -15,11 +17,17 @@ SERVER_PAUSE_S = 0.5
 
 @contextlib.asynccontextmanager
 async def kept_server(
-    store_dir: Path, binary: str | None, *, leaf_listen: str = ""
+    store_dir: Path,
+    binary: str | None,
+    *,
+    leaf_listen: str = "",
+    identities: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> AsyncGenerator[EmbeddedServer]:
-    """Yield a running server; `leaf_listen` is the host:port for leaf nodes, empty for none."""
+    """Yield a running server; see `EmbeddedServer` for the arguments."""
     async with contextlib.AsyncExitStack() as stack:
-        server = EmbeddedServer(store_dir=store_dir, binary=binary, leaf_listen=leaf_listen)
+        server = EmbeddedServer(
+            store_dir=store_dir, binary=binary, leaf_listen=leaf_listen, identities=identities
+        )
         await server.start()
         stack.push_async_callback(server.stop)
         keeper = asyncio.create_task(keep_server(server), name="keep nats-server")

@@ -13,9 +13,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from penstock.actors.runtime.files import open_private, private_folder, write_atomic
+from penstock.infra.bus.jetstream.access import OWNER
 from penstock.infra.bus.server import deathsig
 from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
 
@@ -55,17 +59,26 @@ class EmbeddedServer:
         port: int | None = None,
         binary: Path | str | None = None,
         leaf_listen: str = "",
+        identities: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Args: `port` None picks a free one at the first start.
+        """Prepare; nothing runs before `start`.
 
-        `leaf_listen` is the host:port for leaf nodes, which show LEAF_USER and the token; "" for
-        none.
+        Args:
+            store_dir: Folder of its configuration, secrets and streams.
+            port: TCP port; None picks a free one at the first start.
+            binary: Program; None looks for it.
+            leaf_listen: host:port for leaf nodes, which show LEAF_USER and the token; "" for none.
+            identities: Permissions of further users by name; `OWNER` may do everything.
+
         """
         self._folder = store_dir
         self._port = port
         self._binary = None if binary is None else Path(binary)
         self._process: asyncio.subprocess.Process | None = None
         self._leaf_listen = leaf_listen
+        self._identities = identities
+        # Of this object's lifetime: a server that is started again knows the same processes.
+        self._passwords = {name: secrets.token_hex(24) for name in identities}
         self._token = ""
         self._name = f"penstock-{secrets.token_hex(8)}"
         """Name in the greeting, so that another server on our port is not taken for ours."""
@@ -75,7 +88,11 @@ class EmbeddedServer:
         """Where clients connect, credentials included: keep it out of logs."""
         if self._port is None:
             raise BusError("nats-server: `url` is known after start()")
-        return f"nats://{self._token}@127.0.0.1:{self._port}"
+        return f"nats://{OWNER}:{self._token}@127.0.0.1:{self._port}"
+
+    def credentials(self, identity: str) -> str:
+        """Return `user:password` of one of the identities; keep it out of logs."""
+        return f"{identity}:{self._passwords[identity]}"
 
     @property
     def token(self) -> str:
@@ -119,7 +136,12 @@ class EmbeddedServer:
         self._token = _load_token(self._folder / "token")
         if self._port is None:
             self._port = _free_port()
-        config = _config(self._folder, self._name, self._port, self._token)
+        users: list[dict[str, Any]] = [{"user": OWNER, "password": self._token}]
+        users += [
+            {"user": name, "password": self._passwords[name], "permissions": dict(allowed)}
+            for name, allowed in self._identities.items()
+        ]
+        config = _config(self._folder, self._name, self._port, users)
         if self._leaf_listen:
             config = _with_leaves(config, self._leaf_listen, self._token)
         write_atomic(self._folder / "nats.conf", config.encode(), mode=0o600)
@@ -151,7 +173,7 @@ class EmbeddedServer:
         )
 
 
-def _config(folder: Path, name: str, port: int, token: str) -> str:
+def _config(folder: Path, name: str, port: int, users: Sequence[Mapping[str, Any]]) -> str:
     """`sync_interval: always`: with the default, a power cut loses what was acked last."""
     store = json.dumps(str((folder / "jetstream").resolve()))
     return f"""
@@ -160,7 +182,7 @@ listen: "127.0.0.1:{port}"
 max_payload: {MAX_PAYLOAD_BYTES}
 max_pending: {256 << 20}
 write_deadline: "10s"
-authorization {{ token: {json.dumps(token)}, timeout: {GREET_S_MAX} }}
+authorization {{ users: {json.dumps(users)}, timeout: {GREET_S_MAX} }}
 jetstream {{
   store_dir: {store}
   sync_interval: always

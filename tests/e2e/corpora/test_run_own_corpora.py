@@ -30,7 +30,7 @@ MIDTRAIN = {"num_tokens": 60_000, "report_steps": 1, "save_s": 0.001}
 
 def write_corpora(folder: Path) -> list[dict[str, object]]:
     """Write a folder of files, lines and rows; return the tables that name them."""
-    arrow = pytest.importorskip("pyarrow", reason="pip install 'penstock[parquet]'")
+    arrow = pytest.importorskip("pyarrow", reason="pip install -e '.[parquet]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     sources = folder / "sources"
     sources.mkdir(parents=True)

@@ -1,13 +1,16 @@
 """Who is who: tenants, users and ids, over plain HTTP."""
 
+import asyncio
+import json
 import re
 
 import aiohttp
 import pytest
 
+from penstock.gateway.identity import ClientUser, client_user
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 
-from .conftest import Site, eventually, stored_id
+from .conftest import Site, eventually, stored_id, until
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -113,3 +116,65 @@ async def test_names_of_users_and_sessions_are_bounded_and_not_kept(site, http):
     (record,) = await site.events(InferenceRecorded)
     assert re.fullmatch(r"s-[0-9a-f]{32}", record.session_id)
     assert (await rate(http, "psk-test", session_id="alice@example.org"))[0] == 200
+
+
+DEVICE = {"device_id": "d" * 64, "account_uuid": "", "session_id": ""}
+
+
+@pytest.mark.parametrize(
+    ("ids", "feedback_session"),
+    [
+        ([json.dumps(DEVICE | {"session_id": name}) for name in ("s1", "s2")], "s1"),
+        (
+            [
+                json.dumps(DEVICE | {"account_uuid": "a", "device_id": d, "session_id": d})
+                for d in "xy"
+            ],
+            "x",
+        ),
+        ([f"user_5f0c_account__session_{name}" for name in ("s1", "s2")], "s1"),
+        ([f"user_5f0c_account_9a-b_session_{name}" for name in ("s1", "s2")], "s1"),
+    ],
+)
+async def test_a_user_id_with_a_session_inside_is_one_user_and_the_client_s_session(
+    site, http, ids, feedback_session
+):
+    for user_id in ids:
+        site.will_reply(site.chat.render_turn("ok"))
+        body = {"model": "policy", "max_tokens": 8, "metadata": {"user_id": user_id}}
+        ask = body | {"messages": [{"role": "user", "content": "one"}]}
+        reply = await http.post("/v1/messages", json=ask, headers=bearer("psk-test"))
+        assert reply.status == 200
+    first, second = await eventually_two(site)
+    assert first.user == second.user
+    assert first.session_id != second.session_id
+    status, body = await rate(http, "psk-test", session_id=feedback_session, feedback_id="f")
+    assert (status, body["request_id"]) == (200, first.request_id)
+
+
+async def eventually_two(site):
+    await until(lambda: len(site.generator.asked) == 2)
+    async with asyncio.timeout(20):
+        while len(found := await site.events(InferenceRecorded)) < 2:
+            await asyncio.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text", ['{"session_id": "s"}', "{broken", '{"device_id": 5}', "[]", "ann"]
+)
+async def test_a_user_id_without_a_user_inside_is_taken_whole(text):
+    assert client_user(text) == ClientUser(text)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["X-Claude-Code-Session-Id", "session_id", "Session-Id", "conversation_id", "X-Session-Id"],
+)
+async def test_a_session_header_of_a_client_names_the_session(site, http, header):
+    site.will_reply(site.chat.render_turn("ok"))
+    headers = bearer("psk-test") | {header: "conv-7"}
+    reply = await http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    request_id = (await reply.json())["id"]
+    status, body = await rate(http, "psk-test", session_id="conv-7", feedback_id="f")
+    assert (status, body["request_id"]) == (200, request_id)

@@ -264,3 +264,107 @@ async def test_one_model_can_be_looked_up(client):
     assert (await client.models.retrieve("policy")).id == "policy"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt/4")
+
+
+NAMESPACE = {"type": "namespace", "name": "mcp__words", "tools": [FUNCTION | {"name": "lookup"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_of_a_namespace_are_offered_and_called_by_namespace_and_name(
+    site, client, stream
+):
+    made = ToolCall(name="mcp__words__lookup", arguments={"line": "3"})
+    asked = {"model": "policy", "tools": [FUNCTION, NAMESPACE]}
+    site.will_reply(site.chat.render_turn("", [made]))
+    if stream:
+        events = [
+            event async for event in await client.responses.create(input="x", stream=True, **asked)
+        ]
+        (call,) = events[-1].response.output
+    else:
+        (call,) = (await client.responses.create(input="x", **asked)).output
+    assert (call.name, call.namespace) == ("lookup", "mcp__words")
+    assert json.loads(call.arguments) == {"line": 3}
+    site.will_reply(site.chat.render_turn("done"))
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "a word"}
+    history = [{"role": "user", "content": "x"}, call.model_dump(), output]
+    await client.responses.create(input=history, **asked)
+    prompt = site.chat.tokenizer.decode(ints(site.generator.asked[1].token_ids))
+    assert "mcp__words__lookup" in prompt
+
+
+@pytest.mark.parametrize(
+    "choice", [{"name": "lookup"}, {"name": "lookup", "namespace": "mcp__words"}]
+)
+async def test_a_tool_of_a_namespace_can_be_required(site, http, choice):
+    site.will_reply(site.chat.render_turn("", [ToolCall(name="mcp__words__lookup", arguments={})]))
+    body = {"model": "policy", "input": "x", "tools": [NAMESPACE]}
+    reply = await http.post(
+        "/v1/responses", json=body | {"tool_choice": {"type": "function"} | choice}
+    )
+    assert (reply.status, (await reply.json())["output"][0]["name"]) == (200, "lookup")
+
+
+async def test_a_namespace_needs_a_name_and_distinct_tools(site, http):
+    for broken, place in (
+        (NAMESPACE | {"name": ""}, "tools[0].name"),
+        (NAMESPACE | {"tools": [FUNCTION, FUNCTION]}, "tools[1]"),
+        (NAMESPACE | {"tools": [{"type": "function"}]}, "tools[0].tools[0].name"),
+    ):
+        body = {"model": "policy", "input": "x", "tools": [broken]}
+        reply = await http.post("/v1/responses", json=body)
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, place)
+
+
+CUT = '{"path": "a.py", "content": "import os\n'
+
+
+@pytest.mark.parametrize("arguments", [CUT, '["a.py"]', "7", "", None, {"path": "a.py"}, ["a.py"]])
+async def test_a_call_in_the_history_that_cannot_be_read_is_shown(site, http, arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": arguments}}
+    chat = [
+        {"role": "user", "content": "Write"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "error: no JSON"},
+    ]
+    items = [
+        {"role": "user", "content": "Write"},
+        {"type": "function_call", "call_id": "c1", "name": "w", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c1", "output": "error: no JSON"},
+    ]
+    blocks = [
+        {"role": "user", "content": "Write"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "w", "input": arguments}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "error: no JSON"}],
+        },
+    ]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": chat}),
+        ("/v1/responses", {"input": items}),
+        ("/v1/messages", {"messages": blocks, "max_tokens": 8}),
+    ):
+        site.will_reply(site.chat.render_turn("ok"))
+        reply = await http.post(path, json=body | {"model": "policy"})
+        assert reply.status == 200, await reply.text()
+        prompt = site.chat.tokenizer.decode(ints(site.generator.asked[-1].token_ids))
+        assert "error: no JSON" in prompt
+        if isinstance(arguments, str):
+            assert arguments in prompt
+
+
+async def test_an_offered_tool_with_an_unusual_name_is_called(site, http):
+    name = "mcp__plugin_browser-devtools-helper_browser-devtools__get_console_message"
+    parameters = {"type": "object", "properties": {"-n": {"type": "boolean"}, "größe": {}}}
+    made = ToolCall(name=name, arguments={"-n": "true", "größe": "5"})
+    site.will_reply(site.chat.render_turn("", [made]))
+    tools = [{"name": name, "input_schema": parameters}]
+    body = {"model": "policy", "max_tokens": 512, "tools": tools}
+    ask = [{"role": "user", "content": "Go"}]
+    reply = await (await http.post("/v1/messages", json=body | {"messages": ask})).json()
+    (block,) = reply["content"]
+    assert (block["name"], block["input"]) == (name, {"-n": True, "größe": 5})

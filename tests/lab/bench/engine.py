@@ -111,7 +111,7 @@ def _transformers_model(policy: Policy) -> Any:
         from transformers import AutoModelForCausalLM, logging
     except ImportError as error:
         raise NotFoundError(
-            "`python -m tests.lab engine` compares with transformers: pip install 'penstock[dev]'"
+            "`python -m tests.lab engine` compares with transformers: pip install -e '.[dev]'"
         ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -185,7 +185,7 @@ def test_without_the_client_of_users_the_command_says_how_to_get_it(monkeypatch,
     without = lambda name: None if name == "openai" else there(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert main(["simulate-users", "--part", "aa"]) != 0
-    assert "pip install 'penstock[lab]'" in capsys.readouterr().err
+    assert "pip install -e '.[lab]'" in capsys.readouterr().err
 
 
 def test_days_pass_at_once_and_sockets_are_served():

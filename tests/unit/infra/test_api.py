@@ -91,7 +91,7 @@ def test_a_log_is_read_as_events_and_tables(folder: Path) -> None:
     assert [one.event.step for one in run.events("StepCompleted")] == [1, 2]
     with pytest.raises(NotFoundError, match="event Nothing: expected one of"):
         run.events("Nothing")
-    pytest.importorskip("pandas", reason="pip install 'penstock[frames]'")
+    pytest.importorskip("pandas", reason="pip install -e '.[frames]'")
     frame = run.frame("StepCompleted")
     assert list(frame["metrics.reward_mean"]) == [0.5, 0.5] and list(frame["step"]) == [1, 2]
     assert (frame["stored_at"] > 0).all()

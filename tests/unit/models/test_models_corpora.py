@@ -94,24 +94,38 @@ def test_a_document_is_what_an_episode_of_it_holds(chat, tmp_path):
         ),
         ({"messages": [MESSAGES[0], MESSAGES[3] | {"role": "model"}]}, r"\$\.messages.*role"),
         ({"messages": MESSAGES, "mask": 1}, "unknown field `mask`"),
-        (
-            {
-                "messages": [
-                    MESSAGES[0],
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}],
-                    },
-                ]
-            },
-            r"messages\[1\]\.tool_calls\[0\]\.function\.arguments: expected a JSON object",
-        ),
     ],
 )
 def test_a_broken_line_is_refused_with_file_and_line(chat, tmp_path, line, expected):
     path = written(tmp_path, {"messages": MESSAGES}, "\n\n", line)
     with pytest.raises(ConfigError, match=rf"corpora\[0\]: .*t\.jsonl:3: .*{expected}"):
         documents(chat, path)
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "m.py", "con', '["m.py"]', "7"])
+def test_a_call_that_cannot_be_read_is_context_and_no_target(chat, tmp_path, arguments):
+    broken = {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+    talk = [MESSAGES[0], broken, {"role": "tool", "content": "not JSON"}, *MESSAGES[1:]]
+    [(ids, weights)] = documents(chat, written(tmp_path, {"messages": talk}))
+    targets = [i for i, weight in zip(ids, weights, strict=True) if weight]
+    first = chat.render_turn("", [ToolCall(name="read_file", arguments={"path": "m.py"})], TOOLS)
+    assert targets == first + chat.render_turn("done", [], TOOLS)
+    text = chat.tokenizer.decode(ids)
+    assert arguments in text or json.dumps(arguments) in text
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}, "{}"])
+def test_a_call_without_arguments_is_a_call(chat, tmp_path, arguments):
+    called = {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+    [(ids, weights)] = documents(chat, written(tmp_path, {"messages": [MESSAGES[0], called]}))
+    targets = [i for i, weight in zip(ids, weights, strict=True) if weight]
+    assert targets == chat.render_turn("", [ToolCall(name="f", arguments={})], TOOLS)
 
 
 def test_a_conversation_that_is_too_long_is_refused(chat, tmp_path):
@@ -277,7 +291,7 @@ def test_a_long_conversation_is_refused_at_its_first_turn_that_is_too_long(chat,
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed: pip install 'penst"):
+    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed: pip install -e '"):
         texts_of(tmp_path / "t.parquet")
 
 

@@ -145,7 +145,8 @@ def test_filters_keep_what_they_say():
         wanted = read_filter(conditions, 40)
         assert [row.rollout_id for row in index.select(wanted)] == expected, conditions
     assert whole_id("g1", index) == "g1-m0"
-    with pytest.raises(NotFoundError, match="begin so: g1-m0, g0-m0"):
+    assert whole_id("g1-…", index) == "g1-m0"
+    with pytest.raises(NotFoundError, match="several ids begin with it: g1-m0, g0-m0"):
         whole_id("g", index)
 
 

@@ -1,6 +1,7 @@
 """Tasks from several sources: names, weights, limits, and what contradicts."""
 
 import asyncio
+import json
 import threading
 
 import msgspec
@@ -191,3 +192,33 @@ def test_weights_of_sources_are_numbers_that_can_be_added(weight):
     given = {"name": "a", "kind": "own", "make": "a:b", "weight": weight}
     with pytest.raises(msgspec.ValidationError, match=r"Expected `float` .* at `\$\.weight`"):
         msgspec.convert(given, SourceConfig)
+
+
+def prompts(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return prepared(sources=(SourceConfig(name="mine", kind=SourceKind.PROMPTS, path=str(path)),))
+
+
+def test_a_file_of_prompts_makes_tasks_without_files_or_tests(tmp_path):
+    rows = [{"id": "a", "prompt": "Add."}, {"id": "b", "prompt": "Sub.", "split": "heldout"}]
+    tasks = drawn(prompts(tmp_path / "p.jsonl", *rows))
+    assert [task.instruction for task in tasks[Split.TRAIN]] == ["Add."]
+    assert [task.task_id for task in tasks[Split.HELDOUT]] == ["b"]
+    assert tasks[Split.TRAIN][0].source == "mine"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": "x"}, "missing required field `id`"),
+        ({"id": "../x", "prompt": "x"}, "id"),
+        ({"id": "a", "prompt": "x"}, "'a' twice"),
+        ({"id": "b", "prompt": "x", "split": "test"}, "split"),
+        ({"id": "b", "prompt": "x", "tests": 1}, "unknown field `tests`"),
+    ],
+)
+def test_a_malformed_prompt_is_refused_with_file_and_line(tmp_path, row, expected):
+    with pytest.raises(
+        ConfigError, match=rf"prepare\.sources\.mine\.path: .*p\.jsonl:2.*{expected}"
+    ):
+        drawn(prompts(tmp_path / "p.jsonl", {"id": "a", "prompt": "Add."}, row))

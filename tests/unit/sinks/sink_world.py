@@ -33,7 +33,7 @@ async def rows_of(bus: MemoryBus) -> list[Row]:
 def opened(name: str, folder: Path, endpoint: str = "") -> Sink:
     """Open a sink in a folder, or skip where its library is not installed."""
     needed = {"tensorboard": "tensorboard", "wandb": "wandb", "otel": "opentelemetry.proto"}
-    pytest.importorskip(needed[name], reason=f"needs the extra: pip install 'penstock[{name}]'")
+    pytest.importorskip(needed[name], reason=f"needs the extra: pip install -e '.[{name}]'")
     folder.mkdir(exist_ok=True)
     return open_sink(name, SinkSettings(run_id="r1", folder=folder, endpoint=endpoint))
 

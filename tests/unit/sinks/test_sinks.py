@@ -96,7 +96,7 @@ async def test_wandb_holds_every_point_once(tmp_path, num_writes) -> None:
 
 @pytest.mark.parametrize("num_writes", KILLS)
 async def test_otel_holds_every_point_once(tmp_path, num_writes, monkeypatch) -> None:
-    otel = pytest.importorskip("penstock.infra.sinks.otel", reason="pip install 'penstock[otel]'",
+    otel = pytest.importorskip("penstock.infra.sinks.otel", reason="pip install -e '.[otel]'",
                                exc_type=ImportError)  # fmt: skip
     monkeypatch.setattr(otel, "RETRY", RetryPolicy(pause_s=0.01, num_attempts_max=3))
     async with OtlpReceiver(num_refused=2) as receiver:
@@ -113,7 +113,7 @@ async def test_otel_holds_every_point_once(tmp_path, num_writes, monkeypatch) ->
 
 @pytest.mark.parametrize("num_writes", (None, 2))
 async def test_otel_has_a_span_per_rollout_and_turn(tmp_path, num_writes) -> None:
-    pytest.importorskip("opentelemetry.proto", reason="pip install 'penstock[otel]'")
+    pytest.importorskip("opentelemetry.proto", reason="pip install -e '.[otel]'")
     async with OtlpReceiver() as receiver:
         await fill("otel", tmp_path, num_writes, receiver.url)
     spans = {span.span_id: span for span in receiver.spans}
@@ -164,7 +164,7 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, name) -> None:
     for module in [*libraries, *filter(lambda each: each.startswith(libraries), sys.modules)]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"penstock.infra.sinks.{name}", raising=False)
-    with pytest.raises(ConfigError, match=rf"pip install 'penstock\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '.\[{name}\]'"):
         open_sink(name, SinkSettings(run_id="r1", folder=tmp_path))
 
 

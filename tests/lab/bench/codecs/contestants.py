@@ -16,7 +16,7 @@ from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype
 
 PEER_FORMATS = ("arc_v2", "arc_v3")
-PEER_HINT = "pip install 'penstock[lab]' (the package fireworks-delta-compression)"
+PEER_HINT = "pip install -e '.[lab]' (the package fireworks-delta-compression)"
 _PEER_MODULE = "fireworks_delta_compression"
 _TORCH_DTYPES = {
     Dtype.BF16: torch.bfloat16,

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     if importlib.util.find_spec("openai") is None:
-        raise ConfigError("simulate-users: install the extra: pip install 'penstock[lab]'")
+        raise ConfigError("simulate-users: install the extra: pip install -e '.[lab]'")
     scenario = UsersScenario(seed=arguments.seed)
     parts: dict[str, Any] = {}
     for name, simulate in _parts(arguments, Results(scenario, arguments.results)).items():
