@@ -18,7 +18,7 @@ import msgspec
 import zstandard
 
 from penstock.actors.runtime.files import new_private_file
-from penstock.actors.runtime.vault import KEYS_PREFIX, ContentKey, Vault
+from penstock.actors.runtime.vault import KEYS_PREFIX, REWRAPPED_PREFIX, ContentKey, Vault
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
@@ -91,7 +91,7 @@ async def export_log(
         for key in await store.keys(""):
             if key.startswith(CLAIM_PREFIX):
                 continue  # With its event, if it still has one.
-            if key.startswith(KEYS_PREFIX):
+            if key.startswith((KEYS_PREFIX, REWRAPPED_PREFIX)):
                 continue  # Wrapped for this run's vault alone.
             _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
         async for delivery in bus.follow(log_types(), stop_at_end=True):
@@ -127,7 +127,7 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> 
             await vault.put_in(entry)
             continue
         if isinstance(entry, _Object):
-            if entry.key.startswith(KEYS_PREFIX):
+            if entry.key.startswith((KEYS_PREFIX, REWRAPPED_PREFIX)):
                 raise CorruptDataError(f"{path}: object {entry.key}: of another run's vault")
             await store.put(entry.key, entry.data)
             continue

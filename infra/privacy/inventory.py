@@ -14,7 +14,7 @@ from penstock.messages.reading.claims import CLAIM_PREFIX
 _KEY_GONE = "the user's key is deleted"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class DataPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A place where a user's bytes are."""
 
     name: str
@@ -29,35 +29,35 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PLACES = (
-    Place(
+    DataPlace(
         name="records and samples",
         where="streams FEEDBACK and SIGNALS, on each replica of the event server",
         form="sealed; names as pseudonyms",
         erasure=_KEY_GONE,
         deadline="at once",
     ),
-    Place(
+    DataPlace(
         name="large turns",
         where=f"objects {CLAIM_PREFIX}*-event-*, with versions that a bucket keeps",
         form="sealed",
         erasure=_KEY_GONE,
         deadline="at once",
     ),
-    Place(
+    DataPlace(
         name="requests to generators and replies",
         where="the bus, in memory; above 512 KiB an object, sealed under a key that no disk has",
         form="plain on the bus, sealed as object",
         erasure="the object is deleted with the call; its key is in no message on a stream",
         deadline="with the request, at most `gateway.request_s_max`",
     ),
-    Place(
+    DataPlace(
         name="replies to retries",
         where="stream GATEWAY, in memory",
         form="sealed; keyed digests of requests",
         erasure=_KEY_GONE,
         deadline="at once",
     ),
-    Place(
+    DataPlace(
         name="records that wait for the log",
         where="spool/*.record on each gateway's host",
         form="sealed under the service's key",
@@ -65,56 +65,56 @@ PLACES = (
         "new key",
         deadline="before the gateway's next record",
     ),
-    Place(
+    DataPlace(
         name="records that the log refused",
         where="spool/*.bad on each gateway's host",
         form="sealed under the service's key",
         erasure="as above; what nobody can decode goes with its age",
         deadline=f"{BAD_S_MAX / 86_400:.0f} days",
     ),
-    Place(
+    DataPlace(
         name="gateways' memory",
         where="sessions, summaries, ids of replies, keys",
         form="plain",
         erasure="forgotten when `ErasureRequested` and `UserErased` are read",
         deadline=f"at once; without any erasure {SESSION_S_MAX / 3600:.0f} h or the table's bound",
     ),
-    Place(
+    DataPlace(
         name="generators' memory",
         where="KV cache and prefixes",
         form="plain",
         erasure="evicted by later requests, or with the next weights",
         deadline="with the next version that the replica serves",
     ),
-    Place(
+    DataPlace(
         name="the trainer's memory",
         where="turns of samples that wait, keys",
         form="plain",
         erasure="forgotten when `UserErased` is read; no step after `ErasurePrepared` needs them",
         deadline="at once",
     ),
-    Place(
+    DataPlace(
         name="users' keys",
         where=f"objects {KEYS_PREFIX}<tenant>/<user>",
         form="wrapped under the master key",
         erasure="deleted",
         deadline="at once; a bucket must keep no versions",
     ),
-    Place(
+    DataPlace(
         name="tombstones",
         where=f"objects {ERASED_PREFIX}<tenant>/<user>/<number>",
         form="pseudonym",
         erasure="kept: they are what keeps the rest erased",
         deadline="never",
     ),
-    Place(
+    DataPlace(
         name="sinks",
         where="telemetry receivers",
         form="counts and pseudonyms",
         erasure="none needed: no content leaves",
         deadline="-",
     ),
-    Place(
+    DataPlace(
         name="exports of the log",
         where="`log export`: a file; with `--with-keys` it opens",
         form="sealed; with keys, plain to who has it",
@@ -122,14 +122,14 @@ PLACES = (
         "`log import` where the user was erased; the copy is its holder's",
         deadline="at once where it is imported",
     ),
-    Place(
+    DataPlace(
         name="exports of preferences, traces and models",
         where="folders that an operator names",
         form="plain",
         erasure="exported again without the user; a model with `erase --retrain`",
         deadline="the operator's",
     ),
-    Place(
+    DataPlace(
         name="backups",
         where="copies of streams, objects and keys",
         form="as above",
@@ -137,7 +137,7 @@ PLACES = (
         "`UserErased`; backups of before it are deleted by their own age",
         deadline="when the restored log is read",
     ),
-    Place(
+    DataPlace(
         name="weights",
         where="versions that trained the user's samples",
         form="learned",
@@ -149,7 +149,7 @@ PLACES = (
 
 def table() -> str:
     """Return the places as a Markdown table."""
-    names = Place.__struct_fields__
+    names = DataPlace.__struct_fields__
     rows = [" | ".join(names), "|".join("---" for _ in names)]
     rows += [" | ".join(getattr(place, name) for name in names) for place in PLACES]
     return "".join(f"| {row} |\n" for row in rows)
