@@ -1,7 +1,7 @@
 """The gateway as an actor: HTTP on one side, messages on the other."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +9,8 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.harness import HARNESS_VERSIONS
+from penstock.envs.harness.tools import tools_of
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeysFile, KeySpec
@@ -16,6 +18,7 @@ from penstock.gateway.listening import Listener
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
@@ -69,6 +72,7 @@ class Gateway(Actor):
         spool: Path,
         signals: Sequence[SignalSpec],
         summary: SummaryConfig | None = None,
+        public_tools: Collection[str] = (),
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Check the keys; the gateway does not listen before `start`.
@@ -81,6 +85,8 @@ class Gateway(Actor):
             spool: Folder for records that wait until the log is reachable.
             signals: Declared feedback signals; clients may send no others.
             summary: How to summarize sessions that outgrow the context window.
+            public_tools: Names of tools that the log has as they are, with those of the harness; of
+                others it has pseudonyms.
             on_listening: Callback that gets the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -96,6 +102,10 @@ class Gateway(Actor):
         self._spool = spool
         self._signals = signals
         self._summary = summary or SummaryConfig()
+        self._public_tools = {
+            *public_tools,
+            *(tool for v in HARNESS_VERSIONS for tool in tools_of(v)),
+        }
         self._services: Services | None = None
         self._listener = Listener(config)
 
@@ -119,13 +129,14 @@ class Gateway(Actor):
             spool=self._spool,
             signals=self._signals,
             summary=self._summary,
+            public_tools=self._public_tools,
         )
         ctx.spawn("spool", self._services.recorder.drain())
         app = build_app(self._services, self._listener.note_busy)
         url = await self._listener.start(app)
         log.info("listening at %s for model %r", url, self._config.model)
         self._on_listening(url)
-        return ()
+        return self._withdrawals(ctx)
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Note who made a request that is stored."""
@@ -142,13 +153,19 @@ class Gateway(Actor):
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
         """Drop the cached encryption key of a user who is about to be erased."""
         # A gateway that still had the key could seal new records that erasure no longer reaches.
-        self._started().vault.forget(owner_of(event.tenant, event.user))
+        self._started().forget(event.tenant, event.user)
         return ()
 
     async def on_user_erased(self, event: UserErased, ctx: Context) -> Effects:
         """Drop the cached encryption key, so that a user who returns gets a new one."""
         # Requests between `ErasureRequested` and this event may have cached the key again.
-        self._started().vault.forget(owner_of(event.tenant, event.user))
+        services, owner = self._started(), owner_of(event.tenant, event.user)
+        services.forget(event.tenant, event.user)
+        # A backup or an imported log may have brought the key back.
+        if await services.vault.erase_again(owner, event.key_id):
+            log.warning("%s: the key %s was erased before and is erased again", owner, event.key_id)
+        erasures = await services.vault.num_erasures(owner)
+        services.recorder.erase(event.tenant, event.user, erasures)
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
@@ -196,6 +213,7 @@ class Gateway(Actor):
         services = self._started()
         was_ready = services.policy_version >= 0
         services.replicas.add(event, ctx.monotonic())
+        services.limits.note_time(ctx.stored_at)
         if not was_ready and services.policy_version >= 0:
             log.info("ready: version %d is served", services.policy_version)
         return ()
@@ -215,14 +233,25 @@ class Gateway(Actor):
     async def on_tick(self, ctx: Context) -> Effects:
         """Reload changed keys, forget silent replicas, and publish the number of open requests."""
         services = self._started()
+        withdrawn: Effects = ()
         if self._keys.reload():
             services.keys = self._keys.ring
+            withdrawn = self._withdrawals(ctx)
         was_ready = services.policy_version >= 0
         services.replicas.expire(ctx.monotonic())
         if was_ready and services.policy_version < 0:
             log.warning("not ready: no generator reports any longer")
         ctx.set_gauge("chats_open", services.num_chats)
-        return ()
+        return withdrawn
+
+    def _withdrawals(self, ctx: Context) -> Effects:
+        """Return which keys do not agree to training, for the join and the trainer."""
+        # Also at the start: the file may have changed meanwhile. The log keeps one of each version.
+        stamp = f"{ctx.actor}-{self._keys.stamp}"
+        return [
+            ConsentWithdrawn(tenant=tenant, key_id=key_id, at=ctx.now(), stamp=stamp)
+            for tenant, key_id in self._keys.withheld()
+        ]
 
     async def stop(self, ctx: Context) -> Effects:
         """Refuse new requests and let the open ones finish."""

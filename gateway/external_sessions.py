@@ -55,13 +55,15 @@ async def post_session(services: Services, request: web.Request) -> web.Response
     """Import a finished session and its outcome."""
     async with admit(services, request) as admitted:
         body = decode_body(await read_whole(services, request), SessionBody)
-        client = _client(services, admitted, body)
+        client = await _client(services, admitted, body)
         if not body.session_id:
             raise invalid("expected a name that no other session of the tenant has", "session_id")
         session_id = services.pseudonyms.session(admitted.key, body.session_id)
-        known = services.index.last_of(admitted.key.tenant, session_id)
-        # Derived from the session: a retry that reaches another gateway writes the same record.
-        request_id = known or f"ses-{session_id}"
+        known = services.index.last_of(admitted.key.tenant, client.user, session_id)
+        # Derived from user and session: a retry at another gateway writes the same record.
+        request_id = known or services.pseudonyms.import_id(admitted.key, client.user, session_id)
+        for item in body.outcome[:NUM_SIGNALS_MAX]:
+            await services.limits.charge_feedback(client.key, len(msgspec.json.encode(item)))
         # Checked before the session is stored: a wrong outcome must not leave half an import.
         outcome = await _outcome(services, client, body, request_id)
         with hold_places(services, 1):
@@ -74,10 +76,7 @@ async def post_session(services: Services, request: web.Request) -> web.Response
                 )
                 await _record(services, client, tokens, request_id, session_id)
                 num_tokens = tokens.num_tokens
-            stored = [
-                await give(services, client.key, item, event, len(msgspec.json.encode(item)))
-                for item, event in outcome
-            ]
+            stored = [await give(services, client.key, item, event) for item, event in outcome]
     log.info(
         "imported session %s: %d tokens, %d pieces of feedback, %s",
         request_id,
@@ -89,13 +88,14 @@ async def post_session(services: Services, request: web.Request) -> web.Response
     return web.json_response(fields | {"session_id": body.session_id, "outcome": stored})
 
 
-def _client(services: Services, admitted: AdmittedRequest, body: SessionBody) -> Requester:
+async def _client(services: Services, admitted: AdmittedRequest, body: SessionBody) -> Requester:
     consent = consent_of(admitted.key, body.store, body.metadata)
     if not consent.storage:
         text = "importing a session stores it: expected a key and a request with storage consent"
         raise ApiError(403, "no_consent", text, "store")
     user = services.pseudonyms.user(admitted.key, body.user)
-    return Requester(key=admitted.key, user=user, consent=consent)
+    erasures = await services.num_erasures(admitted.key.tenant, user)
+    return Requester(key=admitted.key, user=user, consent=consent, erasures=erasures)
 
 
 def _conversation(body: SessionBody) -> LiveRequest:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import (
     FeedbackLeftOut,
     FeedbackReceived,
@@ -22,6 +23,7 @@ from penstock.messages.feedback import (
     LeftOutReason,
     LiveSampleJoined,
     feedback_key,
+    tenant_of,
 )
 from penstock.messages.reward import Outcome
 from penstock.messages.signals.preferences import PreferenceFate
@@ -36,6 +38,7 @@ NUM_KNOWN_MAX = 100_000
 
 @dataclass(kw_only=True)
 class _Sample:
+    tenant: str
     counting: set[str] = field(default_factory=set[str])
     """Keys of the feedback that the newest revision counts."""
     listed: dict[str, int] = field(default_factory=dict[str, int])
@@ -63,13 +66,15 @@ class FeedbackFates:
 
     def __init__(self, num_max: int = NUM_KNOWN_MAX) -> None:
         self._num_max = num_max
-        self._feedback: OrderedDict[str, _FeedbackState] = OrderedDict()
-        self._samples: OrderedDict[str, _Sample] = OrderedDict()
+        self._feedback: FairTable[str, _FeedbackState] = FairTable(
+            num_max, lambda key, _: tenant_of(key)
+        )
+        self._samples: FairTable[str, _Sample] = FairTable(num_max, lambda _, one: one.tenant)
         self._skipped: OrderedDict[int, None] = OrderedDict()
         self._bursts: OrderedDict[str, FeedbackQuarantined] = OrderedDict()
         self._by_user: dict[tuple[str, str], dict[str, None]] = {}
         self._released: OrderedDict[str, None] = OrderedDict()
-        self._roots: OrderedDict[str, str] = OrderedDict()
+        self._roots: FairTable[str, str] = FairTable(num_max, lambda key, _: tenant_of(key))
         """Key of an amendment -> key of the original feedback."""
         self._step = 0
 
@@ -85,7 +90,6 @@ class FeedbackFates:
         state = self._state(root)
         if event.amends:
             self._roots[event.key()] = root
-            _trim(self._roots, self._num_max)
         if event.is_trusted:
             return
         state.user = (event.tenant, event.user)
@@ -121,7 +125,7 @@ class FeedbackFates:
 
     def joined(self, event: LiveSampleJoined) -> None:
         """Record which feedback a revision of a sample counts."""
-        sample = self._sample(event.sample_id)
+        sample = self._sample(event.sample_id, event.tenant)
         for key in event.feedback_ids:
             self._state(key).samples[event.sample_id] = None
             # Revisions may be read out of order: an older one must not become the newest.
@@ -133,7 +137,7 @@ class FeedbackFates:
     def batch(self, event: BatchManifest) -> None:
         """Record what a step trains, and what it leaves out."""
         for entry in event.live:
-            ends = self._sample(entry.rollout_id).ends
+            ends = self._sample(entry.rollout_id, entry.tenant).ends
             ends[entry.revision] = (entry.outcome, event.step)
         for preference in event.preferences:
             if preference.fate is PreferenceFate.TRAINED:
@@ -233,14 +237,10 @@ class FeedbackFates:
         return "unchanged" if outcome is Outcome.FILTERED and is_settled else str(outcome)
 
     def _state(self, key: str) -> _FeedbackState:
-        state = self._feedback.setdefault(key, _FeedbackState())
-        _trim(self._feedback, self._num_max)
-        return state
+        return self._feedback.setdefault(key, _FeedbackState())
 
-    def _sample(self, name: str) -> _Sample:
-        sample = self._samples.setdefault(name, _Sample())
-        _trim(self._samples, self._num_max)
-        return sample
+    def _sample(self, name: str, tenant: str) -> _Sample:
+        return self._samples.setdefault(name, _Sample(tenant=tenant))
 
 
 def _trim(table: OrderedDict[Any, Any], num_max: int) -> None:

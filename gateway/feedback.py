@@ -7,6 +7,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError, invalid, openai_error
+from penstock.gateway.exchange.serve import admit
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content, with_correction_ids
@@ -75,7 +76,8 @@ BATCH_ITEMS_MAX = 256
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
     """Store one piece of feedback; a repeated feedback_id changes nothing."""
     key = services.authenticate(request)
-    return web.json_response(await _store(await read_whole(services, request), key, services))
+    data = await read_whole(services, request)
+    return web.json_response(await _store(data, key, services))
 
 
 async def post_feedback_batch(services: Services, request: web.Request) -> web.Response:
@@ -96,24 +98,28 @@ async def post_feedback_batch(services: Services, request: web.Request) -> web.R
 
 async def get_feedback(services: Services, request: web.Request) -> web.Response:
     """Return what became of a piece of feedback."""
-    key = services.authenticate(request)
-    event = await _find(services, request, key)
+    async with admit(services, request) as admitted:
+        event = await _find(services, request, admitted.key)
     fate = services.fates.fate(event.key())
     spec = services.signals.get(event.name)
     # Texts are not joined to samples as numbers are: they would seem to wait forever.
     if fate["status"] == "waiting" and spec is not None and spec.kind.is_text:
         fate["status"] = "recorded"
-    fields = {name: getattr(event, name) for name in ("feedback_id", "request_id", "name", "value")}
+    fields = {name: getattr(event, name) for name in ("request_id", "name", "value")}
+    fields["feedback_id"] = request.match_info["feedback_id"]
     return web.json_response(fields | fate)
 
 
 async def _store(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
+    # Before any work: what is refused costs its sender as much as what is stored.
+    await services.limits.charge_feedback(key, len(data))
     body = decode_body(data, FeedbackBody)
-    return await give(services, key, body, await check_feedback(services, key, body), len(data))
+    body = msgspec.structs.replace(body, feedback_id=body.feedback_id or random_id("fb"))
+    return await give(services, key, body, await check_feedback(services, key, body))
 
 
 async def give(
-    services: Services, key: KeySpec, body: FeedbackBody, event: FeedbackReceived, num_bytes: int
+    services: Services, key: KeySpec, body: FeedbackBody, event: FeedbackReceived
 ) -> dict[str, Any]:
     """Store feedback that `check_feedback` accepted.
 
@@ -122,33 +128,52 @@ async def give(
         key: Key of the request.
         body: Body of the feedback.
         event: Event that `check_feedback` made of the body.
-        num_bytes: Size to charge to the key.
 
     Returns:
         The fields of the response.
 
     Raises:
-        ApiError: 429, a limit of the key or of its user is reached.
+        ApiError: 429, the limit of the user is reached; 409, other feedback has the id.
 
     """
     content = FeedbackContent(
-        comment=_short(body.comment, "comment"), correction=_short(body.correction, "correction")
+        comment=_short(body.comment, "comment"),
+        correction=_short(body.correction, "correction"),
+        source=_short(body.source, "source", ID_CHARS_MAX),
+        occurred_at=_short(body.occurred_at, "occurred_at", ID_CHARS_MAX),
     )
-    await _admit(event, num_bytes, key, services)
-    event = await _with_content(event, content, key, services)
+    await services.limits.charge_user(key, event.user)
+    since = await services.num_erasures(event.tenant, event.user)
+    event = await _with_content(event, content, key, services, since)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
     log.debug("feedback %s (%s) on request %s", event.feedback_id, event.name, event.request_id)
-    return _reply(event, is_duplicate=receipts[0].is_duplicate)
+    if is_duplicate := receipts[0].is_duplicate:
+        await _check_same(services, event)
+    return _reply(body.feedback_id, event, is_duplicate=is_duplicate)
+
+
+async def _check_same(services: Services, event: FeedbackReceived) -> None:
+    """See that the feedback on the log is the one that was sent again, and not another user's.
+
+    Raises:
+        ApiError: 409.
+
+    """
+    known = await services.ctx.last(FeedbackReceived, event.key())
+    if known is not None and (known.user, known.request_id) != (event.user, event.request_id):
+        text = "other feedback of the tenant has this id: expected a new one"
+        raise ApiError(409, "feedback_id_taken", text, "feedback_id")
 
 
 async def patch_feedback(services: Services, request: web.Request) -> web.Response:
     """Amend feedback; the newest amendment counts."""
     key = services.authenticate(request)
     data = await read_whole(services, request)
+    await services.limits.charge_feedback(key, len(data))
     body = decode_body(data, AmendmentBody)
     event = await _find_changeable(services, request, key)
-    await _admit(event, len(data), key, services)
+    await services.limits.charge_user(key, event.user)
     if body == AmendmentBody():
         raise invalid(f"expected one of {', '.join(body.__struct_fields__)}", "value")
     amended = msgspec.structs.replace(
@@ -160,15 +185,18 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
         amends=event.feedback_id,
     )
     _check_numbers(amended, _declared(event.name, key, services))
-    old = await _content(event, services)
-    content = FeedbackContent(
-        comment=old.comment if body.comment is None else _short(body.comment, "comment"),
-        correction=(
-            old.correction if body.correction is None else _short(body.correction, "correction")
-        ),
-    )
-    await services.ctx.publish(await _with_content(amended, content, key, services))
-    return web.json_response(_reply(event, is_duplicate=False))
+    # Before the old texts are read: an erasure meanwhile must keep them from a new key.
+    since = await services.num_erasures(event.tenant, event.user)
+    content = await _content(event, services)
+    changed = {
+        name: _short(text, name)
+        for name in ("comment", "correction")
+        if (text := getattr(body, name)) is not None
+    }
+    content = msgspec.structs.replace(content, **changed)
+    await services.ctx.publish(await _with_content(amended, content, key, services, since))
+    feedback_id = request.match_info["feedback_id"]
+    return web.json_response(_reply(feedback_id, event, is_duplicate=False))
 
 
 async def delete_feedback(services: Services, request: web.Request) -> web.Response:
@@ -177,8 +205,8 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
     `versions` in the response lists the versions that it already trained; they stay as they are.
     """
     key = services.authenticate(request)
+    await services.limits.charge_retraction(key)
     event = await _find_changeable(services, request, key)
-    await _admit(event, 0, key, services)
     await services.ctx.publish(
         FeedbackRetracted(
             feedback_id=event.feedback_id,
@@ -188,13 +216,16 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
         )
     )
     versions = services.fates.fate(event.key())["versions"]
-    fields = {"feedback_id": event.feedback_id, "retracted": True, "versions": versions}
-    return web.json_response(fields)
+    fields = {"feedback_id": request.match_info["feedback_id"], "versions": versions}
+    return web.json_response(fields | {"retracted": True})
 
 
 async def _find(services: Services, request: web.Request, key: KeySpec) -> FeedbackReceived:
     feedback_id = _token(request.match_info["feedback_id"], "feedback_id")
-    event = await services.ctx.last(FeedbackReceived, feedback_key(key.tenant, feedback_id))
+    name = services.pseudonyms.feedback(key, feedback_id)
+    event = await services.ctx.last(FeedbackReceived, feedback_key(key.tenant, name))
+    if event is None:  # Logs of earlier releases have ids as they were sent.
+        event = await services.ctx.last(FeedbackReceived, feedback_key(key.tenant, feedback_id))
     if event is None:
         text = f"the tenant of this key has no feedback {feedback_id!r}"
         raise ApiError(404, "not_found", text, "feedback_id")
@@ -234,7 +265,7 @@ async def check_feedback(services: Services, key: KeySpec, body: FeedbackBody) -
         raise invalid("expected a number or a boolean", "value")
     request_id = _request_id(body, key, services)
     event = FeedbackReceived(
-        feedback_id=_token(body.feedback_id or random_id("fb"), "feedback_id"),
+        feedback_id=services.pseudonyms.feedback(key, _token(body.feedback_id, "feedback_id")),
         request_id=request_id,
         name=spec.name,
         value=float(value),
@@ -243,8 +274,6 @@ async def check_feedback(services: Services, key: KeySpec, body: FeedbackBody) -
         tenant=key.tenant,
         user=await _user(body.user, request_id, key, services),
         weight=body.weight,
-        source=_short(body.source, "source", ID_CHARS_MAX),
-        occurred_at=_short(body.occurred_at, "occurred_at", ID_CHARS_MAX),
     )
     _check_numbers(event, spec)
     return event
@@ -278,7 +307,7 @@ async def _content(event: FeedbackReceived, services: Services) -> FeedbackConte
 
 
 async def _with_content(
-    event: FeedbackReceived, content: FeedbackContent, key: KeySpec, services: Services
+    event: FeedbackReceived, content: FeedbackContent, key: KeySpec, services: Services, since: int
 ) -> FeedbackReceived:
     """Return feedback with its texts encrypted, or without them if they may not be stored."""
     owner = await services.owner_of(event.request_id)
@@ -289,8 +318,11 @@ async def _with_content(
     if is_counted or not key.storage_consent:
         return msgspec.structs.replace(event, content=None, source="", occurred_at="")
     content = with_correction_ids(content, services.chat_format)
-    sealed = await sealed_content(services.vault, event, content)
-    return msgspec.structs.replace(event, content=sealed)
+    try:
+        sealed = await sealed_content(services.vault, event, content, since)
+    except ErasedError:
+        sealed = None
+    return msgspec.structs.replace(event, content=sealed, source="", occurred_at="")
 
 
 def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
@@ -299,7 +331,13 @@ def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
     if not body.session_id:
         raise invalid("expected request_id or session_id", "request_id")
     session_id = services.pseudonyms.session(key, body.session_id)
-    request_id = services.index.last_of(key.tenant, session_id)
+    user = services.index.user_of(key.tenant, session_id) or ""
+    if body.user:
+        user = services.pseudonyms.user(key, body.user)
+    elif user == "" and services.index.user_of(key.tenant, session_id) is not None:
+        text = "several users of the tenant have a session of this name: expected the one meant"
+        raise ApiError(409, "ambiguous_session", text, "user")
+    request_id = services.index.last_of(key.tenant, user, session_id)
     if request_id is None:
         text = f"the tenant of this key made no request in session {body.session_id!r}"
         raise ApiError(404, "not_found", text, "session_id")
@@ -322,11 +360,6 @@ async def _user(name: str, request_id: str, key: KeySpec, services: Services) ->
             raise ApiError(403, "not_your_request", text, "request_id")
         owner = None
     return owner.user if owner is not None and not name else services.pseudonyms.user(key, name)
-
-
-async def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
-    """Charge the limits of the key and its user before anything is stored."""
-    await services.limits.admit_feedback(key, event.user, num_bytes)
 
 
 def _check_numbers(event: FeedbackReceived, spec: SignalSpec) -> None:
@@ -352,9 +385,9 @@ def _short(value: str, param: str, num_chars_max: int = TEXT_CHARS_MAX) -> str:
     return value
 
 
-def _reply(event: FeedbackReceived, *, is_duplicate: bool) -> dict[str, Any]:
+def _reply(feedback_id: str, event: FeedbackReceived, *, is_duplicate: bool) -> dict[str, Any]:
     return {
-        "feedback_id": event.feedback_id,
+        "feedback_id": feedback_id,
         "request_id": event.request_id,
         "duplicate": is_duplicate,
     }

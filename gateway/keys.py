@@ -16,7 +16,9 @@ operator = true              # may see the live page, which shows all tenants
 ```
 
 The gateway reloads the file when it changes, so keys are added and revoked without a restart. If
-the file is invalid or missing, the current keys stay valid and the log says why.
+the file is invalid, the current keys stay valid and the log says why; if it is missing, none of its
+keys is valid. A consent that is withdrawn holds for what was recorded before, too, as long as it is
+not trained.
 """
 
 import contextlib
@@ -111,11 +113,11 @@ class KeyRing:
 
         """
         self._by_hash: dict[str, KeySpec] = {}
-        ids: set[str] = set()
+        self.by_id: dict[str, KeySpec] = {}
         for key in keys:
-            if key.key_id in ids or key.key_hash in self._by_hash:
+            if key.key_id in self.by_id or key.key_hash in self._by_hash:
                 raise ConfigError(f"keys.{key.key_id}: another key has the same key_id or key_hash")
-            ids.add(key.key_id)
+            self.by_id[key.key_id] = key
             self._by_hash[key.key_hash] = key
 
     def find(self, authorization: str) -> KeySpec | None:
@@ -157,6 +159,11 @@ def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec
     )
 
 
+class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    keys: list[KeySpec]
+    tenants: list[TenantSpec] = []
+
+
 def load_keys(path: Path) -> list[KeySpec]:
     """Return the keys of a keys file, less the consents that their tenants withhold.
 
@@ -166,15 +173,20 @@ def load_keys(path: Path) -> list[KeySpec]:
         FileNotFoundError: The file does not exist.
 
     """
+    found = _parse(path)
+    tenants = {tenant.tenant: tenant for tenant in found.tenants}
+    return [_restricted(key, tenants.get(key.tenant)) for key in found.keys]
+
+
+def _parse(path: Path) -> _KeysFile:
     try:
         table = parse_toml(path.read_text(), str(path))
         found = msgspec.convert(table, _KeysFile)
     except (CodecError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    tenants = {tenant.tenant: tenant for tenant in found.tenants}
-    if len(tenants) < len(found.tenants):
+    if len({tenant.tenant for tenant in found.tenants}) < len(found.tenants):
         raise ConfigError(f"{path}: tenants: expected distinct names, found one twice")
-    return [_restricted(key, tenants.get(key.tenant)) for key in found.keys]
+    return found
 
 
 def _restricted(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
@@ -185,11 +197,6 @@ def _restricted(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
     # What trains is stored, so that withheld storage withholds training as well.
     may_train = key.training_consent and tenant.training_consent and may_store
     return msgspec.structs.replace(key, storage_consent=may_store, training_consent=may_train)
-
-
-class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    keys: list[KeySpec]
-    tenants: list[TenantSpec] = []
 
 
 FileStamp = tuple[int, int, int] | None
@@ -214,6 +221,7 @@ class KeysFile:
         self._own = own
         self._path = Path(path) if path else None
         self._stamp = self._read_stamp()
+        self._tenants_withheld: list[str] = []
         self.ring = self._read()
 
     def reload(self) -> bool:
@@ -225,12 +233,28 @@ class KeysFile:
         self._stamp = stamp
         try:
             self.ring = self._read()
+        except FileNotFoundError:
+            # Not as with an invalid file: who removes it means to revoke its keys.
+            log.error("gateway.keys_file: %s is gone: its keys are revoked", self._path)  # noqa: TRY400
+            self.ring = KeyRing(self._own)
         except (ConfigError, OSError) as error:
             # No traceback: the text names the field. Dropping all keys would lock everybody out.
             log.error("gateway.keys_file: %s; the keys stay as they were", error)  # noqa: TRY400
             return False
-        log.info("gateway.keys_file: reloaded %s", self._path)
+        else:
+            log.info("gateway.keys_file: reloaded %s", self._path)
         return True
+
+    @property
+    def stamp(self) -> str:
+        """Version of the file."""
+        return "-".join(map(str, self._stamp or ()))
+
+    def withheld(self) -> list[tuple[str, str]]:
+        """Return tenant and id of each key without consent to training; id "": all of a tenant."""
+        keys = self.ring.by_id.values()
+        found = [(key.tenant, key.key_id) for key in keys if not key.training_consent]
+        return found + [(tenant, "") for tenant in self._tenants_withheld]
 
     def _read_stamp(self) -> FileStamp:
         if self._path is None:
@@ -242,5 +266,13 @@ class KeysFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> KeyRing:
-        from_file = [] if self._path is None else load_keys(self._path)
-        return KeyRing([*self._own, *from_file])
+        if self._path is None:
+            return KeyRing(self._own)
+        ring = KeyRing([*self._own, *load_keys(self._path)])
+        found = _parse(self._path)
+        self._tenants_withheld = [
+            one.tenant
+            for one in found.tenants
+            if not (one.training_consent and one.storage_consent)
+        ]
+        return ring

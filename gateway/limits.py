@@ -15,10 +15,11 @@ gateway that is killed leaves its requests open; the others count them for `requ
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol
 
 from penstock.actors.runtime.context import Context
@@ -30,6 +31,9 @@ from penstock.messages.requests.gateways import LimitsChanged, RequestsOpen
 log = logging.getLogger(__name__)
 
 MINUTE_S = 60.0
+CLOCK_WINDOW_S = 60.0
+REFUSAL_S_MAX = 1.0
+"""Maximum seconds for which a refusal is repeated without asking the event server."""
 NUM_USERS_MAX = 10_000
 """Maximum users per key with a bucket of their own."""
 
@@ -134,30 +138,34 @@ class FeedbackAccount:
     def __init__(self, key: KeySpec, now: float) -> None:
         self.pieces = Bucket(key.feedback_rpm_limit, now)
         self.kib = Bucket(key.feedback_kib_limit, now)
+        self.retractions = Bucket(key.feedback_rpm_limit, now)
+        """Of their own: who has used up the others can still take back what was sent."""
         self.users: OrderedDict[str, Bucket] = OrderedDict()
         """Buckets by user, least recently used first."""
 
-    def admit(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
-        """Admit one piece of feedback by a user, before it is stored.
+    def charge(self, key: KeySpec, num_bytes: int, now: float) -> None:
+        """Charge one piece of feedback before any work on it, also if it is refused then.
 
         Raises:
             ApiError: 429 with the time to wait; nothing is spent.
 
         """
         self.pieces.limit, self.kib.limit = key.feedback_rpm_limit, key.feedback_kib_limit
-        per_user, num_kib = self._user(key, user, now), num_bytes / 1024
-        for bucket, amount, what in (
+        _spend(
             (self.pieces, 1.0, f"{key.feedback_rpm_limit} pieces of feedback"),
-            (self.kib, num_kib, f"{key.feedback_kib_limit} KiB of feedback"),
-            (per_user, 1.0, f"{key.user_feedback_rpm_limit} pieces of feedback by one user"),
-        ):
-            wait_s = bucket.wait_s(amount, now)
-            if wait_s > 0:
-                text = f"the limit of {what} per minute is reached"
-                raise _too_many("feedback_limit_exceeded", text, wait_s)
-        self.pieces.spend(1.0, now)
-        self.kib.spend(num_kib, now)
-        per_user.spend(1.0, now)
+            (self.kib, num_bytes / 1024, f"{key.feedback_kib_limit} KiB of feedback"),
+            now=now,
+        )
+
+    def charge_user(self, key: KeySpec, user: str, now: float) -> None:
+        """Charge one piece of feedback to its user; raises like `charge`."""
+        what = f"{key.user_feedback_rpm_limit} pieces of feedback by one user"
+        _spend((self._user(key, user, now), 1.0, what), now=now)
+
+    def charge_retraction(self, key: KeySpec, now: float) -> None:
+        """Charge one retraction; raises like `charge`."""
+        self.retractions.limit = key.feedback_rpm_limit
+        _spend((self.retractions, 1.0, f"{key.feedback_rpm_limit} retractions"), now=now)
 
     def _user(self, key: KeySpec, user: str, now: float) -> Bucket:
         """Return the bucket of one user."""
@@ -186,13 +194,25 @@ class KeyLimits(Protocol):
         """End a request that `enter` admitted and charge its tokens."""
         ...
 
-    async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
-        """Admit one piece of feedback by a user, before it is stored.
+    async def charge_feedback(self, key: KeySpec, num_bytes: int) -> None:
+        """Charge one piece of feedback before any work on it.
 
         Raises:
             ApiError: 429 with the time to wait.
 
         """
+        ...
+
+    async def charge_user(self, key: KeySpec, user: str) -> None:
+        """Charge one piece of feedback to its user; raises like `charge_feedback`."""
+        ...
+
+    async def charge_retraction(self, key: KeySpec) -> None:
+        """Charge one retraction before any work on it; raises like `charge_feedback`."""
+        ...
+
+    def note_time(self, stored_at: float) -> None:
+        """Take in the event server's time of an event that has just arrived."""
         ...
 
 
@@ -217,19 +237,70 @@ class LocalLimits:
         """See `KeyLimits.leave`."""
         self._accounts[key.key_id].leave(num_tokens, self._clock())
 
-    async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
-        """See `KeyLimits.admit_feedback`."""
-        now = self._clock()
-        account = self._feedback.get(key.key_id) or FeedbackAccount(key, now)
-        self._feedback.setdefault(key.key_id, account).admit(key, user, num_bytes, now)
+    async def charge_feedback(self, key: KeySpec, num_bytes: int) -> None:
+        """See `KeyLimits.charge_feedback`."""
+        self._account(key).charge(key, num_bytes, self._clock())
+
+    async def charge_user(self, key: KeySpec, user: str) -> None:
+        """See `KeyLimits.charge_user`."""
+        self._account(key).charge_user(key, user, self._clock())
+
+    async def charge_retraction(self, key: KeySpec) -> None:
+        """See `KeyLimits.charge_retraction`."""
+        self._account(key).charge_retraction(key, self._clock())
+
+    def note_time(self, stored_at: float) -> None:
+        """See `KeyLimits.note_time`; one gateway goes by its own monotonic clock."""
+
+    def _account(self, key: KeySpec) -> FeedbackAccount:
+        account = self._feedback.get(key.key_id) or FeedbackAccount(key, self._clock())
+        return self._feedback.setdefault(key.key_id, account)
+
+
+def _spend(*charges: tuple[Bucket, float, str], now: float) -> None:
+    """Take the amounts out of their buckets, or nothing if one of them does not suffice."""
+    for bucket, amount, what in charges:
+        wait_s = bucket.wait_s(amount, now)
+        if wait_s > 0:
+            text = f"the limit of {what} per minute is reached"
+            raise _too_many("feedback_limit_exceeded", text, wait_s)
+    for bucket, amount, _ in charges:
+        bucket.spend(amount, now)
 
 
 def _too_many(code: str, text: str, wait_s: float) -> ApiError:
     return ApiError(429, code, text, retry_after_s=wait_s)
 
 
+class ServerClock:
+    """The event server's clock, as far as its events show it: hosts' own clocks differ."""
+
+    def __init__(self, ctx: Context) -> None:
+        """Follow the host's own clock until the first event."""
+        self._ctx = ctx
+        self._ahead_s: float | None = None
+        """Server's Unix time less the monotonic time."""
+        self._next_s = -math.inf
+        self._turned_at = ctx.monotonic()
+
+    def note(self, stored_at: float) -> None:
+        """Take in the time at which the server stored an event that has just arrived."""
+        now = self._ctx.monotonic()
+        # The smallest delay counts; of two windows, so that a clock that is set back is followed.
+        self._next_s = max(self._next_s, stored_at - now)
+        self._ahead_s = max(self._next_s, -math.inf if self._ahead_s is None else self._ahead_s)
+        if now - self._turned_at >= CLOCK_WINDOW_S:
+            self._turned_at, self._ahead_s, self._next_s = now, self._next_s, -math.inf
+
+    def now(self) -> float:
+        """Return the Unix time in seconds."""
+        if self._ahead_s is None:
+            return self._ctx.now()
+        return self._ctx.monotonic() + self._ahead_s
+
+
 class SharedLimits:
-    """Limits that all gateways of a run enforce together."""
+    """Limits that all gateways of a run enforce together, by the event server's clock."""
 
     def __init__(self, ctx: Context, request_s_max: float) -> None:
         """Start from what the other gateways have stored.
@@ -240,6 +311,9 @@ class SharedLimits:
 
         """
         self._ctx = ctx
+        self._clock = ServerClock(ctx)
+        self._refused: dict[str, tuple[float, ApiError]] = {}
+        """Account -> when to ask the event server again, and what to say until then."""
         self._request_s_max = request_s_max
         self._num_own: defaultdict[str, int] = defaultdict(int)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -247,26 +321,28 @@ class SharedLimits:
 
     async def enter(self, key: KeySpec) -> Mapping[str, str]:
         """See `KeyLimits.enter`."""
-        account = Account(key, self._ctx.now())
+        account = Account(key, self._clock.now())
 
         # Called again after every lost swap: it starts over from the newer event.
         def admitted(before: LimitsChanged | None) -> LimitsChanged:
             nonlocal account
             account = self._account(key, before)
-            account.enter(key, self._ctx.now())
+            account.enter(key, self._clock.now())
             return self._changed(key, account, before, self._num_own[key.key_id] + 1)
 
         async with self._locks[key.key_id]:
-            await self._ctx.change(LimitsChanged, key.key_id, admitted)
+            self._check_refusal(key.key_id)
+            with self._noting_refusal(key.key_id):
+                await self._ctx.change(LimitsChanged, key.key_id, admitted)
             self._num_own[key.key_id] += 1
-        return account.headers(self._ctx.now())
+        return account.headers(self._clock.now())
 
     async def leave(self, key: KeySpec, num_tokens: int) -> None:
         """See `KeyLimits.leave`."""
 
         def left(before: LimitsChanged | None) -> LimitsChanged:
             account = self._account(key, before)
-            account.leave(num_tokens, self._ctx.now())
+            account.leave(num_tokens, self._clock.now())
             return self._changed(key, account, before, self._num_own[key.key_id])
 
         async with self._locks[key.key_id]:
@@ -279,23 +355,62 @@ class SharedLimits:
                 text = "key %s: %d tokens are not charged, the shared limits are not available: %s"
                 log.warning(text, key.key_id, num_tokens, error)
 
-    async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
-        """See `KeyLimits.admit_feedback`."""
+    async def charge_feedback(self, key: KeySpec, num_bytes: int) -> None:
+        """See `KeyLimits.charge_feedback`."""
+        await self._charge(key, lambda account, now: account.charge(key, num_bytes, now))
+
+    async def charge_user(self, key: KeySpec, user: str) -> None:
+        """See `KeyLimits.charge_user`."""
+        await self._charge(key, lambda account, now: account.charge_user(key, user, now))
+
+    async def charge_retraction(self, key: KeySpec) -> None:
+        """See `KeyLimits.charge_retraction`."""
+        await self._charge(key, lambda account, now: account.charge_retraction(key, now))
+
+    def note_time(self, stored_at: float) -> None:
+        """See `KeyLimits.note_time`."""
+        self._clock.note(stored_at)
+
+    async def _charge(self, key: KeySpec, charge: Callable[[FeedbackAccount, float], None]) -> None:
         name = f"{key.key_id}.feedback"
 
-        def admitted(before: LimitsChanged | None) -> LimitsChanged:
-            now = self._ctx.now()
+        def charged(before: LimitsChanged | None) -> LimitsChanged:
+            now = self._clock.now()
             account = _feedback_account(key, before, now)
-            account.admit(key, user, num_bytes, now)
+            charge(account, now)
             buckets = {"pieces": account.pieces, "kib": account.kib}
+            buckets["retractions"] = account.retractions
             buckets |= {f"user.{name}": bucket for name, bucket in account.users.items()}
             return LimitsChanged(name=name, at=now, levels=_levels(buckets, now))
 
         async with self._locks[name]:
-            await self._ctx.change(LimitsChanged, name, admitted)
+            self._check_refusal(name)
+            with self._noting_refusal(name):
+                await self._ctx.change(LimitsChanged, name, charged)
+
+    def _check_refusal(self, name: str) -> None:
+        """Refuse an account without asking the event server, shortly after it refused.
+
+        Raises:
+            ApiError: 429.
+
+        """
+        until, error = self._refused.get(name, (0.0, None))
+        if error is not None and self._ctx.monotonic() < until:
+            raise error
+
+    @contextlib.contextmanager
+    def _noting_refusal(self, name: str) -> Generator[None, None, None]:
+        self._refused.pop(name, None)
+        try:
+            yield
+        except ApiError as error:
+            wait_s = min(error.retry_after_s or 0.0, REFUSAL_S_MAX)
+            self._refused[name] = (self._ctx.monotonic() + wait_s, error)
+            raise
 
     def _account(self, key: KeySpec, before: LimitsChanged | None) -> Account:
-        account = Account(key, self._ctx.now())
+        account = Account(key, self._clock.now())
         if before is not None:
             _fill(account.requests, before, "requests")
             _fill(account.tokens, before, "tokens")
@@ -306,7 +421,7 @@ class SharedLimits:
     def _elsewhere(self, before: LimitsChanged | None) -> dict[str, RequestsOpen]:
         """Return the requests in progress at other gateways, by gateway."""
         # A killed gateway never ends its requests: after the longest request they are over.
-        since = self._ctx.now() - self._request_s_max
+        since = self._clock.now() - self._request_s_max
         found = before.open if before is not None else {}
         return {
             name: requests
@@ -317,7 +432,7 @@ class SharedLimits:
     def _changed(
         self, key: KeySpec, account: Account, before: LimitsChanged | None, num_own: int
     ) -> LimitsChanged:
-        now = self._ctx.now()
+        now = self._clock.now()
         opened = self._elsewhere(before)
         if num_own:
             opened[self._ctx.actor] = RequestsOpen(num=num_own, at=now)
@@ -328,6 +443,7 @@ class SharedLimits:
 def _feedback_account(key: KeySpec, before: LimitsChanged | None, now: float) -> FeedbackAccount:
     account = FeedbackAccount(key, now)
     if before is not None:
+        _fill(account.retractions, before, "retractions")
         _fill(account.pieces, before, "pieces")
         _fill(account.kib, before, "kib")
         for name in before.levels:

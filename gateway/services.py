@@ -3,8 +3,7 @@
 import base64
 import ipaddress
 import re
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
@@ -27,7 +27,9 @@ from penstock.gateway.fates import FeedbackFates
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import KeyLimits, LocalLimits, SharedLimits
-from penstock.messages.feedback import InferenceCounted, InferenceRecorded
+from penstock.gateway.record import RecordTerms
+from penstock.messages.errors import PenstockError
+from penstock.messages.feedback import InferenceCounted, InferenceRecorded, owner_of
 from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose
 
@@ -85,9 +87,11 @@ class RequestIndex:
     """Owners of recent requests and the last request of each session, from the log."""
 
     def __init__(self, num_max: int = NUM_REQUESTS_KNOWN_MAX) -> None:
-        self._num_max = num_max
-        self._owners: OrderedDict[str, Owner] = OrderedDict()
-        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._owners: FairTable[str, Owner] = FairTable(num_max, lambda _, owner: owner.tenant)
+        self._last: FairTable[tuple[str, str, str], str] = FairTable(num_max, lambda key, _: key[0])
+        """Last request by tenant, user and session."""
+        self._users: FairTable[tuple[str, str], str] = FairTable(num_max, lambda key, _: key[0])
+        """The user of a session by tenant and session; "" if several users have one of the name."""
 
     def add(self, event: InferenceRecorded) -> None:
         """Add a request from the log."""
@@ -95,37 +99,42 @@ class RequestIndex:
 
     def put(self, request_id: str, owner: Owner, session_id: str) -> None:
         """Add a request and make it the last one of its session."""
-        self._own(request_id, owner)
-        self._last[owner.tenant, session_id] = request_id
-        self._last.move_to_end((owner.tenant, session_id))
-        if len(self._last) > self._num_max:
-            self._last.popitem(last=False)
+        self._owners[request_id] = owner
+        self._last[owner.tenant, owner.user, session_id] = request_id
+        name = (owner.tenant, session_id)
+        self._users[name] = owner.user if self._users.get(name, owner.user) == owner.user else ""
 
     def add_counted(self, event: InferenceCounted) -> None:
         """Add a request from the log of which only counts are stored: no user, no session."""
         # The gateway that served the request knows its user: keep what it has.
         if event.request_id not in self._owners:
-            self._own(event.request_id, _owner(event))
+            self._owners[event.request_id] = _owner(event)
 
     def know(self, event: InferenceRecorded | InferenceCounted) -> Owner:
         """Add a request that was looked up on the log; return its owner."""
         # Not the last request of its session: later ones may be on the log.
         owner = _owner(event)
-        self._own(event.request_id, owner)
+        self._owners[event.request_id] = owner
         return owner
-
-    def _own(self, request_id: str, owner: Owner) -> None:
-        self._owners[request_id] = owner
-        if len(self._owners) > self._num_max:
-            self._owners.popitem(last=False)
 
     def owner_of(self, request_id: str) -> Owner | None:
         """Return who made a request; None if it is not known yet or was forgotten."""
         return self._owners.get(request_id)
 
-    def last_of(self, tenant: str, session_id: str) -> str | None:
-        """Return the id of the last request in a session; None if none is known."""
-        return self._last.get((tenant, session_id))
+    def last_of(self, tenant: str, user: str, session_id: str) -> str | None:
+        """Return the id of the last request in a user's session; None if none is known."""
+        return self._last.get((tenant, user, session_id))
+
+    def user_of(self, tenant: str, session_id: str) -> str | None:
+        """Return whose session it is; "" if several users have one, None if nobody is known to."""
+        return self._users.get((tenant, session_id))
+
+    def forget(self, tenant: str, user: str) -> None:
+        """Forget the sessions of a user."""
+        for key in [key for key in self._last if key[:2] == (tenant, user)]:
+            del self._last[key]
+        for name in [name for name, one in self._users.items() if (name[0], one) == (tenant, user)]:
+            del self._users[name]
 
 
 def _owner(event: InferenceRecorded | InferenceCounted) -> Owner:
@@ -205,6 +214,7 @@ class Services:
         spool: Path,
         signals: Sequence[SignalSpec],
         summary: SummaryConfig,
+        public_tools: Collection[str],
     ) -> None:
         self.ctx = ctx
         self.config = config
@@ -212,7 +222,8 @@ class Services:
         self.keys = keys
         self.pseudonyms = Pseudonyms(secret)
         self.vault = Vault(ctx.store, secret)
-        self.recorder = Recorder(ctx, config, self.vault, spool)
+        terms = RecordTerms(self._key_of, self.pseudonyms, public_tools)
+        self.recorder = Recorder(ctx, config, self.vault, spool, terms)
         self.limits: KeyLimits = (
             SharedLimits(ctx, config.request_s_max)
             if config.is_one_of_several
@@ -230,6 +241,9 @@ class Services:
         self.arms = Arms(config.channel)
         self.num_chats = 0
         self.is_draining = False
+
+    def _key_of(self, key_id: str) -> KeySpec | None:
+        return self.keys.by_id.get(key_id)
 
     @property
     def policy_version(self) -> int:
@@ -258,6 +272,22 @@ class Services:
         if found is None:
             found = await self.ctx.last(InferenceCounted, request_id)
         return self.index.know(found) if found is not None else None
+
+    async def num_erasures(self, tenant: str, user: str) -> int:
+        """Return how often a user was erased; the number known so far if the store is away."""
+        owner = owner_of(tenant, user)
+        try:
+            return await self.vault.num_erasures(owner)
+        except (PenstockError, OSError):
+            return self.vault.num_erasures_known(owner)
+
+    def forget(self, tenant: str, user: str) -> None:
+        """Forget what this process has in memory of a user who is erased."""
+        self.vault.forget(owner_of(tenant, user))
+        self.planner.memory.forget((tenant, user))
+        self.sessions.forget((tenant, user))
+        self.summaries.forget((tenant, user))
+        self.index.forget(tenant, user)
 
     def admit_viewer(self, request: web.Request) -> None:
         """Admit viewers of the run: by operator key, or from this host if only it can connect.

@@ -22,7 +22,7 @@ from penstock.infra.commands.parsers import (
 from penstock.infra.deploy.arguments import add_deploy
 from penstock.infra.images import add_images
 from penstock.infra.models.arguments import add_models
-from penstock.infra.output import printable
+from penstock.infra.output import printable, write_to
 from penstock.infra.sinks.arguments import add_sink
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (PenstockError, OSError) as error:
-        sys.stderr.write(f"penstock: {type(error).__name__}: {printable(str(error))}\n")
+        write_to(sys.stderr, f"penstock: {type(error).__name__}: {printable(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         return 130

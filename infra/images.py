@@ -30,7 +30,7 @@ from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.qemu import build_qemu_assets
 from penstock.envs.microvm.recipe.steps import build_lock
 from penstock.infra.orphans import die_with_parent
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.messages.errors import DeadlineError
 
 BEGIN_S_MAX = 60.0
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     actions = {"base": _base, "pull": _pull, "build": _build, "ls": _ls, "gc": _gc}
     found, lines = actions[arguments.action](arguments)
     for line in lines:
-        sys.stdout.write(line + "\n")
+        write_to(sys.stdout, line + "\n")
     if arguments.json:
         print_result(found, as_json=True)
     return 0
@@ -161,7 +161,7 @@ def progress() -> Callable[[str], None]:
     began_s = time.monotonic()
 
     def say(line: str) -> None:
-        sys.stderr.write(f"[image {time.monotonic() - began_s:4.0f} s] {line}\n")
+        write_to(sys.stderr, f"[image {time.monotonic() - began_s:4.0f} s] {line}\n")
 
     return say
 

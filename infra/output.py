@@ -2,7 +2,7 @@
 
 import re
 import sys
-from typing import Any, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 import msgspec
 
@@ -33,6 +33,19 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_printable(each) for each in cast("list[Any]", value)]
     return value
+
+
+def print_line(
+    *values: object, end: str = "\n", file: TextIO | None = None, flush: bool = False
+) -> None:
+    """Print like `print`; a terminal obeys nothing of it."""
+    text = " ".join(map(str, values))
+    print(printable(text), end=end, file=file, flush=flush)
+
+
+def write_to(stream: TextIO, text: str) -> None:
+    """Write to stdout or stderr; a terminal obeys nothing of it."""
+    stream.write(printable(text))
 
 
 def print_result(result: Any, *, as_json: bool) -> None:

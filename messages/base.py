@@ -63,7 +63,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Reference to an object in the run's store that holds a large part of a message."""
 
     object_key: str
@@ -71,6 +71,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     num_bytes: NonNegativeInt
     blake3: str
     """BLAKE3 digest of the bytes, 64 hexadecimal digits."""
+    secret: bytes = b""
+    """Key that seals the object, of a request or reply: only who gets the claim can read it."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):

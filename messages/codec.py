@@ -21,6 +21,7 @@ from penstock.messages.control import (
 from penstock.messages.episode import EpisodeSaved, EpisodeStepEnded, SetUpRecorded
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasurePrepared,
     ErasureRequested,
     FeedbackLeftOut,
@@ -128,7 +129,7 @@ EVENTS = (
     WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,
-    ErasureRequested, ErasurePrepared, UserErased,
+    ErasureRequested, ErasurePrepared, UserErased, ConsentWithdrawn,
     PreferencePair, Label, PreferencesTrained, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, RanksTaken, ActorStarted, ActorFailed,

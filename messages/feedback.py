@@ -1,5 +1,6 @@
 """Live requests, users' feedback on them, and the training samples made from both."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import ClassVar
 
@@ -13,6 +14,11 @@ from penstock.messages.settings import Finite, NonNegativeFloat, NonNegativeInt,
 def feedback_key(tenant: str, feedback_id: str) -> str:
     """Return the event key of a piece of feedback; keys are unique because tenants have no dot."""
     return f"{tenant}.{feedback_id}" if tenant else feedback_id
+
+
+def tenant_of(feedback_key: str) -> str:
+    """Return the tenant of an event key of feedback."""
+    return feedback_key.partition(".")[0] if "." in feedback_key else ""
 
 
 def owner_of(tenant: str, user: str) -> str:
@@ -91,7 +97,7 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
 
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
-    """Id that is unique within the tenant."""
+    """Pseudonym of the id that the sender gave it, unique within the tenant."""
     request_id: str
     name: str
     """Name of the signal: thumbs, accept, reject, tests_passed ..."""
@@ -104,6 +110,7 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     content: Sealed | None = None
     """Sealed `FeedbackContent`, the text that the user wrote; None without consent to storage."""
     source: str = ""
+    """Only in events of earlier releases, as `occurred_at`: they are part of `content`."""
     occurred_at: str = ""
     is_trusted: bool = False
     """Whether the key was allowed to judge other tenants' requests (`KeySpec.is_trusted`)."""
@@ -196,6 +203,10 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     propensity: UnitInterval
     policy_version: int
     """Oldest version that sampled one of the tokens."""
+    key_ids: list[str] = []
+    """Ids of the bearer keys that made the requests; empty in events of earlier releases."""
+    recorded_at: NonNegativeFloat = 0.0
+    """Time of the oldest request in Unix seconds, on the gateway's clock."""
     evidence: list[str] = []
     """For judges: for each turn, the request whose context holds what followed (tool results, the
     user's next message); empty if none has arrived yet."""
@@ -203,6 +214,28 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """Return the key: one event per sample and revision."""
         return f"{self.sample_id}.{self.revision}"
+
+
+class ConsentWithdrawn(Event, frozen=True, kw_only=True):
+    """Gateway -> feedback join, trainer: train nothing more that was recorded before."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    tenant: str
+    key_id: str = ""
+    """Key whose consent is withdrawn; empty: every key of the tenant."""
+    at: NonNegativeFloat
+    """Unix time in seconds up to which records count as withdrawn, on the gateway's clock."""
+    stamp: str
+    """Gateway, and version of its keys file."""
+
+    def key(self) -> str:
+        """Return the key: one event per key, gateway and version of the keys file."""
+        return f"{self.tenant}.{self.key_id or '+all'}.{self.stamp}"
+
+    def covers(self, tenant: str, key_ids: Sequence[str], recorded_at: float) -> bool:
+        """Return whether a sample of these keys, unknown if there is none, must not be trained."""
+        is_of = not (self.key_id and key_ids) or self.key_id in key_ids
+        return tenant == self.tenant and is_of and recorded_at <= self.at
 
 
 class ErasureRequested(Event, frozen=True, kw_only=True):

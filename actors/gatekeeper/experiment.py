@@ -14,7 +14,7 @@ effect.
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 from penstock.actors.gatekeeper.config import GUARDS, GatekeeperConfig
 from penstock.actors.gatekeeper.guards import (
@@ -169,6 +169,8 @@ class Experiment:
         self._better = BettingTest(test.share, -test.margin)
         self._worse = BettingTest(test.share, 0.0)
         self._differences = DifferenceBounds(test.share)
+        self._tenants: dict[str, RunningMean] = {}
+        """Difference between the arms as each tenant's users see it."""
         self._arm_of: OrderedDict[str, Arm] = OrderedDict()
         self._discards = {arm: RunningMean() for arm in Arm}
         self._times: tuple[float, float] | None = None
@@ -231,10 +233,20 @@ class Experiment:
         limit = math.log(1.0 / level)
         candidate, stable = (self.estimates[arm].rewards for arm in (Arm.CANDIDATE, Arm.STABLE))
         state, words = GateState.WAITING, "no significant difference yet"
-        if self._worse.log_wealth >= limit:
+        margin = self._config.test.margin
+        # Over tenants, not users: a tenant may make up as many users as it likes.
+        middle = median(mean.value() for mean in self._tenants.values()) if self._tenants else 0.0
+        if self._worse.log_wealth_without_one >= limit:
             state, words = GateState.REJECTED, "the candidate is worse"
-        elif self._better.log_wealth >= limit:
-            margin = self._config.test.margin
+        elif (
+            max(self._worse.log_wealth, self._better.log_wealth)
+            >= limit
+            > (self._better.log_wealth_without_one)
+        ):
+            words = "the difference rests on one tenant"
+        elif self._better.log_wealth_without_one >= limit and middle < -margin:
+            words = "most tenants see no such difference"
+        elif self._better.log_wealth_without_one >= limit:
             state, words = (
                 GateState.PASSED,
                 f"not worse by more than {margin:g}" if margin else "the candidate is better",
@@ -314,21 +326,22 @@ class Experiment:
                 case RunningReplyMeasures(arm, before, after):
                     for name, value in after.items():
                         self._guards[name].see(arm, before.get(name), value)
-                case ReplyObservation(arm, share, replies):
+                case ReplyObservation(arm, share, replies, tenant):
                     for name, value in replies.measures().items():
-                        self._guards[name].observe(arm, share, value)
+                        self._guards[name].observe(arm, share, value, tenant)
                     self._tools.observe(arm, replies)
-                case WindowEnd(arm, share, unrated):
+                case WindowEnd(arm, share, unrated, tenant):
                     self._guards["unrated"].see(arm, None, unrated)
-                    self._guards["unrated"].observe(arm, share, unrated)
+                    self._guards["unrated"].observe(arm, share, unrated, tenant)
                 case RewardObservation():
                     self._add_user_reward(observation)
 
     def _add_user_reward(self, observed: RewardObservation) -> None:
         # Centered on the mean before this user: any value known in advance keeps the test valid.
         z = weighted(observed.arm, observed.share, observed.reward - self._all.value(0.5))
-        self._better.add(z)
-        self._worse.add(-z)
+        self._better.add(z, observed.tenant)
+        self._worse.add(-z, observed.tenant)
+        self._tenants.setdefault(observed.tenant, RunningMean()).add(z)
         self._differences.add(z)
         self._all.add(observed.reward)
         for estimate in self.estimates.values():

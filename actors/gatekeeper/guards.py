@@ -61,21 +61,39 @@ class BettingTest:
 
         """
         self._margin = margin
-        self._stakes = stakes(share)
-        self._logs = [0.0] * NUM_STAKES
+        self._stakes = np.asarray(stakes(share))
+        self._logs = np.zeros(NUM_STAKES)
+        self._by_tenant: dict[str, np.ndarray] = {}
 
-    def add(self, z: float) -> None:
+    def add(self, z: float, tenant: str = "") -> None:
         """Bet on one user."""
-        gain = z - self._margin
-        for k, stake in enumerate(self._stakes):
-            self._logs[k] += math.log1p(stake * gain)
+        gained = np.log1p(self._stakes * (z - self._margin))
+        self._logs += gained
+        self._by_tenant[tenant] = self._by_tenant.get(tenant, 0.0) + gained
 
     @property
     def log_wealth(self) -> float:
         """Logarithm of the e-value: log(1 / alpha) rejects at level alpha."""
-        # Log-sum-exp around the largest term: the wealth itself overflows with many users.
-        top = max(self._logs)
-        return top + math.log(sum(math.exp(wealth - top) for wealth in self._logs) / NUM_STAKES)
+        return float(_log_mean(self._logs[None, :])[0])
+
+    @property
+    def log_wealth_without_one(self) -> float:
+        """The least that is left without any one tenant; with a single tenant, all.
+
+        Tenants choose their users: however many say so, a decision must not rest on one tenant. For
+        each tenant this is the wealth of a bettor who never bet on it, so the test stays valid.
+        """
+        if len(self._by_tenant) < 2:
+            return self.log_wealth
+        others = self._logs - np.stack(list(self._by_tenant.values()))
+        return min(self.log_wealth, float(_log_mean(others).min()))
+
+
+def _log_mean(logs: np.ndarray) -> np.ndarray:
+    """Return the log of the mean wealth over stakes, [N, K] -> [N]."""
+    # Log-sum-exp around the largest term: the wealth itself overflows with many users.
+    top = logs.max(axis=1, keepdims=True)
+    return top[:, 0] + np.log(np.exp(logs - top).mean(axis=1))
 
 
 class DifferenceBounds:
@@ -184,11 +202,11 @@ class Guard:
         """Update a user's measure, replacing the one from before the newest reply."""
         self._arms[arm].replace(before, after)
 
-    def observe(self, arm: Arm, share: float, value: float) -> None:
+    def observe(self, arm: Arm, share: float, value: float, tenant: str = "") -> None:
         """Add a user's final measure to the test; call it once per user."""
         z = weighted(arm, share, value - self._all.value(0.5))
         for sign, test in self._tests.items():
-            test.add(sign * z)
+            test.add(sign * z, tenant)
         self._all.add(value)
 
     def gate(self) -> Gate:
@@ -196,7 +214,7 @@ class Guard:
         candidate, stable = self._arms[Arm.CANDIDATE], self._arms[Arm.STABLE]
         value, baseline = candidate.value() * self._scale, stable.value() * self._scale
         beyond = max(sign * (value - baseline) for sign in self._tests) > self._settings.bound
-        is_shown = any(test.log_wealth >= self._limit for test in self._tests.values())
+        is_shown = any(test.log_wealth_without_one >= self._limit for test in self._tests.values())
         num, needed = min(candidate.num, stable.num), self._settings.num_min
         words = f"{value:.3g}, stable {baseline:.3g}, bound {self._settings.bound:g}"
         # Before the number of users: the test is valid at any time, so a proven breach needs no

@@ -89,6 +89,7 @@ class ReplyObservation(msgspec.Struct, frozen=True):
     share: float
     """Probability of the candidate's arm."""
     replies: Replies
+    tenant: str = ""
 
 
 class RewardObservation(msgspec.Struct, frozen=True):
@@ -99,6 +100,7 @@ class RewardObservation(msgspec.Struct, frozen=True):
     reward: float
     """Mean reward over the rated sessions."""
     num_rated: int
+    tenant: str = ""
 
 
 class WindowEnd(msgspec.Struct, frozen=True):
@@ -108,12 +110,14 @@ class WindowEnd(msgspec.Struct, frozen=True):
     share: float
     unrated: float
     """Share of the sessions without a rating."""
+    tenant: str = ""
 
 
 Observation = RunningReplyMeasures | ReplyObservation | RewardObservation | WindowEnd
 
 
 class _OpenWindow(msgspec.Struct, kw_only=True):
+    tenant: str
     arm: Arm
     share: float
     since: float
@@ -131,8 +135,8 @@ class Users:
     def __init__(self, config: LiveTestConfig, edit_tools: frozenset[str]) -> None:
         self._config = config
         self._edit_tools = edit_tools
-        self._open: OrderedDict[tuple[str, int], _OpenWindow] = OrderedDict()
-        self._closed: set[tuple[str, int]] = set()
+        self._open: OrderedDict[tuple[str, str, int], _OpenWindow] = OrderedDict()
+        self._closed: set[tuple[str, str, int]] = set()
         self._tenants: Counter[str] = Counter()
         """Number of counted users by tenant."""
         self._now = 0.0
@@ -197,7 +201,7 @@ class Users:
 
         A user whose arm changed within the period is not counted either.
         """
-        key = (user, variant.period)
+        key = (tenant, user, variant.period)
         if key in self._closed:
             return None
         found = self._open.get(key)
@@ -207,7 +211,9 @@ class Users:
                 return None
             self._tenants[tenant] += 1
             share = propensity if variant.arm is Arm.CANDIDATE else 1.0 - propensity
-            found = self._open[key] = _OpenWindow(arm=variant.arm, share=share, since=self._now)
+            found = self._open[key] = _OpenWindow(
+                tenant=tenant, arm=variant.arm, share=share, since=self._now
+            )
         # A user whose arm changed within a period saw both versions and counts for neither.
         return found if found.arm is variant.arm else None
 
@@ -233,13 +239,13 @@ class Users:
             yield from _observe_reward(oldest)
             num_rated, num = len(oldest.rewards), len(oldest.sessions)
             unrated = 1.0 - min(1.0, num_rated / num) if num else 0.0
-            yield WindowEnd(oldest.arm, oldest.share, unrated)
+            yield WindowEnd(oldest.arm, oldest.share, unrated, oldest.tenant)
 
 
 def _observe_replies(entry: _OpenWindow) -> Iterator[Observation]:
     if not entry.has_replies and entry.replies.num:
         entry.has_replies = True
-        yield ReplyObservation(entry.arm, entry.share, entry.replies)
+        yield ReplyObservation(entry.arm, entry.share, entry.replies, entry.tenant)
 
 
 def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
@@ -247,4 +253,5 @@ def _observe_reward(entry: _OpenWindow) -> Iterator[Observation]:
     if not entry.has_reward and entry.rewards:
         entry.has_reward = True
         rewards = entry.rewards.values()
-        yield RewardObservation(entry.arm, entry.share, sum(rewards) / len(rewards), len(rewards))
+        mean = sum(rewards) / len(rewards)
+        yield RewardObservation(entry.arm, entry.share, mean, len(rewards), entry.tenant)

@@ -40,13 +40,14 @@ def call_open(tool: str) -> str:
 
 
 def argument_open(name: str) -> str:
-    """Return the special token that opens a known argument."""
-    return f"<{name}>"
+    """Return the special token that opens a known argument; "" of any other."""
+    # Not of every name: `|user|` would give the token of a role.
+    return f"<{name}>" if name in ARGUMENT_NAMES else ""
 
 
 def argument_close(name: str) -> str:
-    """Return the special token that closes a known argument."""
-    return f"</{name}>"
+    """Return the special token that closes a known argument; "" of any other."""
+    return f"</{name}>" if name in ARGUMENT_NAMES else ""
 
 
 STRUCTURE_TOKENS = (

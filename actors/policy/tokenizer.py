@@ -21,7 +21,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
-from penstock.messages.errors import CodecError
+from penstock.messages.errors import CodecError, PenstockError
 
 TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
@@ -50,6 +50,10 @@ class ChatTemplate(NamedTuple):
     template: str
     tokens: dict[str, str]
     """Names that the template uses for tokens, such as `bos_token`, and what they stand for."""
+
+
+class UntokenizableError(PenstockError, ValueError):
+    """A text that a tokenizer cannot encode."""
 
 
 class Tokenizer:
@@ -103,7 +107,12 @@ class Tokenizer:
         return max(map(len, self._bytes))
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Encode to plain tokens, never special ones."""
+        """Encode to plain tokens, never special ones.
+
+        Raises:
+            UntokenizableError: The tokenizer, which may be a stranger's, fails on this text.
+
+        """
         # Bytes that are not UTF-8 become lone surrogates, which are encoded as single bytes below.
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
@@ -124,7 +133,15 @@ class Tokenizer:
                 _REPLACEMENT if not self._missing.isdisjoint(each.encode()) else each
                 for each in text
             )
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        try:
+            return self._bpe.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            # The library panics, past `Exception`, where a model's regular expression takes more
+            # steps on a text than it allows.
+            if type(error).__name__ != "PanicException":
+                raise
+            reason = f"the model's tokenizer does not take this text: {str(error)[:200]}"
+            raise UntokenizableError(reason) from error
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Decode to the exact bytes; special tokens give their text, ids without a token U+FFFD."""
@@ -177,8 +194,10 @@ class Tokenizer:
             chat = table.pop(_CHAT_KEY, None)
             bpe = BpeTokenizer.from_str(json.dumps(_adapted(table)))
             return cls(bpe, None if chat is None else ChatTemplate(**chat))
-        # The library raises a bare Exception for any bad file.
-        except Exception as error:
+        # The library raises a bare Exception for any bad file, or panics.
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CodecError(f"{source}: not a tokenizer of bytes: {error!r}") from error
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -68,14 +69,14 @@ def create_secret(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the 32-byte secret that a file holds as hex digits.
+    """Return the secret that a file holds: one to three lines of 64 hex digits, 32 bytes each.
 
     Raises:
         ConfigError: There is no such file, or it holds anything else.
 
     """
     text = read_small(path, _SECRET_FILE_BYTES_MAX).decode("ascii", "replace").strip()
-    if not re.fullmatch(rf"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
+    if not re.fullmatch(rf"([0-9a-f]{{{2 * _SECRET_BYTES}}}\n?){{1,3}}", text):
         raise ConfigError(f"{path}: expected {2 * _SECRET_BYTES} hexadecimal digits")
     return bytes.fromhex(text)
 
@@ -117,6 +118,24 @@ def private_folder(path: Path) -> None:
 def open_private(path: Path, mode: str) -> IO[bytes]:
     """Open a binary file; a new one is accessible only to its owner (0600)."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+@contextlib.contextmanager
+def new_private_file(path: Path) -> Generator[IO[bytes], None, None]:
+    """Yield a file of its owner alone that takes the place of `path` when the block ends well.
+
+    Its name until then is random and new: nobody else can lay a file or a link in wait.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+        sync_folder(path.parent)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

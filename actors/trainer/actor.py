@@ -32,6 +32,7 @@ from penstock.actors.trainer.sequences import check_sample
 from penstock.messages.base import Event
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasurePrepared,
     ErasureRequested,
     FeedbackRetracted,
@@ -127,6 +128,7 @@ class Trainer(Actor):
         ErasureRequested,
         UserErased,
         FeedbackRetracted,
+        ConsentWithdrawn,
         CreditsChanged,
         BatchManifest,
         StepCompleted,
@@ -239,6 +241,11 @@ class Trainer(Actor):
         """Drop a sample that has not been trained."""
         self._batcher.retract(event)
         return ()
+
+    async def on_consent_withdrawn(self, event: ConsentWithdrawn, ctx: Context) -> Effects:
+        """Drop what has not been trained of a key that may not be trained any more."""
+        self._batcher.withdraw(event)
+        return await self._advance(ctx)
 
     async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
         """Stop using a user's content, except in steps whose manifests are already stored."""

@@ -115,7 +115,7 @@ class Choice:
         ids = self.token_ids
         if ids and ids[-1] in self._format.stop_ids and not self.stop_text:
             calls = [call.made for call in self.sent_calls]
-            memory.put(self._plan.session_id, self.text, calls, ids)
+            memory.put(self._plan.owner, self._plan.session_id, self.text, calls, ids)
 
     @property
     def sent_calls(self) -> list[Call]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -15,11 +16,19 @@ from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
+from penstock.messages.gates import NO_VARIANT
 
 log = logging.getLogger(__name__)
 _NUM_UPDATES_MAX = 16
 """Maximum chunks of several choices that wait for a slow client; then generation waits, too."""
 _Update = tuple[Choice, list[int]]
+
+
+class KeptReply(NamedTuple):
+    """Body of a reply that may be kept for retries, and whose it is."""
+
+    body: bytes
+    client: Requester
 
 
 class Exchange:
@@ -33,6 +42,7 @@ class Exchange:
         asked: ParsedRequest,
         plan: Plan,
         *,
+        erasures: int = 0,
         keeps: bool = False,
     ) -> None:
         """Prepare the replies; nothing is sampled before `answer`.
@@ -43,6 +53,7 @@ class Exchange:
             key: Key of the request.
             asked: Parsed body.
             plan: Context and sampling parameters.
+            erasures: Erasures of the user before the request.
             keeps: Whether to keep the reply, also of a stream, for `kept_reply`.
 
         """
@@ -55,6 +66,7 @@ class Exchange:
             key=key,
             user=services.pseudonyms.user(key, conversation.user),
             consent=consent_of(key, conversation.store, conversation.metadata),
+            erasures=erasures,
         )
         route = services.arms.route(self._client.user, services.ctx.now())
         name = request[REQUEST_ID]
@@ -78,12 +90,12 @@ class Exchange:
         self._has_token = False
         self._kept: list[bytes] | None = [] if keeps else None
 
-    def kept_reply(self, response: web.StreamResponse) -> bytes | None:
+    def kept_reply(self, response: web.StreamResponse) -> KeptReply | None:
         """Return the body of the response for a later replay; None if it may not be kept."""
         if self._kept is None:
             return None
         body = response.body if isinstance(response, web.Response) else b"".join(self._kept)
-        return body if isinstance(body, bytes) else None
+        return KeptReply(body, self._client) if isinstance(body, bytes) else None
 
     async def answer(self) -> web.StreamResponse:
         """Sample, reply and record; sampled tokens are recorded however the request ends.
@@ -225,8 +237,11 @@ class Exchange:
         return response
 
     def _headers(self) -> dict[str, str]:
-        versions = [choice.generation.sampled.min_policy_version for choice in self.choices]
         extra: dict[str, str] = self._request[EXTRA_HEADERS]
+        # In an experiment the version would tell the arm, and who knows it can vote by it.
+        if any(choice.generation.route.variant != NO_VARIANT for choice in self.choices):
+            return extra
+        versions = [choice.generation.sampled.min_policy_version for choice in self.choices]
         return extra | {"x-policy-version": str(min(versions))}
 
     async def _settle(self) -> None:

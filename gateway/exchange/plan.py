@@ -10,7 +10,6 @@ threads, one at a time per key, so that a key that sends many waits for its own.
 
 import asyncio
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -34,11 +33,14 @@ from penstock.actors.policy.chat.grammars import (
 )
 from penstock.actors.policy.chat.schemas import GrammarError
 from penstock.actors.policy.chat.token_kinds import reasoning_end
+from penstock.actors.policy.tokenizer import UntokenizableError
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.envs.harness.tools import prompt_for
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.conversation import Call, ChoiceMode, LiveRequest, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.session_tokens import SessionTokens, session_tokens
+from penstock.gateway.exchange.sessions import UserKey
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Grammar, Sampling
 
@@ -148,36 +150,44 @@ NUM_REMEMBERED_MAX = 16_384
 """Maximum replies whose ids are remembered."""
 NUM_TOKENS_REMEMBERED_MAX = 4 << 20
 """Maximum tokens of these replies together: 16 MiB, at 4 bytes each."""
-_ReplyKey = tuple[str, str, str]
+_ReplyKey = tuple[UserKey, str, str, str]
 
 
 class ReplyMemory:
-    """The sampled ids of recent replies, by session, text and calls."""
+    """The sampled ids of recent replies, by user, session, text and calls."""
 
     def __init__(
         self,
         num_max: int = NUM_REMEMBERED_MAX,
         num_tokens_max: int = NUM_TOKENS_REMEMBERED_MAX,
     ) -> None:
-        self._num_max = num_max
-        self._num_tokens_max = num_tokens_max
-        self._num_tokens = 0
-        self._ids: OrderedDict[_ReplyKey, array[int]] = OrderedDict()
+        least = num_tokens_max // num_max  # So that tokens bound the number, too.
+        self._ids: FairTable[_ReplyKey, array[int]] = FairTable(
+            num_tokens_max, lambda key, _: key[0][0], weight=lambda ids: max(least, len(ids))
+        )
 
     def put(
-        self, session_id: str, text: str, calls: Sequence[ToolCall], token_ids: Sequence[int]
+        self,
+        owner: UserKey,
+        session_id: str,
+        text: str,
+        calls: Sequence[ToolCall],
+        token_ids: Sequence[int],
     ) -> None:
         """Remember the ids of a reply under the text and calls that its client got."""
-        key = _reply_key(session_id, text, calls)
-        self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
-        self._ids[key] = array("i", token_ids)
-        while len(self._ids) > self._num_max or self._num_tokens > self._num_tokens_max:
-            self._num_tokens -= len(self._ids.popitem(last=False)[1])
+        self._ids[_reply_key(owner, session_id, text, calls)] = array("i", token_ids)
 
-    def get(self, session_id: str, text: str, calls: Sequence[ToolCall]) -> list[int] | None:
+    def get(
+        self, owner: UserKey, session_id: str, text: str, calls: Sequence[ToolCall]
+    ) -> list[int] | None:
         """Return the ids of a reply; None if they are not remembered."""
-        ids = self._ids.get(_reply_key(session_id, text, calls))
+        ids = self._ids.get(_reply_key(owner, session_id, text, calls))
         return None if ids is None else ids.tolist()
+
+    def forget(self, owner: UserKey) -> None:
+        """Forget the replies to a user."""
+        for key in [key for key in self._ids if key[0] == owner]:
+            del self._ids[key]
 
 
 def sent_call(call: ToolCall, tools: Mapping[str, Tool]) -> Call:
@@ -209,13 +219,13 @@ def messages_of(conversation: LiveRequest) -> list[ChatMessage]:
 
 
 def remembered(
-    messages: Sequence[ChatMessage], session_id: str, memory: ReplyMemory
+    messages: Sequence[ChatMessage], owner: UserKey, session_id: str, memory: ReplyMemory
 ) -> dict[int, list[int]]:
     """Return the sampled ids of assistant messages, by index, as far as they are remembered."""
     found: dict[int, list[int]] = {}
     for index, message in enumerate(messages):
         if message.role is Role.ASSISTANT:
-            ids = memory.get(session_id, message.content, message.calls)
+            ids = memory.get(owner, session_id, message.content, message.calls)
             if ids is not None:
                 found[index] = ids
     return found
@@ -261,10 +271,10 @@ def _describe(tool: Tool) -> str:
     return f"{tool.name}({names}): {tool.description}"
 
 
-def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _ReplyKey:
+def _reply_key(owner: UserKey, session_id: str, text: str, calls: Sequence[ToolCall]) -> _ReplyKey:
     # Sorted: clients parse arguments and may send their keys back in another order.
     plain = [(call.name, sorted(call.arguments.items())) for call in calls]
-    return session_id, text, msgspec.json.encode(plain).decode()
+    return owner, session_id, text, msgspec.json.encode(plain).decode()
 
 
 BYTES_PER_TOKEN = 4
@@ -279,6 +289,7 @@ T = TypeVar("T")
 class Plan(NamedTuple):
     """A request as the generators get it; its choices differ only in the seed."""
 
+    owner: UserKey
     session_id: str
     context_ids: list[int]
     sampling: Sampling
@@ -339,7 +350,7 @@ class Planner:
         conversation: LiveRequest,
         *,
         key_id: str,
-        session_id: str,
+        session: tuple[UserKey, str],
         seed: int,
         charge: TokenCharge,
     ) -> Plan:
@@ -348,7 +359,7 @@ class Planner:
         Args:
             conversation: The request.
             key_id: Id of the key; long prompts of one key are tokenized one at a time.
-            session_id: Pseudonym of the session, whose replies may be remembered.
+            session: User and pseudonym of the session, whose replies may be remembered.
             seed: Seed to use if the request sets none.
             charge: Gets the number of tokens of the prompt.
 
@@ -358,7 +369,7 @@ class Planner:
         """
         tools = prompt_tools(conversation)
         self._check_names(conversation)
-        context = await self._context(conversation, key_id, session_id, tools)
+        context = await self._context(conversation, key_id, session, tools)
         charge.num_tokens = len(context)
         room = self._config.context_tokens_max - len(context)
         if room < 1:
@@ -366,7 +377,7 @@ class Planner:
         requested = conversation.sampling.num_tokens_max or room
         num_reply = min(requested, room, self._config.reply_tokens_max)
         sampling = sampling_of(conversation, self._format, num_reply, seed, context)
-        return Plan(session_id, context, sampling, tools)
+        return Plan(*session, context, sampling, tools)
 
     async def session(
         self, conversation: LiveRequest, *, key_id: str, charge: TokenCharge
@@ -405,14 +416,14 @@ class Planner:
         self,
         conversation: LiveRequest,
         key_id: str,
-        session_id: str,
+        session: tuple[UserKey, str],
         tools: OfferedTools,
     ) -> list[int]:
         prompt = conversation.prompt
         if isinstance(prompt, tuple):
             return self._checked_ids(prompt, conversation.prompt_place)
         messages = [] if prompt is not None else messages_of(conversation)
-        sampled = remembered(messages, session_id, self.memory)
+        sampled = remembered(messages, *session, self.memory)
 
         def render() -> list[int]:
             if prompt is not None:
@@ -437,7 +448,7 @@ class Planner:
             lock = self._locks.setdefault(key_id, asyncio.Lock())
             async with asyncio.timeout(self._config.request_s_max), lock:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, render)
-        except UnrenderableError as error:
+        except (UnrenderableError, UntokenizableError) as error:
             raise invalid(str(error), "messages") from error
         except TimeoutError as error:
             text = "the prompt was not tokenized in time"

@@ -12,9 +12,15 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.spool import Spool
-from penstock.gateway.record import AnsweredRequest, record_of, record_offline, resealed
+from penstock.gateway.record import (
+    AnsweredRequest,
+    RecordTerms,
+    record_of,
+    record_offline,
+    resealed,
+)
 from penstock.messages.base import Event, Message
-from penstock.messages.errors import CodecError, PenstockError
+from penstock.messages.errors import CodecError, ErasedError, PenstockError
 from penstock.messages.feedback import InferenceRecorded
 
 DRAIN_S = 1.0
@@ -25,7 +31,9 @@ log = logging.getLogger(__name__)
 class Recorder:
     """The only writer of records; while records wait on disk, new ones wait there as well."""
 
-    def __init__(self, ctx: Context, config: GatewayConfig, vault: Vault, folder: Path) -> None:
+    def __init__(
+        self, ctx: Context, config: GatewayConfig, vault: Vault, folder: Path, terms: RecordTerms
+    ) -> None:
         """Open the spool, which may hold records of an earlier process.
 
         Args:
@@ -33,8 +41,10 @@ class Recorder:
             config: Limits of the wait and of the disk space.
             vault: Encrypts what is stored.
             folder: Folder of the spool.
+            terms: What may be stored of a record at the moment.
 
         """
+        self._terms = terms
         self._ctx = ctx
         self._record_s_max = config.record_s_max
         self._vault = vault
@@ -52,6 +62,7 @@ class Recorder:
             ApiError: 503, neither the log nor the disk accepts it.
 
         """
+        answered = self._terms.pseudonymous(answered)
         # Records that wait come first: the turns of a session stay in order on the log.
         if self._spool.is_empty:
             try:
@@ -70,6 +81,11 @@ class Recorder:
             text = f"neither the log nor the disk accepts the record of this reply: {error}"
             raise ApiError(503, "not_recorded", text, retry_after_s=5.0) from error
 
+    def erase(self, tenant: str, user: str, erasures: int) -> None:
+        """Remove what waits on this host and came from a user before an erasure."""
+        if num := self._spool.erase(tenant, user, erasures):
+            log.info("%d records of an erased user are removed from the disk spool", num)
+
     async def drain(self) -> None:
         """Move records from disk to the log, as long as the gateway runs."""
         while True:
@@ -84,6 +100,10 @@ class Recorder:
             try:
                 async with asyncio.timeout(self._record_s_max):
                     await self._publish(record)
+            except ErasedError:
+                log.info("record %s is dropped: its user was erased since", path.name)
+                self._spool.remove(path)
+                continue
             except CodecError as error:
                 # It will never be accepted, and must not block the records behind it.
                 self._spool.set_aside(path, error)
@@ -100,6 +120,9 @@ class Recorder:
         self._spool.count()
 
     async def _publish(self, record: Message) -> None:
+        if isinstance(record, InferenceRecorded):
+            # Consent may have been withdrawn while the request was answered, or the record waited.
+            record = self._terms.permitted(record)
         if isinstance(record, InferenceRecorded):
             record = await resealed(record, self._vault)
         if not isinstance(record, Event):

@@ -12,14 +12,15 @@ request. A reply that may not be stored is not kept.
 
 import logging
 from collections.abc import Mapping
-from hashlib import blake2b
 
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.record import Requester
 from penstock.gateway.services import REQUEST_ID, Services
 from penstock.messages.errors import CodecError, ErasedError, PenstockError
+from penstock.messages.feedback import owner_of
 from penstock.messages.reading.sealed import Sealed
 from penstock.messages.requests.gateways import ReplyKept
 from penstock.messages.telemetry import ActorReported
@@ -70,8 +71,10 @@ class IdempotentRequest:
             )
         self._services = services
         self._request = request
-        self._name = _digest(key.tenant.encode(), given.encode("utf-8", "surrogateescape"))
-        self._request_digest = _digest(request.path.encode(), key.key_id.encode(), body)
+        # Keyed: a body, or a client's choice of key, must not be guessed from what is stored.
+        digest = services.pseudonyms.digest
+        self._name = digest(key.tenant.encode(), given.encode("utf-8", "surrogateescape"))
+        self._request_digest = digest(request.path.encode(), key.key_id.encode(), body)
 
     async def claim(self) -> web.Response | None:
         """Claim the request, or return the reply that an earlier one got.
@@ -118,23 +121,23 @@ class IdempotentRequest:
             else:
                 return None
 
-    async def keep(self, reply: bytes, headers: Mapping[str, str], owner: str) -> bool:
+    async def keep(self, reply: bytes, headers: Mapping[str, str], client: Requester) -> bool:
         """Keep the reply for retries; return False if it is too long or cannot be stored.
 
         Args:
             reply: Body of the response.
             headers: Headers of the response.
-            owner: Owner of the request, `<tenant>/<user>`.
+            client: Who made the request.
 
         """
         if not 0 < len(reply) <= REPLY_BYTES_MAX:
             return False
         shown = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
-        services = self._services
+        services, owner = self._services, owner_of(client.key.tenant, client.user)
         try:
             state = self._state(
                 holder=services.ctx.actor,
-                reply=await services.vault.seal(owner, self._name, reply),
+                reply=await services.vault.seal(owner, self._name, reply, since=client.erasures),
                 headers=shown | {"x-request-id": self._request[REQUEST_ID]},
             )
             await services.ctx.change(ReplyKept, self._name, lambda _: state)
@@ -186,11 +189,3 @@ class IdempotentRequest:
         if report is None or now - report.at > SILENT_S:
             return now - kept.at > SILENT_S
         return report.at - report.uptime_s > kept.at
-
-
-def _digest(*parts: bytes) -> str:
-    digest = blake2b(digest_size=16)
-    for part in parts:
-        # With its length: ("ab", "c") must differ from ("a", "bc").
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()

@@ -12,7 +12,7 @@ from aiohttp import web
 from penstock.actors.policy.sampling import with_exploration
 from penstock.gateway.conversation import LiveRequest, ParsedRequest
 from penstock.gateway.errors import ApiError
-from penstock.gateway.exchange.exchange import Exchange
+from penstock.gateway.exchange.exchange import Exchange, KeptReply
 from penstock.gateway.exchange.plan import Plan, TokenCharge
 from penstock.gateway.exchange.retried import HEADER, IdempotentRequest
 from penstock.gateway.exchange.sessions import Thread
@@ -21,7 +21,6 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
-from penstock.messages.feedback import owner_of
 
 SESSION_HEADERS = (
     "X-Session-Id",
@@ -83,9 +82,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
             parsed = _read(services, read, request, body)
             response, reply = await _answer(services, parsed, admitted, may_keep=True)
             if reply is not None:
-                user = services.pseudonyms.user(key, parsed.conversation.user)
-                owner = owner_of(key.tenant, user)
-                is_kept = await retried.keep(reply, response.headers, owner)
+                is_kept = await retried.keep(reply.body, response.headers, reply.client)
             return response
         finally:
             # Shielded: a client that disconnects must not leave a claim that blocks its retry.
@@ -95,14 +92,18 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
 
 async def _answer(
     services: Services, parsed: ParsedRequest, admitted: AdmittedRequest, *, may_keep: bool = False
-) -> tuple[web.StreamResponse, bytes | None]:
-    """Return the response, and its body if it may be kept for retries."""
+) -> tuple[web.StreamResponse, KeptReply | None]:
+    """Return the response, and what of it may be kept for retries."""
     request, key, charge = admitted.request, admitted.key, admitted.charge
     conversation = parsed.conversation
     may_store = consent_of(key, conversation.store, conversation.metadata).storage
+    user = services.pseudonyms.user(key, conversation.user)
     with hold_places(services, conversation.num_choices):
+        # Before any work: an erasure from now on covers the request.
+        erasures = await services.num_erasures(key.tenant, user) if may_store else 0
         plan = await _plan(services, conversation, admitted)
-        exchange = Exchange(services, request, key, parsed, plan, keeps=may_keep and may_store)
+        keeps = may_keep and may_store
+        exchange = Exchange(services, request, key, parsed, plan, erasures=erasures, keeps=keeps)
         # Charged even if it fails: the tokens were sampled.
         try:
             response = await exchange.answer()
@@ -183,7 +184,10 @@ async def _plan_unsummarized(
     plan = await services.planner.plan(
         conversation,
         key_id=key.key_id,
-        session_id=services.pseudonyms.session(key, request[THREAD].name),
+        session=(
+            request[THREAD].owner,
+            services.pseudonyms.session(key, request[THREAD].name),
+        ),
         seed=services.ctx.random.getrandbits(31),
         charge=admitted.charge,
     )

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from penstock.actors.policy.chat.format import Role
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.gateway.conversation import Call, RequestMessage
 
 SESSION_S_MAX = 24 * 3600.0
@@ -107,9 +108,13 @@ class Sessions:
     """Recent conversations of all users, recognized by their messages and sampled tokens."""
 
     def __init__(self) -> None:
-        self._marks: OrderedDict[UserKey, OrderedDict[bytes, tuple[str, float]]] = OrderedDict()
-        self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
-        """Sessions by tenant and name, least recently used first."""
+        self._marks: FairTable[UserKey, OrderedDict[bytes, tuple[str, float]]] = FairTable(
+            NUM_OWNERS_MAX, lambda key, _: key[0]
+        )
+        self._sessions: FairTable[tuple[UserKey, str], _Session] = FairTable(
+            NUM_SESSIONS_MAX, lambda key, _: key[0][0]
+        )
+        """Sessions by user and name."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -167,10 +172,10 @@ class Sessions:
             first request of a conversation).
 
         """
-        key = thread.owner[0], thread.name
-        session = self._sessions.setdefault(key, _Session(used_at=now))
+        key = thread.owner, thread.name
+        session = self._sessions.get(key) or _Session(used_at=now)
         session.used_at = now
-        self._sessions.move_to_end(key)
+        self._sessions[key] = session
         ids = np.asarray([*context_ids, *token_ids], dtype=np.int32)
         kind = PrefixKind.CHANGED if session.tips else PrefixKind.UNKNOWN
         chain = _extended(session.tips, ids[: len(context_ids)])
@@ -189,29 +194,28 @@ class Sessions:
 
     def remember(self, thread: Thread, text: str, calls: Sequence[Call], now: float) -> None:
         """Remember a reply, so that a request that continues after it finds the session."""
-        marks = self._marks.setdefault(thread.owner, OrderedDict())
-        self._marks.move_to_end(thread.owner)
+        marks = self._marks[thread.owner] = self._marks.get(thread.owner) or OrderedDict()
         mark = thread.mark_after(text, calls)
         marks[mark] = (thread.name, now)
         marks.move_to_end(mark)
         if len(marks) > NUM_OWNER_MARKS_MAX:
             marks.popitem(last=False)
-        if len(self._marks) > NUM_OWNERS_MAX:
-            self._marks.popitem(last=False)
+
+    def forget(self, owner: UserKey) -> None:
+        """Forget the sessions of a user."""
+        self._marks.pop(owner, None)
+        for key in [key for key in self._sessions if key[0] == owner]:
+            del self._sessions[key]
 
     def _expire(self, now: float) -> None:
-        """Forget old sessions and marks, oldest first."""
-        # A few per call: each call adds one, so this keeps up, and no request has to wait.
-        for _ in range(4):
-            oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or (
-                len(self._sessions) <= NUM_SESSIONS_MAX and now - oldest.used_at <= SESSION_S_MAX
-            ):
-                break
-            self._sessions.popitem(last=False)
-        owner, marks = next(iter(self._marks.items()), (None, None))
-        if owner and marks and now - next(reversed(marks.values()))[1] > SESSION_S_MAX:
-            del self._marks[owner]
+        """Forget old sessions and marks, the oldest of each tenant."""
+        # One per tenant and call: each call adds one, so this keeps up, and no request has to wait.
+        for key, session in self._sessions.oldest():
+            if now - session.used_at > SESSION_S_MAX:
+                del self._sessions[key]
+        for owner, marks in self._marks.oldest():
+            if now - next(reversed(marks.values()))[1] > SESSION_S_MAX:
+                del self._marks[owner]
 
 
 def _extended(tips: Mapping[str, _Tip], context: Ids) -> str | None:

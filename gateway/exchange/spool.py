@@ -7,13 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.actors.runtime.files import private_folder, write_atomic
+from penstock.actors.runtime.vault import Vault
 from penstock.messages.base import Message
 from penstock.messages.codec import decode, encode
 from penstock.messages.errors import CodecError, QueueFullError
 from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.reading.sealed import SealedTurn
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".record"
+_BAD_SUFFIX = ".bad"
+BAD_S_MAX = 7 * 86_400.0
+"""Age in seconds after which a record that was set aside is removed."""
 _LEFTOVER_S = 3600.0
 """Age in seconds after which a temporary file belongs to a dead process, not to a slow write."""
 
@@ -55,6 +60,10 @@ class Spool:
 
     def count(self) -> None:
         """Measure the records in the folder, which other gateways may have changed."""
+        for path in self._folder.glob(f"*{_BAD_SUFFIX}"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > BAD_S_MAX:
+                    path.unlink()
         num_bytes = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
             with suppress(FileNotFoundError):
@@ -88,25 +97,41 @@ class Spool:
                 self.set_aside(path, error)
 
     def set_aside(self, path: Path, cause: Exception) -> None:
-        """Rename a record that the log can never accept to `.bad`; the file stays for a person."""
+        """Rename a record that the log can never accept to `.bad`, for a person to look at.
+
+        It is removed after `BAD_S_MAX`: whose it is may be unreadable, so no erasure would find it.
+        """
         log.error("record %s in the spool cannot be published, kept as .bad: %s", path.name, cause)
         with suppress(OSError):
-            path.replace(path.with_suffix(".bad"))
+            path.replace(path.with_suffix(_BAD_SUFFIX))
 
-    def erase(self, tenant: str, user: str) -> int:
-        """Remove the records of a user; return how many there were."""
-        found = [
-            path
-            for path, record in self.waiting()
-            if isinstance(record, InferenceRecorded)
-            and (record.tenant, record.user) == (tenant, user)
-        ]
-        for path in found:
-            self.remove(path)
-        return len(found)
+    def erase(self, tenant: str, user: str, erasures: int) -> int:
+        """Remove what came from a user before an erasure; return how many records it was.
+
+        Args:
+            tenant: Tenant of the user.
+            user: Pseudonym.
+            erasures: Erasures of the user, this one included.
+
+        """
+        num = 0
+        # Also those set aside: they are sealed under the service's own key, which stays.
+        for path in [*self._folder.glob(f"*{_SUFFIX}"), *self._folder.glob(f"*{_BAD_SUFFIX}")]:
+            with suppress(CodecError, OSError):
+                record = decode(path.read_bytes())
+                if (
+                    isinstance(record, InferenceRecorded)
+                    and (record.tenant, record.user) == (tenant, user)
+                    and isinstance(record.turn, SealedTurn)
+                    and Vault.since(record.turn.sealed) < erasures
+                ):
+                    self.remove(path)
+                    num += 1
+        return num
 
     def remove(self, path: Path) -> None:
         """Remove a record that the log has, or that must be erased."""
         with suppress(FileNotFoundError):
-            self._num_bytes = max(0, self._num_bytes - path.stat().st_size)
+            num_bytes = path.stat().st_size if path.suffix == _SUFFIX else 0
+            self._num_bytes = max(0, self._num_bytes - num_bytes)
             path.unlink()

@@ -9,13 +9,13 @@ long as they come back unchanged. Summaries are kept in memory, up to a bound: a
 not know a session summarizes it again.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
 
 from penstock.actors.policy.chat.format import Role
 from penstock.actors.policy.summaries import restarted
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.gateway.conversation import (
     ChoiceMode,
     LiveRequest,
@@ -46,20 +46,25 @@ class Summaries:
     """The newest summary of each recent session."""
 
     def __init__(self) -> None:
-        self._covered: OrderedDict[SessionKey, SummaryCoverage] = OrderedDict()
+        self._covered: FairTable[SessionKey, SummaryCoverage] = FairTable(
+            NUM_SESSIONS_MAX, lambda key, _: key[0][0]
+        )
 
     def put(self, key: SessionKey, covered: SummaryCoverage) -> None:
-        """Remember a summary; beyond the bound, the least recently used one is forgotten."""
+        """Remember a summary; beyond the bound, one of the tenant with the most is forgotten."""
         self._covered[key] = covered
-        self._covered.move_to_end(key)
-        if len(self._covered) > NUM_SESSIONS_MAX:
-            self._covered.popitem(last=False)
+
+    def forget(self, owner: UserKey) -> None:
+        """Forget the summaries of a user's sessions."""
+        for key in [key for key in self._covered if key[0] == owner]:
+            del self._covered[key]
 
     def get(self, key: SessionKey, messages: Sequence[RequestMessage]) -> SummaryCoverage:
         """Return the summary of a session if it applies to its messages; otherwise an empty one."""
-        covered = self._covered.get(key, SummaryCoverage())
-        if key in self._covered:
-            self._covered.move_to_end(key)
+        covered = self._covered.get(key)
+        if covered is None:
+            return SummaryCoverage()
+        self._covered[key] = covered
         # A client may edit its history: a summary of other messages must not replace these.
         first = messages[: covered.num_messages]
         if len(first) < covered.num_messages or Thread(key[0], first).digest != covered.digest:

@@ -123,7 +123,7 @@ class Summarizer:
         self._num_sampled += 1
         name = f"{self._request[REQUEST_ID]}-s{self._num_sampled}"
         choice = Choice(0, name, summary_request, plan, self._services.chat_format)
-        client = self._client(conversation)
+        client = await self._client(conversation)
         services = self._services
         choice.generation.route = services.arms.route(client.user, services.ctx.now())
         try:
@@ -225,9 +225,11 @@ class Summarizer:
         await services.recorder.record(msgspec.structs.replace(answered, turn=turn))
         return chain, text
 
-    def _client(self, conversation: LiveRequest) -> Requester:
+    async def _client(self, conversation: LiveRequest) -> Requester:
+        tenant, user = self._thread.owner
         return Requester(
             key=self._key,
-            user=self._services.pseudonyms.user(self._key, conversation.user),
+            user=user,
             consent=consent_of(self._key, conversation.store, conversation.metadata),
+            erasures=await self._services.num_erasures(tenant, user),
         )

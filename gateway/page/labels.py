@@ -59,7 +59,7 @@ async def post_label(services: Services, request: web.Request) -> web.Response:
     data = await read_whole(services, request)
     body = read_label(data)
     # Charged like feedback, so that a script with an operator key cannot flood the log.
-    await services.limits.admit_feedback(key, f"k-{key.key_id}", len(data))
+    await services.limits.charge_feedback(key, len(data))
     finished = await _finished(services, request)
     event = EpisodeLabeled(
         rollout_id=finished.rollout_id,

@@ -187,7 +187,11 @@ class ExternalEpisode:
     async def _next(self, request: LiveRequest) -> EpisodeReply:
         rollout_id, index = self.command.rollout_id, len(self._turns)
         plan = await self._planner.plan(
-            request, key_id=rollout_id, session_id=rollout_id, seed=0, charge=TokenCharge()
+            request,
+            key_id=rollout_id,
+            session=(("", rollout_id), rollout_id),
+            seed=0,
+            charge=TokenCharge(),
         )
         context = plan.context_ids
         continues = bool(self._past) and context[: len(self._past)] == self._past
@@ -253,7 +257,7 @@ class ExternalEpisode:
         ids = sampled.token_ids
         if ids[-1] in self._chat.stop_ids and not assembler.stop_text:
             calls = [sent_call(call, tools).made for call in assembler.calls]
-            self._planner.memory.put(plan.session_id, assembler.text, calls, ids)
+            self._planner.memory.put(plan.owner, plan.session_id, assembler.text, calls, ids)
         return EpisodeReply(
             request_id=request_id,
             token_ids=ids,

@@ -13,7 +13,7 @@ from penstock.infra.agent.endpoint import model_of_run, model_of_url
 from penstock.infra.agent.loop import AgentReport, Dialogue
 from penstock.infra.agent.model import Model
 from penstock.infra.agent.outcome import exit_code, report_outcome, run_tests, watched
-from penstock.infra.output import print_result, printable
+from penstock.infra.output import print_result, printable, write_to
 from penstock.infra.run.runs import find_run
 from penstock.messages.task import Limits
 
@@ -63,4 +63,4 @@ async def _work(model: Model, arguments: argparse.Namespace) -> AgentReport:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(printable(text) + "\n")
+    write_to(sys.stderr, printable(text) + "\n")

@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Callable
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.infra.bus.settings import BusSection
 from penstock.messages.base import Claim, Event, Message
@@ -26,6 +28,8 @@ INLINE_BYTES = BusSection().inline_bytes
 CLAIM_HEADER = "Penstock-Claim"
 _EVENT, _CALL = "event", "call"
 """Words in object keys; the client deletes the objects of its own calls."""
+_NONCE = bytes(12)
+"""Of every object, whose key seals nothing else."""
 FORGET_S_MAX = 10.0
 _claims = msgspec.msgpack.Decoder(Claim)
 
@@ -91,8 +95,13 @@ class Claims:
         )
 
     async def _put(self, data: bytes, word: str, keys: list[str]) -> Claim:
-        key = self._new_key(word)
-        claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data))
+        key, secret = self._new_key(word), b""
+        if word == _CALL:
+            # A user's prompt must not lie readable on disk, least of all without consent to store
+            # it; a store may keep what is deleted for long. The key is in no message on a stream.
+            secret = AESGCM.generate_key(256)
+            data = await asyncio.to_thread(AESGCM(secret).encrypt, _NONCE, data, key.encode())
+        claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data), secret=secret)
         # Before the put: a put that is cancelled may still have stored the object.
         keys.append(claim.object_key)
         await self._store.put(claim.object_key, data)
@@ -107,7 +116,7 @@ class Claims:
 
         """
         claim = claim_of(data, headers)
-        return decode(data if claim is None else await fetch(self._store, claim))
+        return decode(data if claim is None else await self._opened(claim))
 
     async def unpack_reply(self, data: bytes, headers: dict[str, str] | None) -> Message:
         """Unpack a reply and delete its object, which nobody else reads; raises like `unpack`."""
@@ -120,7 +129,17 @@ class Claims:
     async def fetch(self, data: bytes, headers: dict[str, str] | None) -> bytes:
         """Return the encoded message, fetched if `data` is a claim; raises like `unpack`."""
         claim = claim_of(data, headers)
-        return data if claim is None else await fetch(self._store, claim)
+        return data if claim is None else await self._opened(claim)
+
+    async def _opened(self, claim: Claim) -> bytes:
+        data = await fetch(self._store, claim)
+        if not claim.secret:
+            return data
+        try:
+            cipher = AESGCM(claim.secret)
+            return await asyncio.to_thread(cipher.decrypt, _NONCE, data, claim.object_key.encode())
+        except (InvalidTag, ValueError) as error:
+            raise CodecError(f"claim {claim.object_key}: sealed under another key") from error
 
     async def forget(self, keys: tuple[str, ...] | list[str]) -> None:
         """Delete objects that nothing will reference; never raises an error of the store."""

@@ -3,6 +3,7 @@
 import argparse
 
 from penstock.actors.relay.core.catalog import NOTHING, Catalog
+from penstock.infra.output import print_line
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus, ObjectStore
@@ -18,7 +19,7 @@ async def channel_command(arguments: argparse.Namespace) -> int:
             await move_channel(bus, found.store(), arguments.channel, arguments.version)
         moved = await last_move(bus)
     version = moved.channels.get(arguments.channel) if moved else None
-    print(f"{arguments.channel}: {NEWEST if version is None else f'version {version}'}")
+    print_line(f"{arguments.channel}: {NEWEST if version is None else f'version {version}'}")
     return 0
 
 

@@ -16,7 +16,7 @@ from penstock.envs.microvm.images.assets import VmAssets, load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.server.server import find_server
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0
@@ -42,7 +42,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
         print_result(findings, as_json=True)
     else:
         for finding in findings:
-            sys.stdout.write(_line(finding) + "\n")
+            write_to(sys.stdout, _line(finding) + "\n")
     # Optional findings, such as a GPU, do not fail the command.
     return int(any(f.is_required and not f.is_available for f in findings))
 

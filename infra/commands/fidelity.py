@@ -19,7 +19,7 @@ from penstock.envs.fidelity.compare import (
     read_probe,
     run_probe,
 )
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60
@@ -66,7 +66,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for one in found:
             mark = f"allowed: {one.reason}" if one.reason else "UNEXPLAINED"
-            sys.stdout.write(f"{one.check}: {_short(one.a)} | {_short(one.b)} ({mark})\n")
+            write_to(sys.stdout, f"{one.check}: {_short(one.a)} | {_short(one.b)} ({mark})\n")
     result = {
         "num_checks": len(a.keys() | b.keys()),
         "num_different": len(found),

@@ -4,6 +4,8 @@ import argparse
 import shutil
 from pathlib import Path
 
+from penstock.infra.output import print_line
+
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGED = "quickstart"
 """Example that is a package, which the copy's configuration imports under this name."""
@@ -30,8 +32,8 @@ def init_command(arguments: argparse.Namespace) -> int:
         text = config.read_text().replace(f"penstock.examples.{PACKAGED}", PACKAGED)
         (folder / "config.toml").write_text(text)
         config.unlink()
-        print(f"{folder}: cd there, then: penstock run --config config.toml")
+        print_line(f"{folder}: cd there, then: penstock run --config config.toml")
         return 0
     shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
-    print(f"{folder}: cd there, then: python -m pytest; penstock run --config config.toml")
+    print_line(f"{folder}: cd there, then: python -m pytest; penstock run --config config.toml")
     return 0

@@ -22,7 +22,7 @@ from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.bus.jetstream.log_reader import RawMessage
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
 from penstock.infra.config.file import parse_config
-from penstock.infra.output import printable
+from penstock.infra.output import print_line, printable, write_to
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log, open_vault
@@ -128,11 +128,12 @@ async def _export(arguments: argparse.Namespace) -> None:
         keys = await _content_keys(open_vault(found)) if arguments.with_keys else []
         count = await export_log(bus, found.store(), arguments.output, keys)
     size = arguments.output.stat().st_size / 1e6
-    print(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
+    print_line(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
     if keys:
-        sys.stderr.write(
+        write_to(
+            sys.stderr,
             f"warning: {arguments.output} holds the content keys of {len(keys)} users: whoever has "
-            "the file can read their content, and no erasure reaches it\n"
+            "the file can read their content, and no erasure reaches it\n",
         )
 
 
@@ -150,7 +151,7 @@ async def _collect(arguments: argparse.Namespace) -> None:
             text = f"run {found.run_id} is up: expected at least {GRACE_S:g}, got {grace_s:g}"
             raise ConfigError(f"--grace-s: {text}")
         done = await collect(bus, found.store(), now=time.time(), grace_s=grace_s)
-    print(f"{done.num_deleted} objects that no event names deleted, {done.num_kept} kept")
+    print_line(f"{done.num_deleted} objects that no event names deleted, {done.num_kept} kept")
 
 
 async def _import(arguments: argparse.Namespace) -> None:
@@ -164,7 +165,7 @@ async def _import(arguments: argparse.Namespace) -> None:
         made = RunDir(Path(folder) / run_id)
         count = await _fill(made, arguments.file)
         made.path.replace(target.path)
-    print(f"{count} events -> {target.path}; try: penstock replay {run_id}")
+    print_line(f"{count} events -> {target.path}; try: penstock replay {run_id}")
 
 
 async def _fill(run: RunDir, file: Path) -> int:
@@ -212,7 +213,7 @@ async def _cat(arguments: argparse.Namespace) -> None:
     async with open_log(found, "cat", any_format=True) as bus:
         messages = bus.read_raw(streams)
         async for line in cat_log(messages, {kind.__name__ for kind in types}):
-            sys.stdout.write(printable(line) + "\n")
+            write_to(sys.stdout, printable(line) + "\n")
 
 
 def _types(names: list[str]) -> list[type[Event]]:

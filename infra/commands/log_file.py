@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import msgspec
 import zstandard
 
-from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.files import new_private_file
 from penstock.actors.runtime.snapshots.stored import SNAPSHOT_PREFIX
-from penstock.actors.runtime.vault import KEYS_PREFIX, ContentKey, Vault
+from penstock.actors.runtime.vault import KEYS_PREFIX, REWRAPPED_PREFIX, ContentKey, Vault
 from penstock.infra.bus.archive.segments import ARCHIVE_PREFIX
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
@@ -80,44 +80,39 @@ async def export_log(
         CorruptDataError: An object that an event names is missing or damaged; nothing is written.
 
     """
-    temporary = path.with_name(f".{path.name}.partial")
     count = 0
-    try:
-        with (
-            open_private(temporary, "wb") as file,
-            zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file) as out,
-        ):
-            _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
-            for content_key in keys:
-                fields = msgspec.structs.asdict(content_key)
-                _write(out, {"kind": "content_key", **fields})
-            for key in await store.keys(""):
-                if key.startswith(CLAIM_PREFIX):
-                    continue  # Written with the event that names it.
-                if key.startswith(KEYS_PREFIX):
-                    continue  # Wrapped for this run's vault alone.
-                if key.startswith((SNAPSHOT_PREFIX, ARCHIVE_PREFIX)):
-                    continue  # They name sequences, which an import gives anew.
-                _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
-            async for delivery in bus.follow(log_types(), stop_at_end=True):
-                # Before their event, so that an import can check them in one pass.
-                for claim in delivery.event.claims:
-                    data = await _fetch(store, claim, delivery.subject)
-                    _write(out, {"kind": "object", "key": claim.object_key, "data": data})
-                _write(
-                    out,
-                    {
-                        "kind": "event",
-                        "stream": str(delivery.stream),
-                        "sequence": delivery.sequence,
-                        "stored_at": delivery.stored_at,
-                        "data": encode(delivery.event),
-                    },
-                )
-                count += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        new_private_file(path) as file,
+        zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file, closefd=False) as out,
+    ):
+        _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
+        for content_key in keys:
+            fields = msgspec.structs.asdict(content_key)
+            _write(out, {"kind": "content_key", **fields})
+        for key in await store.keys(""):
+            if key.startswith(CLAIM_PREFIX):
+                continue  # Written with the event that names it.
+            if key.startswith((KEYS_PREFIX, REWRAPPED_PREFIX)):
+                continue  # Wrapped for this run's vault alone.
+            if key.startswith((SNAPSHOT_PREFIX, ARCHIVE_PREFIX)):
+                continue  # They name sequences, which an import gives anew.
+            _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
+        async for delivery in bus.follow(log_types(), stop_at_end=True):
+            # Before their event, so that an import can check them in one pass.
+            for claim in delivery.event.claims:
+                data = await _fetch(store, claim, delivery.subject)
+                _write(out, {"kind": "object", "key": claim.object_key, "data": data})
+            _write(
+                out,
+                {
+                    "kind": "event",
+                    "stream": str(delivery.stream),
+                    "sequence": delivery.sequence,
+                    "stored_at": delivery.stored_at,
+                    "data": encode(delivery.event),
+                },
+            )
+            count += 1
     return count
 
 
@@ -136,7 +131,7 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> 
             await vault.put_in(entry)
             continue
         if isinstance(entry, _Object):
-            if entry.key.startswith(KEYS_PREFIX):
+            if entry.key.startswith((KEYS_PREFIX, REWRAPPED_PREFIX)):
                 raise CorruptDataError(f"{path}: object {entry.key} belongs to another run's vault")
             await store.put(entry.key, entry.data)
             continue

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX
 from penstock.infra.config.file import load_config
 from penstock.infra.config.settings import RunConfig
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.replay import check_arithmetic, replay_run
 from penstock.infra.run.runs import RunDir, connect, open_log
@@ -85,7 +85,7 @@ def _print_outcome(outcome: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         print_result(outcome, as_json=True)
     else:
-        sys.stdout.write(_outcome_text(outcome) + "\n")
+        write_to(sys.stdout, _outcome_text(outcome) + "\n")
     return 0 if outcome["identical"] else DIFFERENT
 
 

@@ -23,7 +23,7 @@ from penstock.actors.monitor.state import (
     encode_state,
 )
 from penstock.infra.commands.experiment import render_candidate
-from penstock.infra.output import printable, printable_struct
+from penstock.infra.output import printable, printable_struct, write_to
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import has_launcher
 from penstock.infra.run.runs import open_log
@@ -52,7 +52,7 @@ async def status_command(arguments: argparse.Namespace) -> int:
         is_running = await has_launcher(run, bus)
         state = await read_state(bus, is_up=is_running)
     if arguments.json:
-        sys.stdout.write(printable(encode_state(state).decode()) + "\n")
+        write_to(sys.stdout, printable(encode_state(state).decode()) + "\n")
     else:
         Console(markup=False).print(render(state, is_up=is_running))
     return 0

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeGuard, cast
 
+from penstock.infra.output import write_to
 from penstock.messages.errors import ConfigError
 
 _ROLES = {"sandbox": "sandbox_host", "feedback_join": "feedback"}
@@ -148,7 +149,7 @@ def drop_links(data: dict[str, Any], source: str, *, refuses: bool) -> None:
             text = "no longer a setting; to emulate links: python -m tests.lab regions --links FILE"
             raise ConfigError(f"{field}: {text}")
         del region["link"]
-        sys.stderr.write(f"{field}: ignored, as emulated links are no longer a setting\n")
+        write_to(sys.stderr, f"{field}: ignored, as emulated links are no longer a setting\n")
 
 
 def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:

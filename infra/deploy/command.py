@@ -7,7 +7,7 @@ from penstock.infra.config.file import apply_overrides, read_toml
 from penstock.infra.deploy.pods import Deployment
 from penstock.infra.deploy.render import VALUES, render, secrets_needed, write
 from penstock.infra.deploy.sizes import run_size
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.infra.run.command import parse_new
 
 
@@ -33,5 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
         f"NATS: helm install nats nats/nats --values {arguments.output / VALUES}",
         f"then: kubectl apply --kustomize {arguments.output}",
     ]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    write_to(sys.stdout, "".join(f"{line}\n" for line in lines))
     return 0

@@ -15,7 +15,7 @@ import msgspec
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ParsedTurn, Role
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
-from penstock.actors.runtime.files import open_private, write_atomic
+from penstock.actors.runtime.files import new_private_file, write_atomic
 from penstock.envs.tasks.storage import load_tasks
 from penstock.infra.config.file import load_config
 from penstock.infra.corpora.atif import to_atif
@@ -66,17 +66,12 @@ async def export_traces(run: RunDir, path: Path) -> int:
     store = run.store()
     data = await store.get(TOKENIZER_KEY)
     chat = PenstockChat(Tokenizer.from_json(data.decode(), TOKENIZER_KEY))
-    temporary = path.with_name(f".{path.name}.partial")
     count = 0
-    try:
-        async with open_log(run, "export") as bus:
-            with open_private(temporary, "wb") as file:
-                async for trace in _traces(bus, store, chat):
-                    file.write(msgspec.json.encode(trace) + b"\n")
-                    count += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    async with open_log(run, "export") as bus:
+        with new_private_file(path) as file:
+            async for trace in _traces(bus, store, chat):
+                file.write(msgspec.json.encode(trace) + b"\n")
+                count += 1
     return count
 
 

@@ -9,7 +9,7 @@ import torch
 from penstock.infra.mismatch.formatting import format_report, short_report
 from penstock.infra.mismatch.report import report
 from penstock.infra.mismatch.subject import load_subject
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 
@@ -29,5 +29,5 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
         for each in (found, short_report(found)):
             print_result(each, as_json=True)
     else:
-        sys.stdout.write(format_report(found) + "\n")
+        write_to(sys.stdout, format_report(found) + "\n")
     return 0 if found["exact"]["logprob_abs_diff_max"] == 0.0 else 1

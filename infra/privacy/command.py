@@ -11,6 +11,7 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.identity import user_pseudonym
 from penstock.infra.export.folder import check_target
+from penstock.infra.output import print_line
 from penstock.infra.privacy.erase import Erasure, erase
 from penstock.infra.privacy.lineage import LineageRecord, read
 from penstock.infra.run.hosts import reached_run
@@ -18,6 +19,7 @@ from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, master_key, open_log, open_vault
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
+from penstock.messages.feedback import owner_of
 
 _PSEUDONYM = re.compile(r"u-[0-9a-f]{32}|k-[A-Za-z0-9_-]{1,64}")
 _LINES_MAX = 20
@@ -29,9 +31,9 @@ async def lineage_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "lineage") as bus:
         found = (await read(bus)).find(arguments.what, arguments.tenant)
     for each in found:
-        print(_text(each))
+        print_line(_text(each))
     if arguments.json:
-        print(msgspec.json.encode(found).decode())
+        print_line(msgspec.json.encode(found).decode())
     return 0
 
 
@@ -47,7 +49,7 @@ async def erase_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "erase") as bus:
         try:
             erasure = await erase_all(run, bus, open_vault(run), tenant, user)
-            print(_erased(erasure))
+            print_line(_erased(erasure))
             result = msgspec.to_builtins(erasure)
         except NotFoundError:  # Nothing is stored. `--retrain` also works after the erasure.
             if folder is None or not (await read(bus)).is_erased(tenant, user):
@@ -55,17 +57,20 @@ async def erase_command(arguments: argparse.Namespace) -> int:
         if folder is not None:
             result["retrained"] = await _retrain(run, bus, folder)
     if arguments.json:
-        print(msgspec.json.encode(result).decode())
+        print_line(msgspec.json.encode(result).decode())
     return 0
 
 
 async def erase_all(run: RunDir, bus: Bus, vault: Vault, tenant: str, user: str) -> Erasure:
     """Erase a user, including records that wait for the log; raises what `erase` raises."""
     # Spooled records first: stored after the erasure, they would get a new key.
-    num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user)
+    erasures = await vault.num_erasures(owner_of(tenant, user)) + 1
+    num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user, erasures)
     try:
         found = await erase(bus, vault, tenant, user, is_up=await is_up(run, bus))
     except NotFoundError:
+        # Other hosts' disks may have more, which no log tells: the tombstone keeps it from there.
+        await vault.erase(owner_of(tenant, user))
         if not num_waiting:
             raise
         found = Erasure(
@@ -79,9 +84,9 @@ async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None
 
     retrained = await retrain_run(run, bus, folder)
     if retrained is None:
-        print("no version was trained with an erased user: nothing to train again")
+        print_line("no version was trained with an erased user: nothing to train again")
         return None
-    print(
+    print_line(
         f"{folder}: version {retrained.step_last} without erased users, trained again from "
         f"step {retrained.step_first} on, {retrained.num_left_out} samples left out"
     )

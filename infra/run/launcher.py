@@ -35,6 +35,7 @@ from penstock.infra.config.regions import RegionPlace
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.models.environment import python_of
 from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
+from penstock.infra.output import write_to
 from penstock.infra.ranks.environment import is_rank, rank_environments
 from penstock.infra.ranks.units import first_to_end, stop_processes, units
 from penstock.infra.run.charges import (
@@ -170,7 +171,7 @@ class Processes:
             if failure is not None and self._gives_up:
                 raise failure
             pause = "" if failure is None else f" in {PAUSE_S:g} s"
-            sys.stderr.write(f"[run] {death.words}; restarting it{pause}\n")
+            write_to(sys.stderr, f"[run] {death.words}; restarting it{pause}\n")
             log.debug(
                 "process %s (pid %d) ended with code %d, cause %s, death %d",
                 *(name, process.pid, code, death.cause.name, self._num_deaths[name]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.actors.monitor.log_lines import describe
-from penstock.infra.output import printable
+from penstock.infra.output import print_line, printable
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus
@@ -88,4 +88,4 @@ class Progress:
     def say(self, line: str) -> None:
         """Print one line with the time since the start."""
         seconds = int(time.monotonic() - self._started)
-        print(f"[{seconds // 60:2d}:{seconds % 60:02d}] {printable(line)}", flush=True)
+        print_line(f"[{seconds // 60:2d}:{seconds % 60:02d}] {printable(line)}", flush=True)

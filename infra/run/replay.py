@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.actors.policy.hf.stored import stored_model
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.config.settings import RunConfig
+from penstock.infra.output import write_to
 from penstock.infra.ranks.arithmetic import arithmetic_of, replay_refusal
 from penstock.infra.run.runs import RunDir, open_vault
 from penstock.infra.run.verdict_check import VerdictCheck, recorded_judge
@@ -60,9 +61,10 @@ async def replay_run(  # noqa: PLR0913
     from penstock.actors.trainer.step import StepResult
 
     def say(manifest: BatchManifest, result: StepResult) -> None:
-        sys.stderr.write(
+        write_to(
+            sys.stderr,
             f"step {manifest.step}: weights {result.weights_digest[:16]}, "
-            f"loss {result.metrics['loss']:+.4f}\n"
+            f"loss {result.metrics['loss']:+.4f}\n",
         )
 
     # Along the same reading: rewards are checked before the trainer's replay uses them.

@@ -271,6 +271,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         chat_format,
         [key],
         secret=master_key(run),
+        public_tools=assembly.config.gatekeeper.edit_tools,
         spool=run.gateway_spool,
         signals=assembly.config.feedback.signals,
         summary=assembly.config.rollout_worker.summary,

@@ -351,13 +351,19 @@ def master_key(run: RunDir) -> bytes:
         ConfigError: `[store]` or the file that it names is wrong.
 
     """
-    section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
-    if not section.master_key_file:
-        return create_secret(run.path / "master_key")
+    path = master_key_file(run)
+    if path == run.path / "master_key":
+        return create_secret(path)
     try:
-        return read_secret(Path(section.master_key_file))
+        return read_secret(path)
     except ConfigError as error:
         raise ConfigError(f"store.master_key_file: {error}") from error
+
+
+def master_key_file(run: RunDir) -> Path:
+    """Return the file of `master_key`; raises ConfigError if `[store]` is wrong."""
+    section = read_section(read_file(run.config), str(run.config), "store", StoreSection)
+    return Path(section.master_key_file) if section.master_key_file else run.path / "master_key"
 
 
 DISK_FREE_MIB_MIN = 32

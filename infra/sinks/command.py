@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 
 from penstock.actors.runtime.files import open_private, private_folder
+from penstock.infra.output import print_line
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import has_launcher
 from penstock.infra.run.runs import RunDir, open_log
@@ -87,5 +88,5 @@ async def sink_command(arguments: argparse.Namespace) -> int:
             count = await follow_run(run, sink)
         finally:
             await sink.close()
-    print(f"{count} events of run {run.run_id} -> {folder}")
+    print_line(f"{count} events of run {run.run_id} -> {folder}")
     return 0

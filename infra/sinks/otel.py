@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import aiohttp
 
+from penstock.infra.output import write_to
 from penstock.infra.sinks.rows import Row
 from penstock.infra.sinks.sink import Cursor, SinkSettings, read_cursor, write_cursor
 from penstock.infra.sinks.traces import TraceSpan
@@ -124,7 +125,7 @@ class OtelSink:
         except _protobuf.DecodeError as error:
             raise ConfigError(f"--endpoint: {self._endpoint}: no OTLP receiver: {error}") from error
         if message := reply.partial_success.error_message:  # Sent again it would be refused again.
-            sys.stderr.write(f"warning: the receiver left out some {signal}: {message}\n")
+            write_to(sys.stderr, f"warning: the receiver left out some {signal}: {message}\n")
 
     async def _post(self, url: str, data: bytes) -> bytes:
         if self._session is None:

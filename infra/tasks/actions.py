@@ -34,7 +34,7 @@ from penstock.envs.tasks.source import (
     difficulty_terms,
 )
 from penstock.infra.config.prepare import PrepareConfig, SourceConfig, SourceKind
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.infra.run.task_sources import drawn_tasks
 from penstock.infra.tasks.get import get_tasks
 from penstock.infra.tasks.images import make_task_images
@@ -184,7 +184,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"tasks: {text}\n")
+    write_to(sys.stderr, f"tasks: {text}\n")
 
 
 DIFF_LINES_MAX = 400

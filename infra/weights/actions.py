@@ -23,6 +23,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from penstock.infra.output import write_to
 from penstock.infra.weights.diff import Advance, DeltaSummary, hash_whole, ordered_map, write_delta
 from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile, is_delta
@@ -299,7 +300,7 @@ def _say_summary(arguments: argparse.Namespace, summary: DeltaSummary) -> int:
 def say(arguments: argparse.Namespace, fields: dict[str, object], text: str) -> None:
     """Print the fields as one line of JSON with --json, otherwise the text."""
     line = msgspec.json.encode(fields).decode() if arguments.json else text
-    sys.stdout.write(line + "\n")
+    write_to(sys.stdout, line + "\n")
 
 
 def num_bytes(weights: Weights) -> int:

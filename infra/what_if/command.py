@@ -29,7 +29,7 @@ from penstock.infra.config.file import load_config, read_toml
 from penstock.infra.config.former_names import with_present_prepare
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
-from penstock.infra.output import print_result
+from penstock.infra.output import print_result, write_to
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.infra.what_if.settings import read_question, reward_function
@@ -186,7 +186,7 @@ async def _write_answer(run: RunDir, folder: Path, arguments: argparse.Namespace
     if arguments.json:
         print_result(answer, as_json=True)
     else:
-        sys.stdout.write("\n".join(_lines(answer, folder)) + "\n")
+        write_to(sys.stdout, "\n".join(_lines(answer, folder)) + "\n")
     return 0
 
 
@@ -206,9 +206,10 @@ async def ask(
         steps.append(_step(manifest.step, result.metrics))
         if with_progress:
             shown = steps[-1]
-            sys.stderr.write(
+            write_to(
+                sys.stderr,
                 f"step {manifest.step}: loss {shown['loss']:+.4f}, ESS {shown['ess']:.3f}, "
-                f"KL {shown['kl_behavior']:.5f}\n"
+                f"KL {shown['kl_behavior']:.5f}\n",
             )
 
     async with open_log(run, "replay") as bus:

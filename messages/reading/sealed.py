@@ -40,6 +40,8 @@ class FeedbackContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     comment: str = ""
     correction: str = ""
+    source: str = ""
+    occurred_at: str = ""
     correction_ids: list[int] = []
     """Tokens of the correction as the policy would have sampled it, end token included, in the chat
     format that rendered the request."""

@@ -31,6 +31,10 @@ class PreferencePair(Event, frozen=True, kw_only=True):
     """Author of the correction, `<tenant>/<user>`, whose key seals it."""
     policy_version: int
     """Oldest version that sampled a token of the reply."""
+    key_id: str = ""
+    """Id of the bearer key that made the request."""
+    recorded_at: NonNegativeFloat = 0.0
+    """Time of the request in Unix seconds, on the gateway's clock."""
 
     def key(self) -> str:
         """Return the key: one event per piece of feedback."""
@@ -56,6 +60,10 @@ class Label(Event, frozen=True, kw_only=True):
     """Pseudonym of the user who sent the request."""
     policy_version: int
     """Oldest version that sampled a token of the reply."""
+    key_id: str = ""
+    """Id of the bearer key that made the request."""
+    recorded_at: NonNegativeFloat = 0.0
+    """Time of the request in Unix seconds, on the gateway's clock."""
 
     def key(self) -> str:
         """Return the key: one event per piece of feedback."""

@@ -51,7 +51,7 @@ from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator
 from penstock.actors.trainer.preferences.waiting import WaitingPreferences
-from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.feedback import ConsentWithdrawn, FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.signals.preferences import PreferenceFate
@@ -200,6 +200,11 @@ class Batcher:
         """Accept a user's samples again; what was sealed before can no longer be read."""
         self._live.readmit(tenant, user)
         self.preferences.readmit(tenant, user)
+
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Leave out what a key no longer lets be trained."""
+        self._live.withdraw(event)
+        self.preferences.withdraw(event)
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw untrained samples, corrections and judgments that rest on retracted feedback."""

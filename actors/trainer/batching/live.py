@@ -14,8 +14,9 @@ import msgspec
 
 from penstock.actors.trainer.batching.credit import LiveCredit, entry_of
 from penstock.actors.trainer.batching.fair_draw import User, draw, user_of
+from penstock.actors.trainer.batching.withdrawals import Withdrawals
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.feedback import ConsentWithdrawn, FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry
 
@@ -32,6 +33,8 @@ class _Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     entry: SampleEntry
     feedback_ids: list[str]
+    key_ids: list[str]
+    recorded_at: float
 
 
 class LiveSamples:
@@ -44,6 +47,7 @@ class LiveSamples:
         """Sample -> why it cannot be trained."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
         """Feedback that must not be trained any more."""
+        self._withdrawn = Withdrawals()
         self._erasing: set[User] = set()
         """Users whose content keys are about to go."""
         self._credit = LiveCredit()
@@ -57,7 +61,14 @@ class LiveSamples:
         if self._credit.is_settled(name, event.revision):
             return
         if name not in self._waiting or self._waiting[name].entry.revision < event.revision:
-            self._waiting[name] = _Waiting(entry=entry_of(event), feedback_ids=event.feedback_ids)
+            self._waiting[name] = _Waiting(
+                entry=entry_of(event),
+                feedback_ids=event.feedback_ids,
+                key_ids=event.key_ids,
+                recorded_at=event.recorded_at,
+            )
+        if self._withdrawn.cover(event.tenant, event.key_ids, event.recorded_at):
+            self.leave_out(name, Outcome.CANCELLED)
         if (event.tenant, event.user) in self._erasing:
             self._masks[name] = Outcome.ERASED
 
@@ -66,6 +77,13 @@ class LiveSamples:
         self._retracted[event.key()] = None
         while len(self._retracted) > NUM_RETRACTED_MAX:
             self._retracted.popitem(last=False)
+
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Leave out samples of a key that may not be trained any more, also those that come."""
+        self._withdrawn.add(event)
+        for name, one in self._waiting.items():
+            if event.covers(one.entry.tenant, one.key_ids, one.recorded_at):
+                self._masks[name] = Outcome.CANCELLED
 
     def erase(self, tenant: str, user: str) -> None:
         """Leave out a user's samples, also those that still come."""

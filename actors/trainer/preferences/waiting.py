@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from penstock.actors.trainer.batching.fair_draw import RecentUsers, draw, user_of
+from penstock.actors.trainer.batching.withdrawals import Withdrawals
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.messages.errors import CodecError, ErasedError
-from penstock.messages.feedback import FeedbackRetracted, owner_of
+from penstock.messages.feedback import ConsentWithdrawn, FeedbackRetracted, owner_of
 from penstock.messages.signals.preferences import (
     Label,
     PreferenceEntry,
@@ -33,6 +34,10 @@ NUM_LEFT_OUT_MAX = 1000
 """Maximum left-out entries per manifest; others follow in the next one."""
 NUM_KEPT_MAX = 200_000
 """Maximum names remembered of finished entries, and of retractions."""
+
+
+def _keys(event: PreferencePair | Label) -> tuple[str, ...]:
+    return (event.key_id,) if event.key_id else ()
 
 
 def entry_of(event: PreferencePair | Label) -> PreferenceEntry:
@@ -62,6 +67,9 @@ class WaitingPreferences:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._waiting: OrderedDict[str, PreferenceEntry] = OrderedDict()
+        self._events: dict[str, PreferencePair | Label] = {}
+        """By name, of those that wait."""
+        self._withdrawn = Withdrawals()
         self._left_out: dict[str, PreferenceEntry] = {}
         """Entries that will not be trained and are in no manifest yet."""
         self._newest: dict[str, str] = {}
@@ -93,10 +101,11 @@ class WaitingPreferences:
         root = f"{entry.kind}.{event.root}"
         if (older := self._newest.get(root)) is not None:
             self._leave_out([older], PreferenceFate.SUPERSEDED)
-        self._waiting[name] = entry
+        self._waiting[name], self._events[name] = entry, event
         self._newest[root], self._roots[name] = name, root
         # The retraction or erasure may have been read first: the streams have no common order.
-        if event.root in self._retracted:
+        is_withdrawn = self._withdrawn.cover(event.tenant, _keys(event), event.recorded_at)
+        if is_withdrawn or event.root in self._retracted:
             self._leave_out([name], PreferenceFate.RETRACTED)
         elif not entry.owners.isdisjoint(self._erasing):
             self._leave_out([name], PreferenceFate.ERASED)
@@ -110,6 +119,16 @@ class WaitingPreferences:
         _trim(self._retracted)
         names = [self._newest.get(f"{kind}.{event.key()}") for kind in PreferenceKind]
         self._leave_out([name for name in names if name], PreferenceFate.RETRACTED)
+
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Leave out those of a key that may not be trained any more, also what still comes."""
+        self._withdrawn.add(event)
+        names = [
+            name
+            for name, one in self._events.items()
+            if event.covers(one.tenant, _keys(one), one.recorded_at)
+        ]
+        self._leave_out(names, PreferenceFate.RETRACTED)
 
     def erase(self, tenant: str, user: str) -> None:
         """Leave out everything with a user's content, now and in future."""
@@ -158,6 +177,7 @@ class WaitingPreferences:
         root = self._roots.pop(name, "")
         if self._newest.get(root) == name:
             del self._newest[root]
+        self._events.pop(name, None)
         return self._waiting.pop(name, None)
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.output import write_to
 from penstock.messages.errors import BusError, DeadlineError
 
 SERVER_PAUSE_S = 0.5
@@ -38,10 +39,10 @@ async def keep_server(server: EmbeddedServer) -> None:
     """Restart the server on the same port and store whenever it dies, even during a start."""
     while True:
         await server.wait()
-        sys.stderr.write("[run] nats-server died; restarting it\n")
+        write_to(sys.stderr, "[run] nats-server died; restarting it\n")
         try:
             await server.start()
         except (BusError, DeadlineError) as error:
             # Keep trying: clients wait for it and decide themselves when to give up.
-            sys.stderr.write(f"[run] {error}\n")
+            write_to(sys.stderr, f"[run] {error}\n")
             await asyncio.sleep(SERVER_PAUSE_S)

@@ -35,6 +35,9 @@ def new_file(path: Path) -> Generator[BinaryIO]:
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         _lock(descriptor, partial)
+        state = os.fstat(descriptor)
+        if state.st_uid != os.geteuid() or state.st_nlink != 1:
+            raise ConfigError(f"{partial}: another user's file, or a link: remove it")
         # The rest of a killed writer may be longer than the new content.
         file.truncate(0)
         try:

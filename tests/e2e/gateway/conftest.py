@@ -25,6 +25,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
@@ -215,6 +216,11 @@ class Site:
 
     def _host(self, actor: Actor) -> ActorHost:
         return ActorHost(actor, self.bus, self.store, name=actor.role, seed=1)
+
+
+def stored_id(feedback_id: str) -> str:
+    """Return the id that the log has of feedback of tenant `user`."""
+    return Pseudonyms(MASTER_KEY).feedback(KEYS[0], feedback_id)
 
 
 async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:

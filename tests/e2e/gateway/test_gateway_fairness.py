@@ -23,7 +23,7 @@ from penstock.messages.reading.trajectories import last_of
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.streams import STREAMS
 
-from .conftest import KEYS, Site
+from .conftest import KEYS, Site, stored_id
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -169,8 +169,8 @@ async def test_a_correction_is_exported_as_a_pair_and_a_retracted_label_is_not(
     assert pair["chosen"][0].content == "return a + b"
     assert pair["rejected"][0].content.startswith("ok")
     assert any("Fix add." in each.content for each in pair["prompt"])
-    assert pair["metadata"]["feedback"] == "user.f1" and pair["tools"] == []
-    assert (label["label"], label["metadata"]["feedback"]) == (False, "user.f2")
+    assert pair["metadata"]["feedback"] == f"user.{stored_id('f1')}" and pair["tools"] == []
+    assert (label["label"], label["metadata"]["feedback"]) == (False, f"user.{stored_id('f2')}")
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(msgspec.json.encode(pair) + b"\n" + msgspec.json.encode(label))
     chat = PenstockChat(tokenizer)

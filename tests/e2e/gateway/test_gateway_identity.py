@@ -10,7 +10,7 @@ import pytest
 from penstock.gateway.identity import ClientUser, client_user
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 
-from .conftest import Site, eventually, until
+from .conftest import Site, eventually, stored_id, until
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -55,7 +55,11 @@ async def test_a_stranger_s_feedback_on_a_request_to_come_changes_nothing(site, 
     assert await ask(site, http) == known
     assert (await rate(http, "psk-test", request_id=known, feedback_id="own"))[0] == 200
     (sample,) = await eventually(site, LiveSampleJoined)
-    assert (sample.sample_id, sample.feedback_ids, sample.reward) == (known, ["user.own"], 1.0)
+    assert (sample.sample_id, sample.feedback_ids, sample.reward) == (
+        known,
+        [f"user.{stored_id('own')}"],
+        1.0,
+    )
 
 
 async def test_a_tenant_cannot_take_another_s_ids_of_feedback(site, http):
@@ -98,7 +102,7 @@ async def test_an_end_user_is_a_pseudonym_that_differs_by_tenant(site, http, fie
     await rate(http, "psk-test", request_id=request_id, feedback_id="a")
     await rate(http, "psk-test", request_id=request_id, feedback_id="b", user="bob")
     given = {event.feedback_id: event.user for event in await site.events(FeedbackReceived)}
-    assert given["a"] == users[0] != given["b"]
+    assert given[stored_id("a")] == users[0] != given[stored_id("b")]
 
 
 async def test_names_of_users_and_sessions_are_bounded_and_not_kept(site, http):

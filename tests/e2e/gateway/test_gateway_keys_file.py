@@ -58,12 +58,12 @@ async def test_a_changed_file_counts_and_a_wrong_one_changes_nothing(
         caplog.clear()
         with caplog.at_level(logging.ERROR):
             file.unlink()
-            await until(lambda: "the keys stay as they were" in caplog.text)
-        assert await status("psk-eve") == 200
+            await until(lambda: "its keys are revoked" in caplog.text)
+        assert await status("psk-eve") == 401
         assert await status("psk-test") == 200, "the run's own keys are in no file"
 
         file.write_text(table("ann", "psk-ann"))
-        await becomes("psk-eve", 401)
+        await becomes("psk-ann", 200)
 
 
 async def test_a_lower_limit_holds_at_once(bus, tmp_path, tokenizer, file):

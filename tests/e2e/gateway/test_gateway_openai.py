@@ -9,7 +9,7 @@ import pytest
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.rollout import StopReason, ToolCall
 
-from .conftest import eventually, until
+from .conftest import eventually, stored_id, until
 
 USER = [{"role": "user", "content": "Fix add."}]
 READ_FILE = {
@@ -187,7 +187,11 @@ async def test_feedback_turns_a_request_into_a_live_sample(site, client):
         while not (joined := await site.events(LiveSampleJoined)):
             await asyncio.sleep(0.05)
     (sample,) = joined
-    assert (sample.sample_id, sample.reward, sample.feedback_ids) == (reply.id, 1.0, ["user.f1"])
+    assert (sample.sample_id, sample.reward, sample.feedback_ids) == (
+        reply.id,
+        1.0,
+        [f"user.{stored_id('f1')}"],
+    )
     assert (sample.policy_version, sample.propensity) == (7, 1.0)
 
 

@@ -61,7 +61,7 @@ def test_a_reward_is_that_of_the_first_sessions_and_follows_revisions_until_then
     assert rate(users, reward=None) == []
     assert rate(users, reward=0.0) == []
     found = rate(users, sample="b", reward=1.0)
-    assert found == [RewardObservation(Arm.STABLE, 0.5, 0.5, 2)]
+    assert found == [RewardObservation(Arm.STABLE, 0.5, 0.5, 2, "t")]
     assert rate(users, sample="c", reward=1.0) == []
 
 
