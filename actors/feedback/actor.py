@@ -21,6 +21,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
@@ -52,6 +53,7 @@ class FeedbackJoiner(Actor):
         FeedbackRetracted,
         LiveSampleJoined,
         ErasureRequested,
+        ConsentWithdrawn,
         QuarantineReleased,
         FeedbackQuarantined,
         FeedbackLeftOut,
@@ -129,6 +131,13 @@ class FeedbackJoiner(Actor):
         return ()
 
     on_feedback_quarantined = on_feedback_left_out = on_preference_pair = on_label = _see
+
+    async def on_consent_withdrawn(self, event: ConsentWithdrawn, ctx: Context) -> Effects:
+        """Make no more of what was recorded before."""
+        past = self._pass_time(ctx)
+        self._join.withdraw(event)
+        self._preferences.withdraw(event)
+        return past
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Publish what is due; the log keeps one of each revision whatever happens."""

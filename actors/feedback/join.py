@@ -24,6 +24,7 @@ import msgspec
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, Signal, TurnRatings, UserSession, refusal
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
@@ -189,6 +190,13 @@ class FeedbackJoin:
         for key, session in list(self._sessions.items()):
             if (session.tenant, session.user) == of_user:
                 self._forget(key, LeftOutReason.ERASED)
+
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Forget the sessions whose requests must not be trained anymore."""
+        for key, session in list(self._sessions.items()):
+            turns = session.turns.values()
+            if any(event.covers(session.tenant, [turn.key_id], turn.recorded_at) for turn in turns):
+                self._forget(key, LeftOutReason.NO_CONSENT)
 
     def left_out(self) -> Iterator[FeedbackLeftOut]:
         """Yield feedback that does not count, with the reason, since the last call."""

@@ -14,6 +14,7 @@ import msgspec
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, refusal
 from penstock.messages.feedback import (
+    ConsentWithdrawn,
     FeedbackReceived,
     InferenceRecorded,
     feedback_key,
@@ -32,6 +33,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     has_consent: bool
     is_external: bool
+    key_id: str
+    at: float
 
 
 class Preferences:
@@ -51,6 +54,8 @@ class Preferences:
             policy_version=record.policy_version,
             has_consent=record.training_consent,
             is_external=record.is_external,
+            key_id=record.key_id,
+            at=record.recorded_at,
         )
         if len(self._requests) > self._num_max:
             self._requests.popitem(last=False)
@@ -70,6 +75,12 @@ class Preferences:
         if len(self._early) > self._num_max:
             self._early.popitem(last=False)
 
+    def withdraw(self, event: ConsentWithdrawn) -> None:
+        """Read no more feedback on requests that must not be trained anymore."""
+        for name, request in list(self._requests.items()):
+            if event.covers(request.tenant, [request.key_id], request.at):
+                self._requests[name] = msgspec.structs.replace(request, has_consent=False)
+
     def _read(self, event: FeedbackReceived, request: _Request) -> Iterator[PreferencePair | Label]:
         if not request.has_consent or refusal(event, self._declared, request.tenant):
             return
@@ -86,6 +97,8 @@ class Preferences:
                 user=request.user,
                 author=owner_of(event.tenant, event.user),
                 policy_version=request.policy_version,
+                key_id=request.key_id,
+                recorded_at=request.at,
             )
         score, weight = spec.score(event.value), spec.weight * event.weight
         is_whole = spec.level is SignalLevel.REQUEST or request.is_external
@@ -100,4 +113,6 @@ class Preferences:
                 tenant=request.tenant,
                 user=request.user,
                 policy_version=request.policy_version,
+                key_id=request.key_id,
+                recorded_at=request.at,
             )

@@ -64,6 +64,10 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     at: float
     """Unix time of the recording in seconds."""
+    recorded_at: float
+    """Time in the record; 0 in logs of earlier releases."""
+    key_id: str
+    """API key of the request."""
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +134,8 @@ class UserSession:
             policy_version=record.policy_version,
             chain=record.chain,
             at=record.recorded_at or now,
+            recorded_at=record.recorded_at,
+            key_id=record.key_id,
         )
 
     def rate(
@@ -185,6 +191,8 @@ class UserSession:
             variant=first.variant,
             propensity=first.propensity,
             policy_version=min(turn.policy_version for turn in turns),
+            key_ids=sorted({turn.key_id for turn in turns}),
+            recorded_at=min(turn.recorded_at for turn in turns),
             evidence=self._evidence(turns),
         )
 
