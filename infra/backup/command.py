@@ -3,6 +3,7 @@
 import argparse
 
 from penstock.infra.backup.folder import back_up, move_to_servers, restore
+from penstock.infra.output import print_line
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import find_run, open_log
 
@@ -13,8 +14,10 @@ async def backup_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "backup") as bus:
         head = await back_up(run, bus, arguments.output)
     size = sum((arguments.output / name).stat().st_size for name in head.digests) / 1e6
-    print(f"run {head.run_id} -> {arguments.output} ({len(head.digests)} files, {size:.1f} MB)")
-    print("it holds the run's secrets and its users' keys: keep it as you keep those")
+    print_line(
+        f"run {head.run_id} -> {arguments.output} ({len(head.digests)} files, {size:.1f} MB)"
+    )
+    print_line("it holds the run's secrets and its users' keys: keep it as you keep those")
     return 0
 
 
@@ -22,8 +25,10 @@ async def restore_command(arguments: argparse.Namespace) -> int:
     """Make the run of a backup again."""
     arguments.runs_dir.mkdir(parents=True, exist_ok=True)
     run = await restore(arguments.folder, arguments.runs_dir)
-    print(f"{arguments.folder} -> {run.path}; users who were erased since the backup are back:")
-    print("erase them again before it serves")
+    print_line(
+        f"{arguments.folder} -> {run.path}; users who were erased since the backup are back:"
+    )
+    print_line("erase them again before it serves")
     return 0
 
 
@@ -31,5 +36,5 @@ async def move_command(arguments: argparse.Namespace) -> int:
     """Move the log of a run that is down to other servers."""
     run = find_run(arguments.run, arguments.runs_dir)
     await move_to_servers(run, arguments.to_servers)
-    print(f"run {run.run_id}: its log is on the servers of {arguments.to_servers}; start it again")
+    print_line(f"run {run.run_id}: its log is now on {arguments.to_servers}; start it again")
     return 0

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +19,7 @@ from penstock.envs.tasks.harbor.write import (
 )
 from penstock.envs.tasks.readers.opening import open_sources
 from penstock.envs.tasks.source import TaskCandidate
-from penstock.infra.output import print_result
+from penstock.infra.output import print_line, print_result
 
 REPORT_FILE = "import.json"
 ROWS_MAX = 40
@@ -122,7 +121,7 @@ def import_tasks(arguments: argparse.Namespace, options: ReadOptions) -> int:
     if not arguments.json:
         for row in rows:
             for reason in row.reasons if row.status == _REFUSED else ():
-                sys.stdout.write(f"{row.name}: {reason}\n")
+                print_line(f"{row.name}: {reason}")
         _table("reasons", kinds.most_common(ROWS_MAX))
         _table("adapted", adapted.most_common(ROWS_MAX))
         _table("tasks", [*report["statuses"].items(), ("in all", len(rows))])  # type: ignore[union-attr]
@@ -132,6 +131,6 @@ def import_tasks(arguments: argparse.Namespace, options: ReadOptions) -> int:
 
 
 def _table(title: str, rows: Iterable[tuple[str, int]]) -> None:
-    sys.stdout.write(f"\n{title}\n")
+    print_line(f"\n{title}")
     for name, number in rows:
-        sys.stdout.write(f"{number:8d}  {name}\n")
+        print_line(f"{number:8d}  {name}")
