@@ -153,7 +153,7 @@ WRONG = {
 }
 WRONG_PROCESSES = {
     "Front": (["monitor"], "processes.Front: expected at most 32"),
-    "launcher": (["monitor"], "processes.launcher: expected another name"),
+    "launcher": (["monitor"], "processes.launcher: expected letters"),
     "config": (["monitor"], "processes.config: expected another name"),
     "mixed": (["generator:west/c", "monitor"], "processes.mixed: replicas scale alone"),
     "gates": (["gateway:c", "monitor"], "processes.gates: several gateways"),
