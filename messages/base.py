@@ -91,6 +91,8 @@ class Event(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     stream: ClassVar[Stream]
     """Stream that keeps events of this class."""
+    keyed_by: ClassVar[tuple[str, ...]] = ()
+    """Fields that identify an event of this class; classes without any define `key`."""
 
     def key(self) -> str:
         """Return the key that identifies the event within its class: dot-separated subject tokens.
@@ -98,7 +100,9 @@ class Event(Message, frozen=True, kw_only=True, omit_defaults=True):
         Two events of the same class and key are the same event. The bus keeps the first, or, on
         streams that keep the newest per subject, the last (`streams.py`).
         """
-        raise NotImplementedError
+        if not self.keyed_by:
+            raise NotImplementedError
+        return ".".join(str(getattr(self, name)) for name in self.keyed_by)
 
     @property
     def claims(self) -> list[Claim]:

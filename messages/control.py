@@ -34,6 +34,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     """Command line -> everyone: the run's full configuration, so that the log is self-contained."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("run_id",)
     run_id: str
     seed: int
     config_toml: str
@@ -47,10 +48,6 @@ class RunStarted(Event, frozen=True, kw_only=True):
     """Arithmetic of the trainer; not recorded in single-process runs from before ranks existed."""
     cached: tuple[str, ...] = ()
     """Prepared inputs that an earlier run or command had already made from the same sources."""
-
-    def key(self) -> str:
-        """Return the key: one event per run."""
-        return self.run_id
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
@@ -71,26 +68,20 @@ class RunOpened(Event, frozen=True, kw_only=True):
     """Launcher -> everyone: the launcher is up."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("incarnation",)
     incarnation: str
     is_service: bool = False
     """Whether the run serves indefinitely instead of training up to a last step."""
-
-    def key(self) -> str:
-        """Return the key: one event per start of a launcher."""
-        return self.incarnation
 
 
 class RunClosed(Event, frozen=True, kw_only=True):
     """Launcher -> actors on other hosts: stop, because the launcher is stopping."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("incarnation",)
     incarnation: str
     is_complete: bool
     """Whether the run is complete; otherwise it may be resumed."""
-
-    def key(self) -> str:
-        """Return the key: one event per start of a launcher."""
-        return self.incarnation
 
 
 class RanksTaken(Event, frozen=True, kw_only=True):
@@ -128,33 +119,28 @@ class ActorStarted(Event, frozen=True, kw_only=True):
     """Runtime -> monitor: an actor started."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("actor", "incarnation")
     actor: str
     incarnation: str
     pid: int
-
-    def key(self) -> str:
-        """Return the key: one event per start."""
-        return f"{self.actor}.{self.incarnation}"
 
 
 class ActorFailed(Event, frozen=True, kw_only=True):
     """Runtime or command line -> monitor: an error ended an actor or its process."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("actor", "incarnation")
     actor: str
     incarnation: str
     error: str
     num_restarts: int
-
-    def key(self) -> str:
-        """Return the key: one event per failure."""
-        return f"{self.actor}.{self.incarnation}"
 
 
 class MessageRejected(Event, frozen=True, kw_only=True):
     """Runtime -> dead-letter stream: a message could not be handled."""
 
     stream: ClassVar[Stream] = Stream.DLQ
+    keyed_by: ClassVar[tuple[str, ...]] = ("source_stream", "source_sequence", "actor")
     source_stream: str
     source_sequence: int
     source_subject: str
@@ -166,10 +152,6 @@ class MessageRejected(Event, frozen=True, kw_only=True):
     """Claim that was received in place of the message; its object is kept as long as this event."""
     is_charged: bool = False
     """Whether the message itself is to blame: its handler raised, or it is quarantined."""
-
-    def key(self) -> str:
-        """Return the key: one event per source position and actor."""
-        return f"{self.source_stream}.{self.source_sequence}.{self.actor}"
 
 
 CHARGES_MAX = 2
@@ -184,6 +166,7 @@ class ItemCharged(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("item", "number")
     item: str
     number: int
     """Number of the charge, 1 for the item's first."""
@@ -193,20 +176,13 @@ class ItemCharged(Event, frozen=True, kw_only=True):
     runs alone the next time."""
     task_id: str = ""
 
-    def key(self) -> str:
-        """Return the key: one event per item and charge."""
-        return f"{self.item}.{self.number}"
-
 
 class ItemQuarantined(Event, frozen=True, kw_only=True):
     """Runtime, launcher or pacer -> everyone: an item charged twice will not be retried."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("item",)
     item: str
     """Name of the item, as in `ItemCharged`; `pacer.Task.<name>` for a task."""
     cause: str
     task_id: str = ""
-
-    def key(self) -> str:
-        """Return the key: one event per item."""
-        return self.item

@@ -17,6 +17,7 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "num_turns")
     rollout_id: str
     group_id: str
     num_turns: NonNegativeInt
@@ -43,10 +44,6 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     step_ends: list[NonNegativeInt] = []
     """Turns that ended a step so far, as in `RolloutFinished.step_ends`."""
 
-    def key(self) -> str:
-        """Return the key: the first event saved per rollout and number of turns."""
-        return f"{self.rollout_id}.{self.num_turns}"
-
 
 class EpisodeStepEnded(Event, frozen=True, kw_only=True):
     """Rollout worker -> judge of the rollout: files left by one step of a multi-step task.
@@ -55,6 +52,7 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "turn_index")
     rollout_id: str
     group_id: str
     step: NonNegativeInt
@@ -63,10 +61,6 @@ class EpisodeStepEnded(Event, frozen=True, kw_only=True):
     files: EpisodeFiles | Claim
     """Files that differ from those that the task had written into the machine by then."""
     deleted: list[str] = []
-
-    def key(self) -> str:
-        """Return the key, as in `RolloutFinished.turn_key`: one event per rollout and turn."""
-        return f"{self.rollout_id}.{self.turn_index}"
 
 
 def set_up_key(split: Split, task_id: str, step: int) -> str:

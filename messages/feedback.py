@@ -30,6 +30,7 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     """Gateway -> monitor, gates: counts of a request whose content may not be stored."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("request_id",)
     request_id: str
     key_id: str
     tenant: str
@@ -45,15 +46,12 @@ class InferenceCounted(Event, frozen=True, kw_only=True):
     policy_version: int
     replica: str
 
-    def key(self) -> str:
-        """Return the key: one event per request."""
-        return self.request_id
-
 
 class InferenceRecorded(Event, frozen=True, kw_only=True):
     """Gateway -> feedback join: an answered request, with the only copy of its turn."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("request_id",)
     request_id: str
     session_id: str
     chain: str = ""
@@ -82,10 +80,6 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     is_external: bool = False
     """Whether this is a complete session sampled elsewhere and submitted afterwards; its tokens
     come from the chat format, and `Turn.forced` marks those between its turns."""
-
-    def key(self) -> str:
-        """Return the key: one event per request."""
-        return self.request_id
 
 
 class FeedbackReceived(Event, frozen=True, kw_only=True):
@@ -177,6 +171,7 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("sample_id", "revision")
     sample_id: str
     """Id of the sample's first request."""
     revision: NonNegativeInt = 0
@@ -210,10 +205,6 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     evidence: list[str] = []
     """For judges: for each turn, the request whose context holds what followed (tool results, the
     user's next message); empty if none has arrived yet."""
-
-    def key(self) -> str:
-        """Return the key: one event per sample and revision."""
-        return f"{self.sample_id}.{self.revision}"
 
 
 class ConsentWithdrawn(Event, frozen=True, kw_only=True):

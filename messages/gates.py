@@ -78,6 +78,7 @@ class CandidateChosen(Event, frozen=True, kw_only=True):
     """Gatekeeper -> itself: this version is evaluated next."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("number",)
     number: NonNegativeInt
     """Number of candidates before this one."""
     policy_version: NonNegativeInt
@@ -87,15 +88,12 @@ class CandidateChosen(Event, frozen=True, kw_only=True):
 
     """Time of the event in Unix seconds."""
 
-    def key(self) -> str:
-        """Return the key: one event per number, so that gatekeepers choose the same candidate."""
-        return str(self.number)
-
 
 class ExperimentStarted(Event, frozen=True, kw_only=True):
     """Gatekeeper -> gateways: from now on, users are split into two arms."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("number",)
     number: NonNegativeInt
     policy_version: NonNegativeInt
     stable_version: NonNegativeInt
@@ -107,10 +105,6 @@ class ExperimentStarted(Event, frozen=True, kw_only=True):
     """Seconds in a period, during which a user stays in one arm."""
     at: NonNegativeFloat
     """Start of the first period in Unix seconds."""
-
-    def key(self) -> str:
-        """Return the key: one event per candidate."""
-        return str(self.number)
 
 
 class Decision(StrEnum):
@@ -163,6 +157,7 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("number",)
     number: NonNegativeInt
     decision: Decision
     policy_version: NonNegativeInt
@@ -172,10 +167,6 @@ class ExperimentDecided(Event, frozen=True, kw_only=True):
     """Gates at the time of the decision."""
     at: NonNegativeFloat
     """Time of the event in Unix seconds."""
-
-    def key(self) -> str:
-        """Return the key: one event per candidate, so that nothing is decided twice."""
-        return str(self.number)
 
 
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):

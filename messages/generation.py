@@ -106,6 +106,7 @@ class ReplicaReported(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.METRICS
+    keyed_by: ClassVar[tuple[str, ...]] = ("replica",)
     region: str
     replica: str
     """Name that is unique in the run: the region's name, or `<region>.<name>` if it has several
@@ -123,15 +124,12 @@ class ReplicaReported(Event, frozen=True, kw_only=True):
     queue_s: float = 0.0
     """Mean queueing time in seconds of the last minute's requests."""
 
-    def key(self) -> str:
-        """Return the key: the newest event per replica counts."""
-        return self.replica
-
 
 class ChannelMoved(Event, frozen=True, kw_only=True):
     """Command line, gatekeeper -> receivers, relays, compactor: a channel now points elsewhere."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("number",)
     number: int
     """Number of earlier moves of any channel; being the key, it makes concurrent moves conflict."""
     channel: str
@@ -140,7 +138,3 @@ class ChannelMoved(Event, frozen=True, kw_only=True):
     """Channel -> version from now on, for every channel that was ever moved."""
     candidate_number: int = -1
     """Candidate for which the gatekeeper moved the channel; -1 if a person did."""
-
-    def key(self) -> str:
-        """Return the key: one event per move."""
-        return str(self.number)

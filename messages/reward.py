@@ -142,6 +142,7 @@ class StepGraded(Event, frozen=True, kw_only=True):
     """Judge -> itself after a restart: grade of one step of a multi-step task."""
 
     stream: ClassVar[Stream] = Stream.REWARDS
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "step")
     rollout_id: str
     step: NonNegativeInt
     judge_version: str
@@ -155,15 +156,12 @@ class StepGraded(Event, frozen=True, kw_only=True):
     detail: str = ""
     findings: list[CheatFinding] = []
 
-    def key(self) -> str:
-        """Return the key: one event per rollout and step."""
-        return f"{self.rollout_id}.{self.step}"
-
 
 class Verdict(Event, frozen=True, kw_only=True):
     """Judge -> trainer, pacer, monitor: outcome and reward of a rollout."""
 
     stream: ClassVar[Stream] = Stream.REWARDS
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "judge")
     rollout_id: str
     group_id: str
     group_index: int
@@ -199,10 +197,6 @@ class Verdict(Event, frozen=True, kw_only=True):
     """Whether the verifier runs as the same user as the code under test, which can then forge the
     reward."""
 
-    def key(self) -> str:
-        """Return the key: one event per rollout and judge."""
-        return f"{self.rollout_id}.{self.judge}"
-
     @property
     def merit(self) -> float:
         """Reward without the length penalty, for comparing what rollouts achieved."""
@@ -224,6 +218,7 @@ class EvalAnnounced(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("eval_id",)
     eval_id: str
     policy_version: int
     num_tasks: int
@@ -240,10 +235,6 @@ class EvalAnnounced(Event, frozen=True, kw_only=True):
     categories: list[str] = []
     """Categories of the held-out tasks to choose from; empty for all."""
 
-    def key(self) -> str:
-        """Return the key: one event per evaluation."""
-        return self.eval_id
-
     @property
     def num_attempts(self) -> int:
         """Number of attempts over all tasks."""
@@ -258,6 +249,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     """Evaluator -> trainer (stop rule), monitor: results of an evaluation."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
+    keyed_by: ClassVar[tuple[str, ...]] = ("eval_id",)
     eval_id: str
     policy_version: int
     num_solved: int
@@ -276,7 +268,3 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     pass_at_k: dict[int, float] = {}
     """k -> unbiased estimate (arXiv 2107.03374) of the probability that one of k attempts solves a
     task, averaged over tasks with at least k counted attempts."""
-
-    def key(self) -> str:
-        """Return the key: one event per evaluation."""
-        return self.eval_id

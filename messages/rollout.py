@@ -179,15 +179,12 @@ class TurnSampled(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "turn_index")
     rollout_id: str
     group_id: str
     purpose: Purpose
     turn_index: NonNegativeInt
     turn: Turn | StoredTurn
-
-    def key(self) -> str:
-        """Return the key: one event per rollout and turn, so that no turn is sampled twice."""
-        return f"{self.rollout_id}.{self.turn_index}"
 
 
 class Trunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +208,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """Rollout worker -> judges, trainer, pacer: a rollout ended; `turn_key` locates its turns."""
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id",)
     rollout_id: str
     group_id: str
     group_index: int
@@ -246,10 +244,6 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     reported_reward: float | None = None
     """Reward from 0 to 1 by the program outside of the run that played it; None if there is none,
     or a judge is to grade the files."""
-
-    def key(self) -> str:
-        """Return the key: one event per rollout."""
-        return self.rollout_id
 
     def turn_key(self, index: int) -> str:
         """Return the key of the `TurnSampled` that holds a turn."""

@@ -333,6 +333,7 @@ class StartRollout(Event, frozen=True, kw_only=True):
     """Pacer -> one rollout worker: run a rollout. Each group was granted one staleness credit."""
 
     stream: ClassVar[Stream] = Stream.TASKS
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id",)
     rollout_id: str
     group_id: str
     group_index: int
@@ -350,10 +351,6 @@ class StartRollout(Event, frozen=True, kw_only=True):
     branching: Branching | None = None
     """Rollouts that share this one's first turns; one worker runs all of them."""
 
-    def key(self) -> str:
-        """Return the key: one command per rollout."""
-        return self.rollout_id
-
 
 class GroupGranted(Event, frozen=True, kw_only=True):
     """Pacer -> monitor, and the pacer itself after a restart: task that a group attempts.
@@ -362,6 +359,7 @@ class GroupGranted(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.TRAINING
+    keyed_by: ClassVar[tuple[str, ...]] = ("group_index",)
     group_index: NonNegativeInt
     task_id: str
     source: str = ""
@@ -372,10 +370,6 @@ class GroupGranted(Event, frozen=True, kw_only=True):
     """Number of training tasks that no group has attempted, not counting this one."""
     num_skipped: NonNegativeInt = 0
     """Number of attempted tasks that were skipped because they are always or never solved."""
-
-    def key(self) -> str:
-        """Return the key: one event per group."""
-        return str(self.group_index)
 
 
 class CreditsChanged(Event, frozen=True, kw_only=True):

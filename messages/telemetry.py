@@ -25,6 +25,7 @@ class ActorReported(Event, frozen=True, kw_only=True):
     """Runtime -> monitor: state of an actor, once a second."""
 
     stream: ClassVar[Stream] = Stream.METRICS
+    keyed_by: ClassVar[tuple[str, ...]] = ("actor",)
     actor: str
     role: str
     at: float
@@ -39,24 +40,17 @@ class ActorReported(Event, frozen=True, kw_only=True):
     processor_s: dict[str, float] = {}
     """CPU seconds as in `ProcessorUsed`; empty if not measured."""
 
-    def key(self) -> str:
-        """Return the key: the newest event per actor counts."""
-        return self.actor
-
 
 class ProcessorUsed(Event, frozen=True, kw_only=True):
     """Runtime or launcher -> monitor, and the actor itself after a restart: CPU time used."""
 
     stream: ClassVar[Stream] = Stream.CREDITS
+    keyed_by: ClassVar[tuple[str, ...]] = ("actor",)
     actor: str
     role: str
     processor_s: dict[str, NonNegativeFloat]
     """CPU seconds over all starts of the actor: `process`, its share of its process; `machines`,
     host time of the machines that it ended; `engine`, a generator's engine process."""
-
-    def key(self) -> str:
-        """Return the key: the newest event per the actor counts."""
-        return self.actor
 
 
 class MidtrainProgressed(Event, frozen=True, kw_only=True):

@@ -109,6 +109,7 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.TRAINING
+    keyed_by: ClassVar[tuple[str, ...]] = ("step",)
     step: int
     """Number of the step, from 1; step 1 makes policy version 1."""
     policy_version: int
@@ -124,10 +125,6 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     settings: str = ""
     """Trainer settings of this step as JSON, as a service may continue a run with other settings;
     empty for the run's own."""
-
-    def key(self) -> str:
-        """Return the key: one event per step, so that only one of two trainers succeeds."""
-        return str(self.step)
 
     @property
     def num_placed(self) -> int:
@@ -177,6 +174,7 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """Trainer -> publisher, pacer, replay, monitor: a step made a new policy version."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
+    keyed_by: ClassVar[tuple[str, ...]] = ("step",)
     step: int
     policy_version: int
     """Policy version that the step made, equal to `step`."""
@@ -199,10 +197,6 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """Divergence from users' tokens, by the version that sampled them."""
     arithmetic: str = ""
     """Library version and vector units that computed the step; empty: not recorded."""
-
-    def key(self) -> str:
-        """Return the key: one event per step."""
-        return str(self.step)
 
 
 class MidtrainCompleted(Event, frozen=True, kw_only=True):
@@ -251,14 +245,11 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     """Trainer -> trainer at the next start, garbage collection: a checkpoint is complete."""
 
     stream: ClassVar[Stream] = Stream.TRAINING
+    keyed_by: ClassVar[tuple[str, ...]] = ("step",)
     step: int
     object_key: str
     """Key of the checkpoint's head in the object store; the head names the tensors' objects."""
     weights_digest: str
-
-    def key(self) -> str:
-        """Return the key: one event per step."""
-        return str(self.step)
 
     def object_keys(self) -> list[str]:
         """List the checkpoint's head."""

@@ -43,6 +43,7 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     """Publisher -> relays: immutable manifest of one weight update."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
+    keyed_by: ClassVar[tuple[str, ...]] = ("policy_version",)
     policy_version: int
     base_version: int
     """Version that the update applies to; -1 for a full snapshot."""
@@ -73,10 +74,6 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     """Values in nats that the trainer computes with these weights for the probe's prompts
     (`actors/policy/probe.py`); empty if there is nothing to compare with."""
 
-    def key(self) -> str:
-        """Return the key: one event per version, so that two publishers cannot both publish it."""
-        return str(self.policy_version)
-
     def object_keys(self) -> list[str]:
         """List the objects of the update's shards and digests."""
         digests = [self.digests] if self.digests else []
@@ -87,14 +84,11 @@ class WeightsRelayed(Event, frozen=True, kw_only=True):
     """Relay -> receivers of its region, monitor: a version is in the region's store."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
+    keyed_by: ClassVar[tuple[str, ...]] = ("region", "policy_version")
     region: str
     policy_version: int
     num_bytes: int
     fetch_ms: float
-
-    def key(self) -> str:
-        """Return the key: one event per region and version."""
-        return f"{self.region}.{self.policy_version}"
 
 
 class WeightsApplied(Event, frozen=True, kw_only=True):

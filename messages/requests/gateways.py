@@ -24,6 +24,7 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
     """Gateway -> gateways: the remaining allowance of a key."""
 
     stream: ClassVar[Stream] = Stream.GATEWAY
+    keyed_by: ClassVar[tuple[str, ...]] = ("name",)
     name: str
     """Account: the id of the key, or `<key id>.feedback` for its feedback."""
     at: Finite
@@ -33,15 +34,12 @@ class LimitsChanged(Event, frozen=True, kw_only=True):
     open: dict[str, RequestsOpen] = {}
     """Gateway -> requests of the key in progress there."""
 
-    def key(self) -> str:
-        """Return the key: the newest event per account counts."""
-        return self.name
-
 
 class ReplyKept(Event, frozen=True, kw_only=True):
     """Gateway -> gateways: a request with an `Idempotency-Key`, and later its reply."""
 
     stream: ClassVar[Stream] = Stream.GATEWAY
+    keyed_by: ClassVar[tuple[str, ...]] = ("name",)
     name: str
     """Digest of tenant and `Idempotency-Key`."""
     request_digest: str
@@ -54,7 +52,3 @@ class ReplyKept(Event, frozen=True, kw_only=True):
     """Body of the reply, sealed with the user's content key; None until there is a reply."""
     headers: dict[str, str] = {}
     """Headers of the reply, including its content type."""
-
-    def key(self) -> str:
-        """Return the key: one event per tenant and `Idempotency-Key`."""
-        return self.name

@@ -26,6 +26,7 @@ class EpisodeLabeled(Event, frozen=True, kw_only=True):
     """
 
     stream: ClassVar[Stream] = Stream.REWARDS
+    keyed_by: ClassVar[tuple[str, ...]] = ("rollout_id", "label_id")
     rollout_id: str
     group_id: str
     label_id: str
@@ -34,10 +35,6 @@ class EpisodeLabeled(Event, frozen=True, kw_only=True):
     value: LabelValue | None = None
     """Label from 0 (bad) to 1 (good); None retracts it."""
     comment: Comment = ""
-
-    def key(self) -> str:
-        """Return the key: one event per label."""
-        return f"{self.rollout_id}.{self.label_id}"
 
 
 class EpisodeLabels:

@@ -18,6 +18,7 @@ class PreferencePair(Event, frozen=True, kw_only=True):
     """Feedback join -> trainer, export: a user wrote a correction, preferred to the reply."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("feedback",)
     feedback: str
     """Key of the feedback that holds the correction."""
     root: str
@@ -36,15 +37,12 @@ class PreferencePair(Event, frozen=True, kw_only=True):
     recorded_at: NonNegativeFloat = 0.0
     """Time of the request in Unix seconds, on the gateway's clock."""
 
-    def key(self) -> str:
-        """Return the key: one event per piece of feedback."""
-        return self.feedback
-
 
 class Label(Event, frozen=True, kw_only=True):
     """Feedback join -> trainer, export: a user judged a single reply."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("feedback",)
     feedback: str
     """Key of the feedback."""
     root: str
@@ -64,10 +62,6 @@ class Label(Event, frozen=True, kw_only=True):
     """Id of the bearer key that made the request."""
     recorded_at: NonNegativeFloat = 0.0
     """Time of the request in Unix seconds, on the gateway's clock."""
-
-    def key(self) -> str:
-        """Return the key: one event per piece of feedback."""
-        return self.feedback
 
 
 def preference_name(event: PreferencePair | Label) -> str:

@@ -10,6 +10,7 @@ class FeedbackQuarantined(Event, frozen=True, kw_only=True):
     """Feedback join -> monitor, `penstock quarantine`: a user sent far more feedback than usual."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("tenant", "user", "window")
     tenant: str
     user: str
     """Pseudonym of the user who sent it."""
@@ -24,18 +25,11 @@ class FeedbackQuarantined(Event, frozen=True, kw_only=True):
     usual: NonNegativeFloat
     """Largest number of signals that the user sent in any earlier window."""
 
-    def key(self) -> str:
-        """Return the key: one event per user and window."""
-        return f"{self.tenant}.{self.user}.{self.window}"
-
 
 class QuarantineReleased(Event, frozen=True, kw_only=True):
     """Command line -> feedback join: the feedback of a quarantined burst counts after all."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
+    keyed_by: ClassVar[tuple[str, ...]] = ("quarantine",)
     quarantine: str
     """Key of the `FeedbackQuarantined` event."""
-
-    def key(self) -> str:
-        """Return the key: one event per quarantine."""
-        return self.quarantine
