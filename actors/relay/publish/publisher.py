@@ -5,7 +5,7 @@
                                                    └─ refused: a newer publisher has taken over
 ```
 Shards are encoded and uploaded concurrently, the manifest last. Here one process holds the whole
-snapshot; `multi_rank_publisher.py` is for a snapshot that many ranks hold together.
+snapshot; `rank_uploads.py` is for a snapshot that many ranks hold together.
 """
 
 import logging

@@ -1,27 +1,24 @@
 """The trainer's side when ranks publish: requests their uploads, and commits the result.
 
 ```
- snapshot ─▶ file ─▶ rank 0: upload, verify ─┐
-                 └─▶ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
+ rank 0: upload, verify ─┐
+ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
 ```
-Ranks that train (`shard_uploader.py`) already hold their parts, so they need no file.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.snapshot import ShardedVersion, Snapshot
+from penstock.actors.policy.snapshot import ShardedVersion
 from penstock.actors.relay.core.flat_snapshot import Table, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.handover import Handover
-from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_attempt import VERSION_S_MAX
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.spans import cut_spans
 from penstock.messages.base import Message
@@ -79,16 +76,12 @@ class RankUploads:
         self._has_failed = False
         """Whether the newest attempt failed, which may have left markers under its token."""
 
-    async def commit(
-        self, facts: VersionFacts, table: Table, hand_over: Callable[[int], Awaitable[object]]
-    ) -> WeightsPublished:
+    async def commit(self, facts: VersionFacts, table: Table) -> WeightsPublished:
         """Request the uploads of a version from all ranks, and commit it.
 
         Args:
             facts: Contents of the version's manifest.
             table: Tensor table of the version.
-            hand_over: Function that makes the weights available to the ranks; called first, with
-                the token of the attempt.
 
         Raises:
             StaleTokenError: Another committer took over.
@@ -107,7 +100,6 @@ class RankUploads:
         token = await self._committer.begin(new_token=self._has_failed)
         # Reset at the end: any exception on the way leaves it set.
         self._has_failed = True
-        await hand_over(token)
         message = UploadWeights(
             policy_version=facts.policy_version,
             fencing_token=token,
@@ -156,42 +148,6 @@ class RankUploads:
                 return
 
 
-class MultiRankPublisher:
-    """A `SnapshotPublisher` whose versions are uploaded by ranks in separate processes."""
-
-    def __init__(self, uploads: RankUploads, handover: Path) -> None:
-        """Initialize without reading or claiming anything.
-
-        Args:
-            uploads: Requester of the uploads of the `RankActor` processes.
-            handover: Folder of the file that snapshots are written to.
-
-        """
-        self._uploads = uploads
-        self._handover = handover
-
-    async def prepare(
-        self,
-        policy_version: int,
-        snapshot: Snapshot,
-        *,
-        optimizer_step: int,
-        config_json: str,
-        probe: Sequence[float] = (),
-    ) -> WeightsPublished:
-        """Store and commit one version; see `SnapshotPublisher.prepare`.
-
-        Raises as `RankUploads.commit` does, and OSError if there is no room for the file.
-        """
-        table = tensor_table(snapshot)
-
-        async def hand_over(token: int) -> None:
-            await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
-
-        facts = VersionFacts(policy_version, optimizer_step, config_json, probe)
-        return await self._uploads.commit(facts, table, hand_over)
-
-
 async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> WeightsPublished:
     """Publish a version held by the training ranks; raise as `RankUploads.commit` does."""
     # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
@@ -201,10 +157,6 @@ async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> Weigh
         name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
         for name, shape in version.shapes.items()
     }
-
-    async def nothing(_token: int) -> None:
-        """Do nothing: the ranks already have the weights."""
-
     number = version.policy_version
     facts = VersionFacts(number, number, version.config_json, version.probe)
-    return await uploads.commit(facts, tensor_table(whole), nothing)
+    return await uploads.commit(facts, tensor_table(whole))
