@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.publisher import Publisher
-from penstock.actors.relay.publish.rank_uploads import RankUploads, publish_shards
+from penstock.actors.relay.publish.rank_uploads import RankUploads
 from penstock.actors.relay.publish.shard_uploader import HeldShardUploader
 from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.engines.local import LocalEngine
@@ -38,7 +37,7 @@ def training_engine(
     if config.trainer.engine == "local":
         return LocalEngine(config.policy, config.trainer, Publisher(StoreIO(store)))
     uploads = RankUploads(store, config.trainer.ranks.num_ranks, request, rank_service)
-    return RankedEngine(config.policy, config.trainer, request, partial(publish_shards, uploads))
+    return RankedEngine(config.policy, config.trainer, request, uploads.publish)
 
 
 def training_rank(

@@ -9,8 +9,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import numpy as np
@@ -34,18 +33,6 @@ _NUM_REQUESTS_MAX = 20
 """Largest number of requests per rank and version, about 5 minutes of silence."""
 StreamRequest = Callable[..., AsyncIterator[Message]]
 """Signature of `Bus.stream_request`."""
-
-
-class VersionFacts(NamedTuple):
-    """Contents of a version's manifest other than its tensors."""
-
-    policy_version: int
-    optimizer_step: int
-    """Step that produced the version."""
-    config_json: str
-    """Configuration of the policy."""
-    probe: Sequence[float]
-    """Probe values that the trainer computed with the version."""
 
 
 class RankUploads:
@@ -76,12 +63,8 @@ class RankUploads:
         self._has_failed = False
         """Whether the newest attempt failed, which may have left markers under its token."""
 
-    async def commit(self, facts: VersionFacts, table: Table) -> WeightsPublished:
-        """Request the uploads of a version from all ranks, and commit it.
-
-        Args:
-            facts: Contents of the version's manifest.
-            table: Tensor table of the version.
+    async def publish(self, version: ShardedVersion) -> WeightsPublished:
+        """Request the uploads of a version from all ranks, and commit it; see `PublishShards`.
 
         Raises:
             StaleTokenError: Another committer took over.
@@ -92,6 +75,14 @@ class RankUploads:
             OSError: The store has no room.
 
         """
+        # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
+        # using memory.
+        zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
+        whole = {
+            name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
+            for name, shape in version.shapes.items()
+        }
+        table = tensor_table(whole)
         if table != self._table:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._io, self._num_ranks, table, spans)
@@ -101,7 +92,7 @@ class RankUploads:
         # Reset at the end: any exception on the way leaves it set.
         self._has_failed = True
         message = UploadWeights(
-            policy_version=facts.policy_version,
+            policy_version=version.policy_version,
             fencing_token=token,
             attempt=secrets.token_hex(8),
             tensor_table=msgspec.msgpack.encode(table),
@@ -111,10 +102,10 @@ class RankUploads:
                 ranks = range(self._num_ranks)
                 uploads = [group.create_task(self._upload(rank, message)) for rank in ranks]
                 manifest = await self._committer.commit(
-                    facts.policy_version,
-                    optimizer_step=facts.optimizer_step,
-                    config_json=facts.config_json,
-                    probe=facts.probe,
+                    version.policy_version,
+                    optimizer_step=version.policy_version,
+                    config_json=version.config_json,
+                    probe=version.probe,
                     wait_s=VERSION_S_MAX,
                 )
                 # The version is committed. A rank that restarted after its verification would now
@@ -146,17 +137,3 @@ class RankUploads:
                 )
             else:
                 return
-
-
-async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> WeightsPublished:
-    """Publish a version held by the training ranks; raise as `RankUploads.commit` does."""
-    # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
-    # using memory.
-    zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
-    whole = {
-        name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
-        for name, shape in version.shapes.items()
-    }
-    number = version.policy_version
-    facts = VersionFacts(number, number, version.config_json, version.probe)
-    return await uploads.commit(facts, tensor_table(whole))

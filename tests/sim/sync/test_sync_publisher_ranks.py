@@ -2,17 +2,17 @@
 
 import asyncio
 
+import numpy as np
 import pytest
-from tests.sim.sync.rank_process import weights
+from tests.sim.sync import rank_process
 
-from penstock.actors.policy.snapshot import TensorRun
-from penstock.actors.relay.core.flat_snapshot import tensor_table
+from penstock.actors.policy.snapshot import ShardedVersion, TensorRun
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.core.version_head import StaleTokenError
 from penstock.actors.relay.publish import rank_uploads
 from penstock.actors.relay.publish.history import read_back
 from penstock.actors.relay.publish.publisher import Publisher
-from penstock.actors.relay.publish.rank_uploads import RankUploads, VersionFacts
+from penstock.actors.relay.publish.rank_uploads import RankUploads
 from penstock.actors.relay.publish.shard_uploader import HeldShardUploader
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
@@ -23,12 +23,19 @@ from penstock.messages.rpc import Ack
 NUM_RANKS = 2
 
 
+def weights(version):
+    """Return the weights of a version, in bfloat16 and float32."""
+    made = rank_process.weights(version)
+    return made | {"scale": made["scale"].view(np.float32)}
+
+
 def share(tensors, rank):
     """Return the part of every tensor that a rank holds."""
     runs = []
     for name, array in tensors.items():
         start, end = (array.size * number // NUM_RANKS for number in (rank, rank + 1))
-        runs.append(TensorRun(name, start, array.reshape(-1)[start:end]))
+        bits = array.reshape(-1)[start:end].view(f"u{array.itemsize}")
+        runs.append(TensorRun(name, start, bits))
     return runs
 
 
@@ -69,7 +76,8 @@ def uploads_of(ranks):
 
 async def publish(ranks, uploads, version, tensors=None):
     ranks.tensors = weights(version) if tensors is None else tensors
-    return await uploads.commit(VersionFacts(version, version, "{}", ()), tensor_table(weights(0)))
+    shapes = {name: array.shape for name, array in ranks.tensors.items()}
+    return await uploads.publish(ShardedVersion(version, shapes, {"scale"}, "{}", ()))
 
 
 async def test_ranks_publish_the_digests_that_one_process_publishes(ranks):
