@@ -12,7 +12,6 @@ from penstock.envs.tasks.readers.swe import SUFFIXES, SweSource
 from penstock.envs.tasks.readers.terminal_bench import YAML_FILE, read_terminal_bench
 from penstock.envs.tasks.source import TaskCandidate, TaskEntry
 
-
 FOLDERS_MAX = 100_000
 DEPTH_MAX = 8
 
