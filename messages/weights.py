@@ -142,7 +142,7 @@ class TileRead(Message, frozen=True, kw_only=True):
 
 
 class UploadWeights(Message, frozen=True, kw_only=True):
-    """Trainer -> publishing rank: upload your part of the snapshot, then verify.
+    """Trainer -> training rank: upload your part of the snapshot, then verify.
 
     Answered by `Ack` every second until it is done.
     """

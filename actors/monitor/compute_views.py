@@ -13,6 +13,7 @@ NUM_POINTS_MAX = 64
 """Largest number of points in an actor's curve of CPU time."""
 _GROUPS = {
     "trainer": "trainer",
+    # In logs of former releases.
     "publisher": "trainer",
     "generator": "generators",
     "receiver": "generators",

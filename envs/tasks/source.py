@@ -1,6 +1,7 @@
 """Candidates for tasks, their origin, and an estimate of their difficulty."""
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -71,6 +72,15 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     origin: TaskOrigin
     adapted: list[str] = []
     """Fields of a stranger's task that have no effect, or another one, here."""
+
+
+class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of a collection, not yet read, so that a malformed one stops no other."""
+
+    name: str
+    """Name of its folder, or its id."""
+    read: Callable[[], TaskCandidate]
+    """Function that reads the task; raises MalformedTaskError."""
 
 
 EASY_BELOW = 0.35

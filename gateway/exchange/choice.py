@@ -1,6 +1,8 @@
 """One reply of a request, from its first token to its record."""
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -11,9 +13,15 @@ from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan, ReplyMemory, sent_call
 from penstock.gateway.exchange.reply import ReplyAssembler
 from penstock.gateway.record import AnsweredRequest, Requester
-from penstock.gateway.reply_facts import reply_facts
+from penstock.messages.gates import NUM_TOOLS_MAX, ReplyFacts
 from penstock.messages.rollout import StopReason, ToolCall
 
+TOOL_CHARS_MAX = 64
+"""Maximum length of a tool name in a record."""
+_TAIL_CHARS = 300
+"""Length of the end of a reply that is searched for a question."""
+# ASCII, full-width and Arabic question marks, then closing quotes, markup or brackets.
+_QUESTION = re.compile(r"[?\uff1f\u061f][\"'*_)\]]*(\s|\Z)")
 # Seeds are signed 64-bit integers on the wire.
 _NUM_SEEDS = 2**63
 
@@ -155,3 +163,34 @@ class Choice:
             policy_version=sampled.min_policy_version,
             replica=sampled.replica,
         )
+
+
+def reply_facts(
+    text: str,
+    calls: Sequence[ToolCall],
+    *,
+    num_tokens: int,
+    offered: Container[str],
+    is_broken: bool,
+) -> ReplyFacts:
+    """Return the counts of one reply without its content, which release gates compare by version.
+
+    Args:
+        text: Text of the reply.
+        calls: Tool calls of the reply, including calls of tools that were not offered.
+        num_tokens: Number of sampled tokens.
+        offered: Names of the tools that the request offers.
+        is_broken: Whether the chat format failed to parse the reply.
+
+    """
+    # Only offered names are kept: an invented one could carry content into the record.
+    called = Counter(call.name[:TOOL_CHARS_MAX] for call in calls if call.name in offered)
+    last_paragraph = text.rstrip().rpartition("\n\n")[2][-_TAIL_CHARS:]
+    return ReplyFacts(
+        num_tokens=num_tokens,
+        is_empty=not text.strip() and not calls,
+        is_invalid=is_broken or any(call.name not in offered for call in calls),
+        is_question=not calls and _QUESTION.search(last_paragraph) is not None,
+        num_calls=len(calls),
+        tools=dict(called.most_common(NUM_TOOLS_MAX)),
+    )

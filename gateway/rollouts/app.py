@@ -29,10 +29,10 @@ from penstock.gateway.rollouts.bodies import (
     ExternalTask,
     TakeBody,
     TakeReply,
+    document,
 )
 from penstock.gateway.rollouts.config import RolloutsConfig
 from penstock.gateway.rollouts.episode import OpenAttempt
-from penstock.gateway.rollouts.openapi import document
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.routes.chat import read_chat
 from penstock.gateway.routes.messages import read_messages

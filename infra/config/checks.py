@@ -10,7 +10,7 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
 from penstock.infra.bus.jetstream.access import OWNER
 from penstock.infra.config.prepare import SourceKind
-from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
+from penstock.infra.config.ranks_checks import check_model, check_ranks
 from penstock.infra.config.regions import region_of_role, replica_name
 from penstock.infra.config.settings import RegionSection, RunConfig, is_gateway
 from penstock.messages.errors import ConfigError
@@ -42,7 +42,6 @@ def check_config(config: RunConfig) -> None:
     if config.rollout_worker.places_groups:
         _check_group_fits(config)
     _check_capabilities(config)
-    check_publishers(config)
     check_ranks(config)
     check_model(config)
     has_compactor = any("compactor" in specs for specs in config.processes.values())

@@ -9,14 +9,13 @@ import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.config.checks import check_config
 from penstock.infra.config.former_names import (
-    drop_links,
+    drop_former,
     present_key,
     with_present_names,
     with_present_prepare,
@@ -30,7 +29,7 @@ _PATH = re.compile(r" - at `\$\.([\w.-]+)`")
 
 
 def load_config(
-    path: Path, overrides: Sequence[str] = (), *, refuses_links: bool = False
+    path: Path, overrides: Sequence[str] = (), *, refuses_former: bool = False
 ) -> RunConfig:
     """Read a TOML file and apply `key.path=value` overrides (values in TOML syntax).
 
@@ -40,24 +39,24 @@ def load_config(
 
     """
     data = with_present_prepare(apply_overrides(read_toml(path), overrides))
-    return parse_config(data, str(path), refuses_links=refuses_links)
+    return parse_config(data, str(path), refuses_former=refuses_former)
 
 
-def parse_config(data: Table, source: str, *, refuses_links: bool = False) -> RunConfig:
+def parse_config(data: Table, source: str, *, refuses_former: bool = False) -> RunConfig:
     """Check the tables of a configuration.
 
     Args:
         data: Its tables.
         source: What errors call it.
-        refuses_links: Whether to refuse the links that regions could have up to 0.2.0, as a start
-            must, rather than ignore them with a warning, as a reader of the log can.
+        refuses_former: Whether to refuse the links and publishing ranks of former releases, as a
+            start must, rather than ignore them, as a reader of the log can.
 
     Raises:
         ConfigError: As `load_config`.
 
     """
     data = with_present_names(data)
-    drop_links(data, source, refuses=refuses_links)
+    drop_former(data, source, refuses=refuses_former)
     _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
@@ -166,7 +165,7 @@ def _parse_value(text: str) -> Any:
 
 
 _TABLES = (
-    *("trainer", "pacer", "prepare", "sandbox_host", "rollout_worker", "judge", "relay"),
+    *("trainer", "pacer", "prepare", "sandbox_host", "rollout_worker", "judge"),
     *("model", "generator", "gateway", "evaluator"),
 )
 
@@ -210,8 +209,6 @@ def _derive(data: Table) -> None:
     data["prepare"].setdefault("isolation_min", isolation_min)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
-    for rank in publisher_ranks(data.get("relay", {}).get("num_publisher_ranks")):
-        data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     _derive_ranks(data.get("processes", {}), trainer)
     judge = data["judge"].get("judge", JudgeConfig().judge)
     data.setdefault("evaluator", {}).setdefault("judge", judge)

@@ -133,13 +133,14 @@ def _translated_source(
     return kept | {"kind": "own", "make": f"{_EXAMPLE}:{kind}_tasks", "settings": settings}
 
 
-def drop_links(data: dict[str, Any], source: str, *, refuses: bool) -> None:
-    """Remove emulated links, which change no bit of a run's log.
+def drop_former(data: dict[str, Any], source: str, *, refuses: bool) -> None:
+    """Remove emulated links and publishing ranks, which change no bit of a run's log.
 
     Raises:
-        ConfigError: A link, if `refuses`: a start would silently run without it.
+        ConfigError: One of them, if `refuses`: a start would silently run without it.
 
     """
+    _drop_publishing_ranks(data, source, refuses=refuses)
     regions = data.get("regions")
     for region in cast("list[Any]", regions) if isinstance(regions, list) else ():
         if not _is_table(region) or "link" not in region:
@@ -150,6 +151,21 @@ def drop_links(data: dict[str, Any], source: str, *, refuses: bool) -> None:
             raise ConfigError(f"{field}: {text}")
         del region["link"]
         write_to(sys.stderr, f"{field}: ignored, as emulated links are no longer a setting\n")
+
+
+def _drop_publishing_ranks(data: dict[str, Any], source: str, *, refuses: bool) -> None:
+    relay, processes = data.get("relay"), data.get("processes")
+    if not _is_table(relay) or relay.keys() - {"num_publisher_ranks"}:
+        return  # No table, or one that is refused later.
+    if refuses and relay.get("num_publisher_ranks", 1) != 1:
+        text = 'no longer a setting; several processes publish with trainer.engine = "ranks"'
+        raise ConfigError(f"{source}: relay.num_publisher_ranks: {text}")
+    del data["relay"]
+    if _is_table(processes):
+        # Their processes had no other role unless a file said so.
+        data["processes"] = {
+            name: specs for name, specs in processes.items() if "publisher:" not in str(specs)
+        }
 
 
 def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -1,28 +1,11 @@
-"""Checks of the processes of ranks: those that train, and those that publish beside one trainer."""
+"""Checks of the processes of training ranks, and of what they compute."""
 
-from penstock.actors.relay.core.config import publisher_ranks
 from penstock.infra.config.settings import RunConfig
 from penstock.messages.errors import ConfigError
 
 _WITH = 'with trainer.ranks.model = "transformers"'
 _BF16_NATS = 0.01
 """Least tolerance of a probe that the trainer computes in bfloat16."""
-
-
-def check_publishers(config: RunConfig) -> None:
-    """Check that each publishing rank has exactly one process: two would share its requests.
-
-    Raises:
-        ConfigError: They have not.
-
-    """
-    specs = (spec for specs in config.processes.values() for spec in specs)
-    found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
-    ranks = publisher_ranks(config.relay.num_publisher_ranks)
-    if found != sorted(f"publisher:{rank}" for rank in ranks):
-        expected = f"a process publisher-N for each of relay.num_publisher_ranks = {len(ranks)}"
-        text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
-        raise ConfigError(f"processes: {text}")
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -44,10 +27,6 @@ def check_ranks(config: RunConfig) -> None:
         expected = f"a process rank-N for each of trainer.ranks.num_ranks = {num_ranks}"
         text = expected if num_ranks else 'no role rank without trainer.engine = "ranks"'
         raise ConfigError(f"processes: expected {text}, got {found}")
-    if num_ranks and config.relay.num_publisher_ranks > 1:
-        expected = 'expected 1 with trainer.engine = "ranks": each rank publishes its own shards'
-        text = f"{expected}, got {config.relay.num_publisher_ranks}"
-        raise ConfigError(f"relay.num_publisher_ranks: {text}")
 
 
 def check_environment(config: RunConfig, role_rank: str, rank: int, num_ranks: int) -> None:

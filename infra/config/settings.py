@@ -14,7 +14,6 @@ from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.relay.core.config import RelayConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
@@ -117,7 +116,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     bus: BusSection = BusSection()
     archive: ArchiveSection = ArchiveSection()
     store: StoreSection = StoreSection()
-    relay: RelayConfig = RelayConfig()
     prepare: PrepareConfig = PrepareConfig()
     model: ModelSection = ModelSection()
     policy: PolicyConfig = PolicyConfig()

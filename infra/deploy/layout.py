@@ -111,9 +111,6 @@ def _check_tables(config: RunConfig) -> None:
         if not region.bucket:
             text = "expected one: relay and generators of a region are in pods of their own"
             raise ConfigError(f"{field}.bucket: {text}")
-    if config.relay.num_publisher_ranks > 1:
-        text = "expected 1: publishing ranks share a mapped file with the trainer, on one host"
-        raise ConfigError(f"relay.num_publisher_ranks: {text}; use trainer.engine = ranks")
     if config.users.num_requests:
         raise ConfigError("users.num_requests: expected 0: the launcher's pod has no gateway")
     roles = {_role(spec) for specs in config.processes.values() for spec in specs}

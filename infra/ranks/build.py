@@ -2,18 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
-from functools import partial
-from pathlib import Path
 
-from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.multi_rank_publisher import (
-    MultiRankPublisher,
-    RankUploads,
-    publish_shards,
-)
 from penstock.actors.relay.publish.publisher import Publisher
-from penstock.actors.relay.publish.rank_actor import upload_service
+from penstock.actors.relay.publish.rank_uploads import RankUploads
 from penstock.actors.relay.publish.shard_uploader import HeldShardUploader
 from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.engines.local import LocalEngine
@@ -32,32 +24,20 @@ StreamRequest = Callable[..., AsyncIterator[Message]]
 
 
 def training_engine(
-    config: RunConfig, store: ObjectStore, handover: Path, request: StreamRequest
+    config: RunConfig, store: ObjectStore, request: StreamRequest
 ) -> TrainingEngine:
     """Return the trainer's engine.
 
     Args:
         config: Of the run.
         store: Its objects.
-        handover: Folder of the file that snapshots are written to for publishing ranks.
         request: Sends a message to a rank's service.
 
     """
     if config.trainer.engine == "local":
-        publisher = _snapshot_publisher(config, store, handover, request)
-        return LocalEngine(config.policy, config.trainer, publisher)
+        return LocalEngine(config.policy, config.trainer, Publisher(StoreIO(store)))
     uploads = RankUploads(store, config.trainer.ranks.num_ranks, request, rank_service)
-    return RankedEngine(config.policy, config.trainer, request, partial(publish_shards, uploads))
-
-
-def _snapshot_publisher(
-    config: RunConfig, store: ObjectStore, handover: Path, request: StreamRequest
-) -> SnapshotPublisher:
-    """Return what publishes whole versions: the trainer's own process, or several ranks."""
-    num_ranks = config.relay.num_publisher_ranks
-    if num_ranks == 1:
-        return Publisher(StoreIO(store))
-    return MultiRankPublisher(RankUploads(store, num_ranks, request, upload_service), handover)
+    return RankedEngine(config.policy, config.trainer, request, uploads.publish)
 
 
 def training_rank(

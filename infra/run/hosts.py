@@ -197,9 +197,6 @@ def check_remote(run: RunDir, roles: Sequence[str]) -> None:
         if kind in READS_CONTENT and not config.store.master_key_file:
             text = "expected a copy of the file on the host of the launcher"
             raise ConfigError(f"store.master_key_file: role {role}: {text}")
-        if kind == "publisher":
-            text = "shares the snapshot with the trainer in a mapped file: start it on its host"
-            raise ConfigError(f"role {role}: {text}")
         if kind not in REGIONAL:
             continue
         region = config.region(region_of_role(role))

@@ -89,9 +89,7 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     if config.trainer.engine == "ranks":
         # Two trainers would command the same ranks.
         await become_trainer(assembly.bus)
-    engine = training_engine(
-        config, assembly.store, assembly.run.handover, assembly.bus.stream_request
-    )
+    engine = training_engine(config, assembly.store, assembly.bus.stream_request)
     trainer = Trainer(
         config.trainer,
         config.policy,
@@ -108,17 +106,6 @@ async def _training_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor
 
     actor = training_rank(assembly.config, assembly.store, rank, open_vault(assembly.run))
     return [(actor.name, actor)]
-
-
-async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.relay.publish.rank_actor import RankActor
-
-    num_ranks = assembly.config.relay.num_publisher_ranks
-    if rank not in map(str, range(num_ranks)) or num_ranks == 1:
-        text = f"expected a rank of relay.num_publisher_ranks = {num_ranks}, if above 1"
-        raise ConfigError(f"role publisher:{rank}: {text}")
-    actor = RankActor(int(rank), num_ranks, assembly.run.handover)
-    return [(f"publisher-{rank}", actor)]
 
 
 async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
@@ -313,7 +300,6 @@ def _plain(module: str, name: str, section: str) -> Build:
 ROLES: dict[str, Build] = {
     "trainer": _trainer,
     "rank": _training_rank,
-    "publisher": _publisher_rank,
     "generator": _generator,
     "relay": _relay,
     "compactor": _compactor,
@@ -334,7 +320,7 @@ _WORKERS = {
 }
 """Roles that share a work queue, with their actor classes; the others only follow the log."""
 REGIONAL = frozenset({"generator", "relay"})
-NAMED = frozenset({"sandbox_host", "publisher", "gateway", "rank"})
+NAMED = frozenset({"sandbox_host", "gateway", "rank"})
 """Roles that can have several named instances: a name, not a region, follows the colon."""
 
 

@@ -9,7 +9,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
-  handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
+  master_key    0600
   machines/<h>/ each host's saved machines, until the run is complete
   gateway_spool/  records of replies that wait for the log
   rollouts_key, rollouts_url  where outside programs take rollouts, and their key, 0600
@@ -98,7 +98,6 @@ class RunDir:
         self.objects = path / "objects"
         self.regions = path / "regions"
         self.machines = path / "machines"
-        self.handover = path / "handover"
         self.logs = path / "logs"
         self.in_progress = path / "in_progress"
         self.identities = path / "identities"
@@ -375,15 +374,14 @@ class DiskFullError(PenstockError, OSError):
 
 
 def remove_needless(run_dir: RunDir, elsewhere: str) -> None:
-    """Remove what a complete run no longer needs: saved machines and handed-over weights.
+    """Remove what a complete run no longer needs: saved machines.
 
     Args:
         elsewhere: Value of `sandbox_host.checkpoints`, where hosts save machines if set.
 
     """
     machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
-    for folder in (machines, run_dir.handover):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(machines, ignore_errors=True)
 
 
 def check_space(folder: Path) -> None:

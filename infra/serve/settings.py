@@ -136,7 +136,7 @@ STEPS_MAX = 1_000_000_000
 WAIT_S_MAX = 1e9
 """Seconds that a service may wait for samples: practically forever."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
-LEARNING = SERVING | {"trainer", "rank", "publisher", "feedback", "gatekeeper"}
+LEARNING = SERVING | {"trainer", "rank", "feedback", "gatekeeper"}
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -154,9 +154,7 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
         run = gated_config(run) if learns else stable_config(run)
     has_tasks = learns and run.serve.simulates
     trainer = _endless(run.trainer)
-    relay = run.relay
     if not learns:
-        relay = msgspec.structs.replace(relay, num_publisher_ranks=1)
         trainer = msgspec.structs.replace(trainer, engine="local")
     if not has_tasks:
         epoch = EpochConfig(num_samples=run.serve.epoch_samples, s_max=run.serve.epoch_s_max)
@@ -166,7 +164,6 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
     config = msgspec.structs.replace(
         run,
         trainer=trainer,
-        relay=relay,
         pacer=msgspec.structs.replace(run.pacer, steps_max=trainer.steps_max if has_tasks else 0),
         processes=_processes(run, learns=learns, has_tasks=has_tasks),
         users=UsersSection(),

@@ -119,8 +119,8 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     data["processes"] = {
         name: specs
         for name, specs in data["processes"].items()
-        # They need several ranks, or users.
-        if not any(spec.startswith(("publisher:", "gatekeeper")) for spec in specs)
+        # It needs users.
+        if not any(spec.startswith("gatekeeper") for spec in specs)
     }
     return data
 

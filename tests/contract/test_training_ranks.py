@@ -77,7 +77,7 @@ async def opened(run, world):
 @contextlib.asynccontextmanager
 async def trained(run, config, bus):
     """Run a trainer of this process."""
-    engine = training_engine(config, run.store(), run.handover, bus.stream_request)
+    engine = training_engine(config, run.store(), bus.stream_request)
     trainer = Trainer(config.trainer, config.policy, engine, 7, open_vault())
     host = ActorHost(trainer, bus, run.store(), name="trainer", seed=7)
     task = asyncio.create_task(host.run(asyncio.Event()))

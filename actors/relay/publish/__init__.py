@@ -2,11 +2,10 @@
 
 ```
  one process:  publisher.py ─▶ history.py (head)
- many ranks:   multi_rank_publisher.py ─▶ rank_actor.py ─▶ rank_publisher.py, verifier.py
+ many ranks:   rank_uploads.py ─▶ shard_uploader.py ─▶ rank_publisher.py, verifier.py
                      └─▶ rank_committer.py ─▶ history.py (head)
 ```
-`spans.py` divides a snapshot among ranks and verifiers, `handover.py` is the memory that ranks
-share with the trainer, and `rank_attempt.py` has the markers that they leave in the store. To
-publish in another way, write a class with the `prepare` method of
-`policy.snapshot.SnapshotPublisher` and choose it in `infra/run/roles.py`.
+`spans.py` divides a snapshot among verifiers, and `rank_attempt.py` has the markers that ranks
+leave in the store. To publish in another way, write a class with the `prepare` method of
+`policy.snapshot.SnapshotPublisher` and choose it in `infra/ranks/build.py`.
 """

@@ -5,28 +5,35 @@
                                                    └─ refused: a newer publisher has taken over
 ```
 Shards are encoded and uploaded concurrently, the manifest last. Here one process holds the whole
-snapshot; `multi_rank_publisher.py` is for a snapshot that many ranks hold together.
+snapshot; `rank_uploads.py` is for a snapshot that many ranks hold together.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from penstock.actors.policy.snapshot import Snapshot
-from penstock.actors.relay.core.digests import DigestTable, make_table
-from penstock.actors.relay.core.flat_snapshot import FlatSnapshot, Table, cut, dtype_at
+from penstock.actors.relay.core.digests import DigestTable, add_to_digest, make_table
+from penstock.actors.relay.core.flat_snapshot import (
+    FlatSnapshot,
+    Table,
+    cut,
+    dtype_at,
+    table_digest,
+)
 from penstock.actors.relay.core.objects import (
     EncodedObject,
     ManifestHeader,
     ShardInput,
     encode_shard,
     encode_tables,
+    representation,
 )
 from penstock.actors.relay.core.store_io import StoreIO, gather_bounded
 from penstock.actors.relay.publish.history import History, check_same, read_back
-from penstock.actors.relay.publish.manifests import make_manifest
-from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
+from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +105,37 @@ async def seal_version(
         shards = [await _put(io, rows), *shards]
     await _put(io, data)
     manifest = await io.offload(
-        make_manifest, header, table, digests.root_digest(), shards, data.ref
+        _make_manifest, header, table, digests.root_digest(), shards, data.ref
     )
     # Last: a manifest promises that all of its objects are stored.
     await io.put_manifest(manifest)
     return manifest
+
+
+def _make_manifest(
+    header: ManifestHeader,
+    table: Table,
+    root_digest: str,
+    shards: Sequence[EncodedObject],
+    digests: ShardRef,
+) -> WeightsPublished:
+    """Return the manifest of a version whose objects are stored."""
+    change = sum(shard.change for shard in shards)
+    num_elements: Counter[str] = Counter()
+    for spec in table:
+        num_elements[spec.dtype] += spec.size
+    return WeightsPublished(
+        **msgspec.structs.asdict(header),
+        representation=representation(num_elements),
+        target_root_digest=root_digest,
+        target_element_digest=add_to_digest(header.base_element_digest, change),
+        num_params=num_elements.total(),
+        num_changed=sum(shard.num_changed for shard in shards),
+        full_bytes=sum(spec.num_bytes for spec in table),
+        shards=[shard.ref for shard in shards],
+        tensor_table_digest=table_digest(table),
+        digests=digests,
+    )
 
 
 async def _put(io: StoreIO, encoded: EncodedObject) -> EncodedObject:

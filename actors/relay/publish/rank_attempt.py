@@ -23,6 +23,9 @@ from penstock.actors.relay.publish.history import delta_folder
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.parsing import parse_msgpack
 
+VERSION_S_MAX = 6 * 3600.0
+"""Deadline of one version in seconds; it is generous because version 0 is a full snapshot, and a
+dead rank is detected by its silence."""
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.16
 """Shortest and longest pause between two listings, in seconds; the pause doubles in between."""
 _NUM_KEY_DIGITS = 16

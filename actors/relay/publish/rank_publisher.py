@@ -49,7 +49,7 @@ class RankPublisher:
             rank: Number of this rank.
             table: Tensor table of the whole snapshot.
             layout: Extents of each of the rank's shards, of one dtype each; see
-                `spans.assign_shards`. Empty for a part without elements.
+                `shard_uploader.shards_of_runs`. Empty for a part without elements.
             encode: Function that encodes a shard; by default `encode_shard` on `io.offload`.
 
         """

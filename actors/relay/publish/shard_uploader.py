@@ -12,7 +12,7 @@ import numpy as np
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table
 from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_attempt import VERSION_S_MAX
 from penstock.actors.relay.publish.rank_publisher import Parts, RankPublisher
 from penstock.actors.relay.publish.spans import Layout, Span, cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier

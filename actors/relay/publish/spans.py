@@ -9,10 +9,10 @@
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
-from penstock.actors.relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, Table, cut
+from penstock.actors.relay.core.flat_snapshot import Table
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
 
@@ -64,25 +64,6 @@ def cut_spans(table: Table, num_spans: int) -> list[Span]:
         spans.append(Span(start, tuple(table[row] for row in group)))
         start = spans[-1].end
     return spans
-
-
-def assign_shards(
-    table: Table, num_ranks: int, spans: Sequence[Span], num_elements_max: int = SHARD_ELEMENTS_MAX
-) -> list[Layout]:
-    """Return the layouts of ranks that hold equal parts of the flat coordinates."""
-    total = sum(spec.size for spec in table)
-    starts = [total * rank // num_ranks for rank in range(num_ranks)]
-    # Cut wherever a rank, a span, a dtype or a maximal shard begins.
-    places = {*starts, *(span.start for span in spans), total}
-    places |= {run.start for run in cut(table, num_elements_max)}
-    bounds = sorted(places)
-    layouts: list[Layout] = [[] for _ in range(num_ranks)]
-    rank = 0
-    for begin, end in pairwise(bounds):
-        while rank + 1 < num_ranks and starts[rank + 1] <= begin:
-            rank += 1
-        layouts[rank].append([Extent(begin, end - begin)])
-    return layouts
 
 
 def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> None:

@@ -23,8 +23,7 @@ from penstock.envs.tasks.harbor.folder import MalformedTaskError, Tree, plain_tr
 from penstock.envs.tasks.harbor.foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.harbor.read import ReadOptions
 from penstock.envs.tasks.images import named_image
-from penstock.envs.tasks.readers.source import TaskEntry
-from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
+from penstock.envs.tasks.source import TaskCandidate, TaskEntry, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import Limits, MachineNeeds, Split, Task
@@ -72,7 +71,12 @@ class SweSource:
         self._path, self._options = path, options
 
     def entries(self) -> Iterator[TaskEntry]:
-        """See `TaskCollection.entries`."""
+        """Yield the instances, in the file's order.
+
+        Raises:
+            MalformedTaskError: The file as a whole cannot be read.
+
+        """
         rows = _parquet(self._path) if self._path.suffix == ".parquet" else _lines(self._path)
         for number, row in enumerate(rows, 1):
             if number > INSTANCES_MAX:

@@ -157,11 +157,6 @@ def test_paths_of_secrets_hold_in_every_folder(site, tmp_path, capsys, monkeypat
             {"store": {"kind": "jetstream"}},
             r"regions\.west\.bucket: expected one, or relay:west in the same process",
         ),
-        (
-            ["actor", "publisher:0", "--run", RUN],
-            {"store": {"kind": "jetstream"}},
-            "role publisher:0: shares the snapshot with the trainer",
-        ),
         (["run", "--run-id", RUN], {}, f"run {RUN}: exists at nats://.*; resume it"),
     ],
 )

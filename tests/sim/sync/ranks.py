@@ -3,19 +3,21 @@
 import asyncio
 import subprocess
 import sys
+from itertools import pairwise
 
 from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.runs import find_runs
 from tests.sim.sync.world import FakeContext
 
 from penstock.actors.relay.core.catalog import Catalog
-from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.relay.core.flat_snapshot import SHARD_ELEMENTS_MAX, FlatSnapshot, cut
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.rank_publisher import RankPublisher
 from penstock.actors.relay.publish.spans import cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.actors.relay.replica.weight_replica import WeightReplica
+from penstock.messages.weights import Extent
 
 NUM_RANKS = 3
 
@@ -104,6 +106,23 @@ def layouts(num_ranks=NUM_RANKS):
         [find_runs(TABLE, name, box) for name, box in boxes(rank, num_ranks)]
         for rank in range(num_ranks)
     ]
+
+
+def assign_shards(table, num_ranks, spans, num_elements_max=SHARD_ELEMENTS_MAX):
+    """Return the layouts of ranks that hold equal parts of the flat coordinates."""
+    total = sum(spec.size for spec in table)
+    starts = [total * rank // num_ranks for rank in range(num_ranks)]
+    # Cut wherever a rank, a span, a dtype or a maximal shard begins.
+    places = {*starts, *(span.start for span in spans), total}
+    places |= {run.start for run in cut(table, num_elements_max)}
+    bounds = sorted(places)
+    held = [[] for _ in range(num_ranks)]
+    rank = 0
+    for begin, end in pairwise(bounds):
+        while rank + 1 < num_ranks and starts[rank + 1] <= begin:
+            rank += 1
+        held[rank].append([Extent(begin, end - begin)])
+    return held
 
 
 async def upload_all(publishers, version, token, tensors=None):

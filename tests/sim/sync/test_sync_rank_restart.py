@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim.sync.rank_process import TABLE, weights
-from tests.sim.sync.ranks import Trainer, layouts, local_ranks, no_sleep, upload_all
+from tests.sim.sync.ranks import Trainer, assign_shards, layouts, local_ranks, no_sleep, upload_all
 
 from penstock.actors.relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.relay.core.objects import is_manifest
 from penstock.actors.relay.core.store_io import DamagedStoreError, StoreIO
 from penstock.actors.relay.publish.history import read_back_part
-from penstock.actors.relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.publish.spans import cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest

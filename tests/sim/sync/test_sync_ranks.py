@@ -10,6 +10,7 @@ from tests.sim.sync.ranks import (
     NUM_RANKS,
     Rank,
     Trainer,
+    assign_shards,
     layouts,
     local_ranks,
     no_sleep,
@@ -28,7 +29,7 @@ from penstock.actors.relay.core.version_head import StaleTokenError, read_head
 from penstock.actors.relay.publish.history import read_back
 from penstock.actors.relay.publish.rank_attempt import attempt_prefix
 from penstock.actors.relay.publish.rank_publisher import RankPublisher
-from penstock.actors.relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.publish.spans import cut_spans
 from penstock.actors.relay.region.relay import Relay
 from penstock.actors.relay.replica.receiver import Receiver
 from penstock.infra.stores.directory import DirectoryStore

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from tests.sim.sync.ranks import assign_shards
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 from tests.support.memory_bus.bus import MemoryBus
 from tests.support.memory_bus.server import Faults, MemoryServer
@@ -17,7 +18,7 @@ from penstock.actors.relay.core.version_head import StaleTokenError
 from penstock.actors.relay.publish.publisher import Publisher
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.rank_publisher import RankPublisher
-from penstock.actors.relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.relay.publish.spans import cut_spans
 from penstock.actors.relay.publish.verifier import SpanVerifier
 from penstock.actors.relay.region.relay import Relay
 from penstock.actors.relay.replica.receiver import Receiver

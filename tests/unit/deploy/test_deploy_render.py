@@ -149,7 +149,6 @@ WRONG = {
     "bus": ({"servers": []}, "bus.servers"),
     "store": ({"kind": "jetstream", "bucket": ""}, "store.kind"),
     "users": ({"num_requests": 3}, "users.num_requests"),
-    "weights": ({"num_publisher_ranks": 2}, "relay.num_publisher_ranks"),
 }
 WRONG_PROCESSES = {
     "Front": (["monitor"], "processes.Front: expected at most 32"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.arms import Arms, Route
-from penstock.gateway.reply_facts import reply_facts
+from penstock.gateway.exchange.choice import reply_facts
 from penstock.messages.gates import (
     NUM_TOOLS_MAX,
     Arm,

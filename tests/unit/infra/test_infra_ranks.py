@@ -50,10 +50,6 @@ def test_each_rank_gets_a_process():
         ({"trainer": RANKS, "processes": {"more": ["rank:2"]}}, "trainer.ranks.num_ranks = 2"),
         ({"trainer": {"engine": "ranks", "ranks": {"num_ranks": 0}}}, "trainer.ranks.num_ranks"),
         ({"trainer": {"engine": "torch"}}, "trainer.engine"),
-        (
-            {"trainer": RANKS, "weights": {"num_publisher_ranks": 2}},
-            "relay.num_publisher_ranks: expected 1",
-        ),
     ],
 )
 def test_what_contradicts_ranks_is_refused(tables, text):

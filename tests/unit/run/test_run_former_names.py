@@ -76,3 +76,18 @@ def test_two_names_of_one_section_add_up_and_the_tables_given_stay():
 def test_renaming_twice_is_renaming_once(text):
     assert present_role(present_role(text)) == present_role(text)
     assert present_key(present_key(text)) == present_key(text)
+
+
+def test_former_publishing_ranks_are_ignored_by_readers_and_refused_by_a_start(tmp_path):
+    file = tmp_path / "former.toml"
+    file.write_text(
+        FORMER.replace("ranks = 1", "ranks = 2").replace(
+            "[prepare]", 'publisher-0 = ["publisher:0"]\npublisher-1 = ["publisher:1"]\n[prepare]'
+        )
+    )
+    assert load_config(file).processes.keys() == {"trainer", "generator", "machines", "control"}
+    with pytest.raises(ConfigError, match=r"relay\.num_publisher_ranks: no longer a setting"):
+        load_config(file, refuses_former=True)
+    file.write_text(FORMER.replace("num_publisher_ranks", "other"))
+    with pytest.raises(ConfigError, match="unknown field `relay`"):
+        load_config(file)

@@ -9,7 +9,7 @@ from tests.lab.simulate.weights.sizes import Sizes
 from tests.lab.simulate.weights.stand_in import SizedDecoder, SizedEncoder, StandIn, in_place
 
 from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_attempt import VERSION_S_MAX
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.rank_publisher import RankPublisher
 from penstock.actors.relay.publish.verifier import SpanVerifier

@@ -1,27 +1,23 @@
 """The trainer's side when ranks publish: requests their uploads, and commits the result.
 
 ```
- snapshot ─▶ file ─▶ rank 0: upload, verify ─┐
-                 └─▶ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
+ rank 0: upload, verify ─┐
+ rank 1: upload, verify ─┴─▶ Committer ─▶ manifest, head
 ```
-Ranks that train (`shard_uploader.py`) already hold their parts, so they need no file.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.snapshot import ShardedVersion, Snapshot
+from penstock.actors.policy.snapshot import ShardedVersion
 from penstock.actors.relay.core.flat_snapshot import Table, tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
-from penstock.actors.relay.publish.handover import Handover
-from penstock.actors.relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.relay.publish.rank_attempt import VERSION_S_MAX
 from penstock.actors.relay.publish.rank_committer import Committer
 from penstock.actors.relay.publish.spans import cut_spans
 from penstock.messages.base import Message
@@ -37,18 +33,6 @@ _NUM_REQUESTS_MAX = 20
 """Largest number of requests per rank and version, about 5 minutes of silence."""
 StreamRequest = Callable[..., AsyncIterator[Message]]
 """Signature of `Bus.stream_request`."""
-
-
-class VersionFacts(NamedTuple):
-    """Contents of a version's manifest other than its tensors."""
-
-    policy_version: int
-    optimizer_step: int
-    """Step that produced the version."""
-    config_json: str
-    """Configuration of the policy."""
-    probe: Sequence[float]
-    """Probe values that the trainer computed with the version."""
 
 
 class RankUploads:
@@ -79,16 +63,8 @@ class RankUploads:
         self._has_failed = False
         """Whether the newest attempt failed, which may have left markers under its token."""
 
-    async def commit(
-        self, facts: VersionFacts, table: Table, hand_over: Callable[[int], Awaitable[object]]
-    ) -> WeightsPublished:
-        """Request the uploads of a version from all ranks, and commit it.
-
-        Args:
-            facts: Contents of the version's manifest.
-            table: Tensor table of the version.
-            hand_over: Function that makes the weights available to the ranks; called first, with
-                the token of the attempt.
+    async def publish(self, version: ShardedVersion) -> WeightsPublished:
+        """Request the uploads of a version from all ranks, and commit it; see `PublishShards`.
 
         Raises:
             StaleTokenError: Another committer took over.
@@ -99,6 +75,14 @@ class RankUploads:
             OSError: The store has no room.
 
         """
+        # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
+        # using memory.
+        zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
+        whole = {
+            name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
+            for name, shape in version.shapes.items()
+        }
+        table = tensor_table(whole)
         if table != self._table:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._io, self._num_ranks, table, spans)
@@ -107,9 +91,8 @@ class RankUploads:
         token = await self._committer.begin(new_token=self._has_failed)
         # Reset at the end: any exception on the way leaves it set.
         self._has_failed = True
-        await hand_over(token)
         message = UploadWeights(
-            policy_version=facts.policy_version,
+            policy_version=version.policy_version,
             fencing_token=token,
             attempt=secrets.token_hex(8),
             tensor_table=msgspec.msgpack.encode(table),
@@ -119,10 +102,10 @@ class RankUploads:
                 ranks = range(self._num_ranks)
                 uploads = [group.create_task(self._upload(rank, message)) for rank in ranks]
                 manifest = await self._committer.commit(
-                    facts.policy_version,
-                    optimizer_step=facts.optimizer_step,
-                    config_json=facts.config_json,
-                    probe=facts.probe,
+                    version.policy_version,
+                    optimizer_step=version.policy_version,
+                    config_json=version.config_json,
+                    probe=version.probe,
                     wait_s=VERSION_S_MAX,
                 )
                 # The version is committed. A rank that restarted after its verification would now
@@ -154,57 +137,3 @@ class RankUploads:
                 )
             else:
                 return
-
-
-class MultiRankPublisher:
-    """A `SnapshotPublisher` whose versions are uploaded by ranks in separate processes."""
-
-    def __init__(self, uploads: RankUploads, handover: Path) -> None:
-        """Initialize without reading or claiming anything.
-
-        Args:
-            uploads: Requester of the uploads of the `RankActor` processes.
-            handover: Folder of the file that snapshots are written to.
-
-        """
-        self._uploads = uploads
-        self._handover = handover
-
-    async def prepare(
-        self,
-        policy_version: int,
-        snapshot: Snapshot,
-        *,
-        optimizer_step: int,
-        config_json: str,
-        probe: Sequence[float] = (),
-    ) -> WeightsPublished:
-        """Store and commit one version; see `SnapshotPublisher.prepare`.
-
-        Raises as `RankUploads.commit` does, and OSError if there is no room for the file.
-        """
-        table = tensor_table(snapshot)
-
-        async def hand_over(token: int) -> None:
-            await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
-
-        facts = VersionFacts(policy_version, optimizer_step, config_json, probe)
-        return await self._uploads.commit(facts, table, hand_over)
-
-
-async def publish_shards(uploads: RankUploads, version: ShardedVersion) -> WeightsPublished:
-    """Publish a version held by the training ranks; raise as `RankUploads.commit` does."""
-    # Only names, shapes and dtypes are needed: broadcast zeros stand in for the tensors without
-    # using memory.
-    zeros = (np.zeros((), np.uint16), np.zeros((), np.float32))
-    whole = {
-        name: np.broadcast_to(zeros[name in version.float32], tuple(shape))
-        for name, shape in version.shapes.items()
-    }
-
-    async def nothing(_token: int) -> None:
-        """Do nothing: the ranks already have the weights."""
-
-    number = version.policy_version
-    facts = VersionFacts(number, number, version.config_json, version.probe)
-    return await uploads.commit(facts, tensor_table(whole), nothing)
