@@ -92,7 +92,7 @@ async def test_on_this_machine_anyone_may_look(http):
 
 
 async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer):
-    site = Site(bus, tmp_path, tokenizer, host="0.0.0.0")
+    site = Site(bus, tmp_path, tokenizer, host="0.0.0.0", allow_plain_text=["0.0.0.0"])
     async with site.running(Monitor()):
         url = site.url.replace("0.0.0.0", "127.0.0.1")
         async with aiohttp.ClientSession(url) as http:
@@ -116,7 +116,7 @@ async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer)
     ],
 )
 def test_what_is_local(host, is_local):
-    assert GatewayConfig(host=host).is_local == is_local
+    assert GatewayConfig(host=host, allow_plain_text=[host]).is_local == is_local
 
 
 async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http):
