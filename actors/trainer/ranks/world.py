@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _PORT_MAX = 65_535
 _ALONE_S = 60.0
-SECRET = "PENSTOCK_RANKS_SECRET"
+SECRET = "PENSTOCK_RANKS_SECRET"  # noqa: S105 - the name of a variable.
 """Environment variable with what all ranks of a run, and nobody else, know."""
 _SECRET_CHARACTERS_MIN = 32
 _DIGEST_BYTES = 32
