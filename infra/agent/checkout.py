@@ -171,7 +171,7 @@ class CheckoutCopy:
                 _put(source / name, _straight(target / name), info)
             except OSError as error:
                 say(f"{name}: not copied: {error.strerror}")
-        for name, info in reversed(names.items()):  # A folder is filled before it is closed.
+        for name, info in reversed(list(names.items())):  # A folder is filled before it is closed.
             if stat.S_ISDIR(info.st_mode):
                 with contextlib.suppress(OSError):
                     (target / name).chmod(stat.S_IMODE(info.st_mode))

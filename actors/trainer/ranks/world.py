@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.actors.policy.device import open_device
@@ -112,8 +112,9 @@ class _SecretStore(Store):
     def add(self, key: str, value: int) -> int:
         return self._inner.add(self._named(key), value)
 
-    def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        self._inner.wait([self._named(key) for key in keys], *timeout)
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        given = () if timeout is None else (timeout,)
+        self._inner.wait([self._named(key) for key in keys], *given)
 
 
 def _meet(place: RankEnvironment, timeout: timedelta) -> Store:
@@ -121,12 +122,12 @@ def _meet(place: RankEnvironment, timeout: timedelta) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # torchrun itself serves one.
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    listening: dict[str, int] = {}
+    listening: int | None = None
     if serves:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         server = socket.create_server((address, port), family=family)
-        listening["master_listen_fd"] = server.detach()
-    inner = dist.TCPStore(address, port, place.num_ranks, serves, timeout, **listening)
+        listening = server.detach()
+    inner = TCPStore(address, port, place.num_ranks, serves, timeout, master_listen_fd=listening)
     return _SecretStore(inner, place.secret)
 
 
