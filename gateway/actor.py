@@ -74,6 +74,7 @@ class Gateway(Actor):
         summary: SummaryConfig | None = None,
         public_tools: Collection[str] = (),
         on_listening: Callable[[str], None] = lambda url: None,
+        on_page: Callable[[str], None] = lambda link: None,
     ) -> None:
         """Check the keys; the gateway does not listen before `start`.
 
@@ -88,13 +89,15 @@ class Gateway(Actor):
             public_tools: Names of tools that the log has as they are, with those of the harness; of
                 others it has pseudonyms.
             on_listening: Callback that gets the base URL, `http://host:port`, once it listens.
+            on_page: Callback that gets each link with which one browser of this host can see the
+                live page.
 
         Raises:
             ConfigError: A key is invalid; see `KeyRing`.
             FileNotFoundError: `config.keys_file` does not exist.
 
         """
-        self._on_listening = on_listening
+        self._on_listening, self._on_page = on_listening, on_page
         self._config = config
         self._chat_format = chat_format
         self._keys = KeysFile(keys, config.keys_file)
@@ -130,11 +133,14 @@ class Gateway(Actor):
             signals=self._signals,
             summary=self._summary,
             public_tools=self._public_tools,
+            on_code=lambda code: self._on_page(f"{url}/?code={code}"),
         )
         ctx.spawn("spool", self._services.recorder.drain())
         app = build_app(self._services, self._listener.note_busy)
         url = await self._listener.start(app)
         log.info("listening at %s for model %r", url, self._config.model)
+        if self._config.is_local:
+            self._services.door.renew()
         self._on_listening(url)
         return self._withdrawals(ctx)
 

@@ -1,12 +1,19 @@
 """Settings of a gateway."""
 
-import ipaddress
 from typing import Annotated
 
 import msgspec
 
+from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
-from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from penstock.messages.settings import (
+    NonNegativeFloat,
+    PlainText,
+    PositiveFloat,
+    PositiveInt,
+    check_encrypted,
+    is_loopback,
+)
 from penstock.messages.task import TEMPERATURE_MIN
 
 
@@ -15,10 +22,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     host: str = "127.0.0.1"
     """Address to listen on. On any address but loopback, and through a proxy, the live page, its
-    state and the metrics need an operator key. TLS is left to a proxy."""
+    state and the metrics need an operator key, and TLS is expected."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """TCP port; 0 picks a free one. Several gateways on one host share a port: the kernel spreads
     connections over them."""
+    tls_cert: str = ""
+    """PEM file with the certificate that clients see; with it, the gateway speaks TLS alone."""
+    tls_key: str = ""
+    """PEM file with its key."""
+    allow_plain_text: PlainText = []
+    """Addresses of `host` on which keys and texts may pass without TLS, as behind a proxy that
+    reaches the gateway over a network of its own."""
     model: str = "policy"
     """Model name that requests must use."""
     channel: str = NEWEST
@@ -67,18 +81,24 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds that open requests have to finish after a stop."""
 
     def __post_init__(self) -> None:
-        """Check the channel.
+        """Check fields against each other.
 
         Raises:
-            ConfigError: The channel is unknown.
+            ConfigError: The channel is unknown, or keys would pass in plain text.
 
         """
         pinned_version(self.channel)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("gateway: expected tls_cert and tls_key together")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        check_encrypted("gateway.host", f"{self.scheme}://{host}", self.allow_plain_text)
+
+    @property
+    def scheme(self) -> str:
+        """Of the gateway's URL."""
+        return "https" if self.tls_cert else "http"
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)

@@ -7,11 +7,13 @@ that clients that only hold connections open cannot lock others out.
 
 import asyncio
 import logging
+import ssl
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from penstock.gateway.config import GatewayConfig
+from penstock.messages.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,11 @@ class Listener:
 
         Raises:
             OSError: The address is in use.
+            ConfigError: Certificate or key are not readable.
 
         """
         config = self._config
+        tls = _tls(config) if config.tls_cert else None
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -64,10 +68,10 @@ class Listener:
         # Several gateways share one port, and the kernel spreads connections over them.
         reuses = config.is_one_of_several and config.port > 0
         self._server = await loop.create_server(
-            self._connection, config.host, config.port, reuse_port=reuses
+            self._connection, config.host, config.port, reuse_port=reuses, ssl=tls
         )
         host, port = self._server.sockets[0].getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"{config.scheme}://{host}:{port}"
 
     async def stop(self) -> None:
         """Accept no more connections and let open requests finish."""
@@ -95,6 +99,16 @@ class Listener:
             log.debug("%d connections are open: the oldest idle one is closed", len(connections))
             idle.force_close()
         return server()
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:
+        text = f"gateway.tls_cert, gateway.tls_key: {config.tls_cert}, {config.tls_key}"
+        raise ConfigError(f"{text}: expected a certificate and its key: {error}") from error
+    return context
 
 
 class _Refusal(asyncio.Protocol):

@@ -1,9 +1,12 @@
 """State that all endpoints share: configuration, keys, limits, metrics and recent requests."""
 
 import base64
+import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Sequence
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +37,8 @@ from penstock.messages.feedback import InferenceCounted, InferenceRecorded, owne
 from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose
 
+PAGE_COOKIE = "penstock_page"
+_NUM_BROWSERS_MAX = 64
 NUM_REQUESTS_KNOWN_MAX = 100_000
 """Maximum recent requests, and sessions, whose owner is kept in memory."""
 # Up to 120 s, the default of `request_s_max`.
@@ -64,6 +69,31 @@ def is_same_host(request: web.Request) -> bool:
         return False
     name = _LOCAL_HOST.fullmatch(request.headers.get("Host", ""))
     return is_loopback and name is not None
+
+
+class PageDoor:
+    """Browsers that came with the code of a link to the page; a code opens it once."""
+
+    def __init__(self, on_code: Callable[[str], None]) -> None:
+        self._on_code, self._code = on_code, ""
+        self._browsers: deque[str] = deque(maxlen=_NUM_BROWSERS_MAX)
+
+    def renew(self) -> None:
+        """Make the code of the next link."""
+        self._code = secrets.token_hex(16)
+        self._on_code(self._code)
+
+    def enter(self, code: str) -> str:
+        """Return the cookie of a browser with a code that is valid; empty for another."""
+        if not self._code or not hmac.compare_digest(code.encode(), self._code.encode()):
+            return ""
+        self._browsers.append(secrets.token_hex(16))
+        self.renew()
+        return self._browsers[-1]
+
+    def knows(self, cookie: str) -> bool:
+        """Return whether a browser entered."""
+        return any(hmac.compare_digest(cookie.encode(), one.encode()) for one in self._browsers)
 
 
 def _password(encoded: str) -> str:
@@ -216,8 +246,10 @@ class Services:
         signals: Sequence[SignalSpec],
         summary: SummaryConfig,
         public_tools: Collection[str],
+        on_code: Callable[[str], None],
     ) -> None:
         self.ctx = ctx
+        self.door = PageDoor(on_code)
         self.config = config
         self.chat_format = chat_format
         self.keys = keys
@@ -293,7 +325,7 @@ class Services:
         self.index.forget(tenant, user)
 
     def admit_viewer(self, request: web.Request) -> None:
-        """Admit viewers of the run: by operator key, or from this host if only it can connect.
+        """Admit viewers of the run: by operator key, or on this host by the link that it prints.
 
         A browser asks for the key in its password dialog.
 
@@ -301,7 +333,8 @@ class Services:
             ApiError: 401, there is no valid key; 403, the key is not an operator's.
 
         """
-        if self.config.is_local and is_same_host(request):
+        cookie = request.cookies.get(PAGE_COOKIE, "")
+        if self.config.is_local and is_same_host(request) and self.door.knows(cookie):
             return
         try:
             self.admit_operator(request)

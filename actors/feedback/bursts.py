@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.actors.feedback.config import BurstConfig
-from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined, feedback_key
+from penstock.actors.runtime.fair_table import FairTable
+from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined, feedback_key, tenant_of
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 
@@ -36,10 +37,12 @@ class Bursts:
 
     def __init__(self, config: BurstConfig) -> None:
         self._config = config
-        self._usage: OrderedDict[tuple[str, str], _Usage] = OrderedDict()
-        self._held: OrderedDict[str, str] = OrderedDict()
+        self._usage: FairTable[tuple[str, str], _Usage] = FairTable(NUM_USERS_MAX, _tenant_of_user)
+        self._held: FairTable[str, str] = FairTable(NUM_USERS_MAX, lambda root, _: tenant_of(root))
         """Feedback's log key -> its quarantine."""
-        self._sizes: OrderedDict[str, tuple[str, str, int]] = OrderedDict()
+        self._sizes: FairTable[str, tuple[str, str, int]] = FairTable(
+            NUM_USERS_MAX, _tenant_of_size
+        )
         """Quarantine -> tenant and user whose it is, and how much was given in its window."""
         self._released: OrderedDict[str, None] = OrderedDict()
         self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
@@ -61,10 +64,7 @@ class Bursts:
             return None
         window = int(at / self._config.window_s)
         user = (event.tenant, event.user)
-        usage = self._usage.setdefault(user, _Usage(window=window))
-        self._usage.move_to_end(user)
-        if len(self._usage) > NUM_USERS_MAX:
-            self._usage.popitem(last=False)
+        self._usage[user] = usage = self._usage.get(user) or _Usage(window=window)
         # Events of an earlier window may still arrive; they count in the present one.
         if window > usage.window:
             _close(usage, window)
@@ -88,12 +88,8 @@ class Bursts:
             usage.usual = max(usage.usual, usage.num_signals)
         else:
             self._sizes[quarantined.key()] = (*user, usage.num_signals)
-            if len(self._sizes) > NUM_USERS_MAX:
-                self._sizes.popitem(last=False)
             root = feedback_key(event.tenant, event.amends or event.feedback_id)
             self._held[root] = quarantined.key()
-            if len(self._held) > NUM_USERS_MAX:
-                self._held.popitem(last=False)
         return quarantined if begins else None
 
     def admit(self, judgments: Iterable[Judgment]) -> list[Judgment]:
@@ -126,6 +122,14 @@ class Bursts:
     def holds(self, sample: LiveSampleJoined) -> bool:
         """Return whether a sample is based on held feedback."""
         return not self._held.keys().isdisjoint(sample.feedback_ids)
+
+
+def _tenant_of_user(user: tuple[str, str], _usage: _Usage) -> str:
+    return user[0]
+
+
+def _tenant_of_size(_quarantine: str, size: tuple[str, str, int]) -> str:
+    return size[0]
 
 
 def _close(usage: _Usage, window: int) -> None:

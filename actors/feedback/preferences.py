@@ -6,13 +6,13 @@
 ```
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, refusal
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import (
     ConsentWithdrawn,
     FeedbackReceived,
@@ -43,8 +43,12 @@ class Preferences:
     def __init__(self, config: JoinConfig) -> None:
         self._num_max = config.num_open_max
         self._declared = by_name(config.signals)
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
-        self._early: OrderedDict[str, list[FeedbackReceived]] = OrderedDict()
+        self._requests: FairTable[str, _Request] = FairTable(
+            self._num_max, lambda _, request: request.tenant
+        )
+        self._early: FairTable[str, list[FeedbackReceived]] = FairTable(
+            self._num_max, lambda _, waiting: waiting[0].tenant
+        )
 
     def add_record(self, record: InferenceRecorded) -> Iterator[PreferencePair | Label]:
         """Add a request; yield the pairs and labels of feedback that arrived before it."""
@@ -57,8 +61,6 @@ class Preferences:
             key_id=record.key_id,
             at=record.recorded_at,
         )
-        if len(self._requests) > self._num_max:
-            self._requests.popitem(last=False)
         for event in self._early.pop(record.request_id, []):
             yield from self._read(event, request)
 
@@ -68,12 +70,12 @@ class Preferences:
         if request is not None:
             yield from self._read(event, request)
             return
-        waiting = self._early.setdefault(event.request_id, [])
+        waiting = self._early.get(event.request_id)
+        if waiting is None:
+            self._early[event.request_id] = [event]
         # Bounded per request: anybody may send feedback on an id that does not exist.
-        if len(waiting) < SIGNALS_MAX:
+        elif len(waiting) < SIGNALS_MAX:
             waiting.append(event)
-        if len(self._early) > self._num_max:
-            self._early.popitem(last=False)
 
     def withdraw(self, event: ConsentWithdrawn) -> None:
         """Read no more feedback on requests that must not be trained anymore."""

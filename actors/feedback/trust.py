@@ -14,6 +14,7 @@ from collections import OrderedDict
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.runtime.fair_table import FairTable
 from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined
 from penstock.messages.signals.declaration import by_name
 
@@ -41,7 +42,7 @@ class Trust:
         self._num_max = config.num_open_max
         self._declared = by_name(config.signals)
         self._judged: OrderedDict[str, _RequestScores] = OrderedDict()
-        self._agreed: OrderedDict[User, list[int]] = OrderedDict()
+        self._agreed: FairTable[User, list[int]] = FairTable(self._num_max, lambda user, _: user[0])
         """[agreements, comparisons] by user."""
 
     def add(self, event: FeedbackReceived) -> None:
@@ -72,9 +73,5 @@ class Trust:
         return min(1.0, max(0.0, (share - COIN) / (BELIEVED - COIN)))
 
     def _compare(self, user: User, given: float, verified: float) -> None:
-        counts = self._agreed.setdefault(user, [0, 0])
-        self._agreed.move_to_end(user)
-        if len(self._agreed) > self._num_max:
-            self._agreed.popitem(last=False)
-        counts[0] += (given > 0) == (verified > 0)
-        counts[1] += 1
+        agreed, compared = self._agreed.get(user, [0, 0])
+        self._agreed[user] = [agreed + ((given > 0) == (verified > 0)), compared + 1]

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from penstock.gateway.services import Services
+from penstock.gateway.services import PAGE_COOKIE, Services
 
 # No request leaves for another site, whatever a string in the state may say.
 _POLICY = (
@@ -45,7 +45,14 @@ def script_json(data: bytes) -> str:
 
 
 async def live_page(services: Services, request: web.Request) -> web.Response:
-    """Return the page that follows this gateway."""
+    """Return the page that follows this gateway; a link's code becomes the browser's cookie."""
+    code = request.query.get("code", "")
+    if code and services.config.is_local and (cookie := services.door.enter(code)):
+        reply = web.Response(
+            status=303, headers={"Location": "/", "Referrer-Policy": "no-referrer"}
+        )
+        reply.set_cookie(PAGE_COOKIE, cookie, httponly=True, samesite="Strict")
+        return reply
     services.admit_viewer(request)
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
     return web.Response(text=render_page(), content_type="text/html", headers=headers)

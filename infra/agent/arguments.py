@@ -71,6 +71,10 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="", help=text)
     text = "file with the bearer key of that endpoint (default: $PENSTOCK_AGENT_KEY)"
     parser.add_argument("--key-file", type=Path, help=text)
+    text = "host off this machine that may get key and texts over http://"
+    parser.add_argument(
+        "--allow-plain-text", action="append", default=[], metavar="HOST", help=text
+    )
     text = "name of the model (default: %(default)s)"
     parser.add_argument("--model", default="policy", help=text)
     text = "version of the tools that it is offered (default: the run's; needed with --url)"

@@ -52,7 +52,11 @@ async def _work(model: Model, arguments: argparse.Namespace) -> AgentReport:
     limits = Limits(tool_s_max=arguments.tool_s, output_bytes_max=arguments.output_bytes)
     embedder = None
     if arguments.embeddings:
-        embedder = HttpEmbedder(arguments.embeddings, arguments.embeddings_model)
+        embedder = HttpEmbedder(
+            arguments.embeddings,
+            arguments.embeddings_model,
+            allowed=arguments.allow_plain_text,
+        )
     async with open_checkout(arguments.repo, _say) as sandbox:
         session = ToolSession(model.harness, sandbox, limits, embedder)
         conversation = Dialogue(model, session, Display(sys.stderr.write, SHOWN_CHARACTERS_MAX))

@@ -40,7 +40,14 @@ def model_of_url(arguments: argparse.Namespace, *, stores: bool = True) -> Model
         raise ConfigError("--harness: expected 1 or 2 with --url: the tools that it is offered")
     key = arguments.key_file.read_text().strip() if arguments.key_file else ""
     key = key or os.environ.get(KEY_VARIABLE, "")
-    return Model(arguments.url, key, arguments.model, arguments.harness, stores=stores)
+    return Model(
+        arguments.url,
+        key,
+        arguments.model,
+        arguments.harness,
+        stores=stores,
+        allowed=arguments.allow_plain_text,
+    )
 
 
 def model_of_run(run: RunDir, arguments: argparse.Namespace, *, stores: bool = True) -> Model:

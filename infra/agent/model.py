@@ -1,7 +1,7 @@
 """A served model as the agent sees it: chat completions, and feedback on its session."""
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from penstock.envs.harness.tools import tool_schemas
+from penstock.envs.outbound import LOST, Outbound, ReplyTooLargeError, read_reply
 from penstock.infra.agent.stream import (
     REPLY_BYTES_MAX,
     AgentError,
@@ -44,16 +45,30 @@ class Model:
         name: The model's name there.
         harness: Version of the tools that it is offered.
         stores: Whether the service may keep what is said.
+        allowed: Hosts off this machine that may get key and texts in plain text.
 
     """
 
-    def __init__(self, url: str, key: str, name: str, harness: str, *, stores: bool = True) -> None:
+    def __init__(  # noqa: PLR0913 - independent settings of one endpoint
+        self,
+        url: str,
+        key: str,
+        name: str,
+        harness: str,
+        *,
+        stores: bool = True,
+        allowed: Sequence[str] = (),
+    ) -> None:
         self._url, self.harness = url.rstrip("/"), harness
+        self.session_id = f"agent-{secrets.token_hex(8)}"
+        headers = {SUMMARIES: "auto", "X-Session-Id": self.session_id}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._service = Outbound(
+            url, field="--url", headers=headers, secrets=[key], allowed=allowed
+        )
         self._body = {"model": name, "tools": tool_schemas(harness), "stream": True}
         if not stores:
             self._body["store"] = False
-        self.session_id = f"agent-{secrets.token_hex(8)}"
-        self._headers = {SUMMARIES: "auto"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.num_summaries = 0
         """Of the session, which outgrew the model's window so many times."""
 
@@ -95,20 +110,16 @@ class Model:
         self, route: str, body: dict[str, Any], seconds_max: float
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Yield the response to a request that was not refused."""
-        timeout = aiohttp.ClientTimeout(total=seconds_max)
-        headers = self._headers | {"X-Session-Id": self.session_id}
         try:
-            async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-                session.post(f"{self._url}/{route}", json=body) as response,
-            ):
+            async with self._service.open("POST", f"/{route}", seconds_max, json=body) as response:
                 if response.status >= 300:
                     data = await _read(response, self._url)
-                    text = data.decode("utf-8", "replace")[:SHOWN_CHARACTERS_MAX]
+                    text = self._service.said(data, SHOWN_CHARACTERS_MAX)
                     raise AgentError(f"{self._url}: status {response.status}: {text}")
                 yield response
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise AgentError(f"{self._url}: {type(error).__name__}: {error}") from error
+        except LOST as error:
+            cause = self._service.hide(f"{type(error).__name__}: {error}")
+            raise AgentError(f"{self._url}: {cause}") from error
 
 
 def _whole(data: bytes, url: str) -> ChatReply:
@@ -119,9 +130,7 @@ def _whole(data: bytes, url: str) -> ChatReply:
 
 
 async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
-    data = bytearray()
-    async for piece in response.content.iter_chunked(65_536):
-        data += piece
-        if len(data) > REPLY_BYTES_MAX:
-            raise AgentError(f"{url}: expected a reply of at most {REPLY_BYTES_MAX} bytes")
-    return bytes(data)
+    try:
+        return await read_reply(response, REPLY_BYTES_MAX)
+    except ReplyTooLargeError as error:
+        raise AgentError(f"{url}: {error}") from error

@@ -12,11 +12,10 @@ Example:
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
-import aiohttp
-
+from penstock.envs.outbound import LOST, Outbound
 from penstock.gateway.rollouts.bodies import AttemptInfo, TakeReply
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
@@ -24,6 +23,8 @@ from penstock.messages.reading.parsing import parse_json
 log = logging.getLogger(__name__)
 
 _REQUEST_S_MAX = 60.0
+_REPLY_BYTES_MAX = 64 << 20
+_SAID_CHARACTERS_MAX = 1000
 _RETRY_S = 1.0
 """Pause after the service could not be reached, as while it restarts."""
 
@@ -35,9 +36,9 @@ class RolloutServiceError(PenstockError, RuntimeError):
 class RolloutAttempt:
     """One attempt at a task: the agent's model URL and key, and the calls that keep and end it."""
 
-    def __init__(self, session: aiohttp.ClientSession, taken: AttemptInfo) -> None:
+    def __init__(self, taken: AttemptInfo, allowed: Sequence[str]) -> None:
         """Wrap a taken attempt; `RolloutClient.take` calls this."""
-        self._session = session
+        self._service = _service(taken.url, taken.api_key, allowed)
         self.taken = taken
         self.is_ended = False
 
@@ -70,38 +71,28 @@ class RolloutAttempt:
         self.is_ended = True
 
     async def _post(self, name: str, body: dict[str, Any]) -> None:
-        headers = {"Authorization": f"Bearer {self.api_key}"}
-        url = f"{self.taken.url}/{name}"
-        async with self._session.post(url, json=body, headers=headers) as reply:
-            if reply.status != 200:
-                raise RolloutServiceError(f"{name}: {reply.status} {await reply.text()}")
+        await _post(self._service, f"/{name}", body)
 
 
 class RolloutClient:
     """Takes attempts from one service."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
-        """Use `open_client` instead, which owns the session."""
-        self._session = session
-        self._url = url.rstrip("/")
-        self._key = key
+    def __init__(self, url: str, key: str, allowed: Sequence[str] = ()) -> None:
+        """Name the service; `allowed` are hosts off this machine that may get plain text."""
+        self._service = _service(url, key, allowed)
+        self._allowed = allowed
 
     async def take(self, wait_s: float = 30.0) -> RolloutAttempt | None:
         """Return the next attempt, or None if there is none in time.
 
         Raises:
             RolloutServiceError: The key is wrong.
-            aiohttp.ClientError: The service cannot be reached.
+            aiohttp.ClientError, TimeoutError: The service cannot be reached.
 
         """
-        headers = {"Authorization": f"Bearer {self._key}"}
-        url = f"{self._url}/v1/rollouts/take"
-        async with self._session.post(url, json={"wait_s": wait_s}, headers=headers) as reply:
-            body = await reply.read()
-            if reply.status != 200:
-                raise RolloutServiceError(f"take: {reply.status} {body.decode()}")
+        body = await _post(self._service, "/v1/rollouts/take", {"wait_s": wait_s})
         taken = parse_json(body, TakeReply, "take").attempt
-        return None if taken is None else RolloutAttempt(self._session, taken)
+        return None if taken is None else RolloutAttempt(taken, self._allowed)
 
     @contextlib.asynccontextmanager
     async def playing(self, attempt: RolloutAttempt) -> AsyncGenerator[RolloutAttempt]:
@@ -112,16 +103,21 @@ class RolloutClient:
         finally:
             keeping.cancel()
             if not attempt.is_ended:
-                with contextlib.suppress(RolloutServiceError, aiohttp.ClientError, TimeoutError):
+                with contextlib.suppress(RolloutServiceError, *LOST):
                     await attempt.end(outcome="lost", detail="its program gave it up")
 
 
-@contextlib.asynccontextmanager
-async def open_client(url: str, key: str) -> AsyncGenerator[RolloutClient]:
-    """Open a client of the service at `url` (the run's file `rollouts_url`)."""
-    timeout = aiohttp.ClientTimeout(total=_REQUEST_S_MAX)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield RolloutClient(session, url, key)
+def _service(url: str, key: str, allowed: Sequence[str]) -> Outbound:
+    headers = {"Authorization": f"Bearer {key}"}
+    return Outbound(url, field="url", headers=headers, secrets=[key], allowed=allowed)
+
+
+async def _post(service: Outbound, path: str, body: dict[str, Any]) -> bytes:
+    status, data = await service.post(path, _REQUEST_S_MAX, _REPLY_BYTES_MAX, json=body)
+    if status != 200:
+        said = service.said(data, _SAID_CHARACTERS_MAX)
+        raise RolloutServiceError(f"{path}: {status} {said}")
+    return data
 
 
 async def play(
@@ -130,6 +126,7 @@ async def play(
     attempt: Callable[[RolloutAttempt], Awaitable[float | None]],
     *,
     num_concurrent: int = 8,
+    allow_plain_text: Sequence[str] = (),
 ) -> None:
     """Play attempts until cancelled.
 
@@ -139,9 +136,11 @@ async def play(
         attempt: Plays one attempt and returns its reward; an exception loses the attempt, which is
             then not trained.
         num_concurrent: Attempts at once.
+        allow_plain_text: Hosts off this machine that may be reached over `http://`.
 
     """
-    async with open_client(url, key) as client, asyncio.TaskGroup() as group:
+    client = RolloutClient(url, key, allow_plain_text)
+    async with asyncio.TaskGroup() as group:
         for _ in range(num_concurrent):
             group.create_task(_play(client, attempt))
 
@@ -152,7 +151,7 @@ async def _play(
     while True:
         try:
             one = await client.take()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except LOST as error:
             log.warning("the rollout service cannot be reached: %s", error)
             await asyncio.sleep(_RETRY_S)
             continue
@@ -169,5 +168,5 @@ async def _play(
 async def _keep(attempt: RolloutAttempt) -> None:
     while True:
         await asyncio.sleep(attempt.taken.lease_s / 4)
-        with contextlib.suppress(RolloutServiceError, aiohttp.ClientError, TimeoutError):
+        with contextlib.suppress(RolloutServiceError, *LOST):
             await attempt.keep()

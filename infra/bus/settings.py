@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PlainText, PositiveInt
 
 _SERVER = r"^(nats|tls)://([A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z"
 NUM_REPLICAS_MAX = 5
@@ -15,7 +15,7 @@ SECRETS = ("nkey_seed_file", "credentials_file", "token_file")
 FILES = (*SECRETS, "tls_ca", "tls_cert", "tls_key")
 """Fields that are paths on this host."""
 INLINE_BYTES_MAX = 512 << 10
-_EITHER = {"servers", "server_path", "inline_bytes"}
+_EITHER = {"servers", "server_path", "inline_bytes", "allow_plain_text"}
 """Fields that an embedded server knows, too."""
 
 
@@ -56,6 +56,8 @@ class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """PEM file with our certificate, where servers ask for one."""
     tls_key: str = ""
     """PEM file with its key."""
+    allow_plain_text: PlainText = []
+    """Hosts of `servers` off this machine that may be reached without TLS."""
     num_replicas: Annotated[int, msgspec.Meta(ge=1, le=NUM_REPLICAS_MAX)] = 1
     """Servers that keep each stream and bucket; odd, at most as many as the cluster has."""
     max_bytes: NonNegativeInt = 0

@@ -69,7 +69,8 @@ async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: 
     """
     from penstock.actors.trainer.ranks.world import RankEnvironment, World
 
-    place, trainer = RankEnvironment.of(os.environ), config.trainer
+    trainer = config.trainer
+    place = RankEnvironment.of(os.environ, trainer.ranks.allow_plain_text)
     world = await asyncio.to_thread(World, place, trainer.device, trainer.ranks.step_s_max)
     name, is_first = f"replay-{place.rank}", place.rank == 0
     async with connect(run, url, name) if url else open_log(run, name) as bus:

@@ -25,7 +25,14 @@ from penstock.infra.models.settings import ModelSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
-from penstock.messages.settings import REFERENCE, NonNegativeInt, PositiveFloat, PositiveInt
+from penstock.messages.settings import (
+    REFERENCE,
+    NonNegativeInt,
+    PlainText,
+    PositiveFloat,
+    PositiveInt,
+    check_encrypted,
+)
 from penstock.messages.task import Purpose
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -58,17 +65,27 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """S3 bucket of the region's weights, which must exist; empty: a directory beside its relay."""
     endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
     """S3 server of the bucket, if it is not Amazon's."""
+    allow_plain_text: PlainText = []
+    """Hosts off this machine whose `endpoint` may be `http://`."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
         if self.endpoint and not self.bucket:
             raise ConfigError(f"regions.{self.name}.endpoint: expected a bucket with it")
+        if self.endpoint:
+            field = f"regions.{self.name}.endpoint"
+            check_encrypted(field, self.endpoint, self.allow_plain_text)
 
     def store_section(self) -> StoreSection | None:
         """Return the bucket as a `[store]`; None for a directory."""
         if not self.bucket:
             return None
-        return StoreSection(kind=StoreKind.S3, bucket=self.bucket, endpoint=self.endpoint)
+        return StoreSection(
+            kind=StoreKind.S3,
+            bucket=self.bucket,
+            endpoint=self.endpoint,
+            allow_plain_text=self.allow_plain_text,
+        )
 
 
 class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

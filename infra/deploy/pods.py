@@ -19,6 +19,8 @@ CONFIG_DIR = "/etc/penstock/config"
 BUS_DIR = "/etc/penstock/bus"
 MASTER_KEY_DIR = "/etc/penstock/master-key"
 KEYS_DIR = "/etc/penstock/gateway"
+GATEWAY_TLS_DIR = "/etc/penstock/gateway-tls"
+RANKS_SECRET = "ranks"  # noqa: S105 - the name of a Secret.
 WORK_DIR = "/var/lib/penstock"
 HEALTH_PORT = 8081
 RENDEZVOUS_PORT = 29500
@@ -53,6 +55,12 @@ class Deployment:
     def name(self, part: str) -> str:
         """Return the name of an object."""
         return f"{self.run_id}-{part}"
+
+    @property
+    def meeting_place(self) -> str:
+        """Name of the pod at which ranks meet."""
+        name = self.name("ranks")
+        return f"{name}-rank-0-0.{name}"
 
     def labels(self, part: str = "") -> dict[str, str]:
         """Return the labels of all objects of the run, or of one part of it."""
@@ -94,7 +102,8 @@ def actor_pod(deployment: Deployment, workload: Workload) -> Manifest:
         *("actor", *workload.roles, "--run", deployment.run_id),
         *("--config", f"{CONFIG_DIR}/host.toml", "--health-port", str(HEALTH_PORT)),
     ]
-    container: Manifest = _container(deployment, image_suffix(workload, config), command) | {
+    suffix = image_suffix(workload, config)
+    container: Manifest = _container(deployment, suffix, workload.name, command) | {
         "name": "actor",
         "ports": [{"name": "health", "containerPort": HEALTH_PORT}],
         "startupProbe": _probe("/healthz", math.ceil(1.25 * START_S_MAX / PROBE_S)),
@@ -121,7 +130,7 @@ def launcher_pod(deployment: Deployment) -> Manifest:
         *("--or-resume", "--processes", ""),
         *(() if deployment.replays else ("--no-replay",)),
     ]
-    container = _container(deployment, "", command)
+    container = _container(deployment, "", "launcher", command)
     resources = _resources(launcher_size(deployment.config, replays=deployment.replays))
     container |= {"name": "launcher", "resources": resources}
     pod = _pod(deployment, container, "launcher", reads_content=True)
@@ -137,7 +146,7 @@ def grace_s(workload: Workload, config: RunConfig) -> int:
     return math.ceil(REST_S_MAX + DRAIN_S + requests + SAVE_S)
 
 
-def _container(deployment: Deployment, image: str, command: list[str]) -> Manifest:
+def _container(deployment: Deployment, image: str, part: str, command: list[str]) -> Manifest:
     environment: list[Manifest] = [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "HOME", "value": WORK_DIR},
@@ -149,7 +158,7 @@ def _container(deployment: Deployment, image: str, command: list[str]) -> Manife
         "args": command,
         "workingDir": WORK_DIR,
         "env": environment,
-        "envFrom": [{"secretRef": {"name": deployment.name("store")}}],
+        "envFrom": [{"secretRef": {"name": deployment.name(f"store-{part}")}}],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -176,12 +185,15 @@ def _pod(
     ]
     secrets: list[tuple[str, str, Mapping[str, str]]] = []
     if files := secret_files(config):
-        secrets.append(("bus", BUS_DIR, {key: key for key in files.values()}))
+        secrets.append((f"bus-{part}", BUS_DIR, {key: key for key in files.values()}))
     if reads_content and config.store.master_key_file:
         secrets.append(("master-key", MASTER_KEY_DIR, {"master_key": "master_key"}))
     has_gateway = any(port["name"] == "http" for port in container.get("ports", []))
     if has_gateway and config.gateway.keys_file:
         secrets.append(("gateway-keys", KEYS_DIR, {"keys.toml": "keys.toml"}))
+    if has_gateway and config.gateway.tls_cert:
+        keys = {name: name for name in ("tls.crt", "tls.key")}
+        secrets.append(("gateway-tls", GATEWAY_TLS_DIR, keys))
     for name, folder, keys in secrets:
         items = [{"key": key, "path": path} for key, path in keys.items()]
         source = {"secretName": deployment.name(name), "defaultMode": 0o440, "items": items}
@@ -220,15 +232,16 @@ def _resources(size: Size, gpus: int = 0) -> Manifest:
 def _rank_environment(deployment: Deployment, workload: Workload) -> list[Manifest]:
     """Return what torchrun would set; the first pod of the JobSet is the meeting place."""
     field = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    name = deployment.name(workload.name)
     values = {
         "WORLD_SIZE": str(workload.num_pods),
         "LOCAL_RANK": "0",
-        "MASTER_ADDR": f"{name}-rank-0-0.{name}",
+        "MASTER_ADDR": deployment.meeting_place,
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
     rank = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": field}}}
-    return [rank, *({"name": key, "value": value} for key, value in values.items())]
+    key = {"secretKeyRef": {"name": deployment.name(RANKS_SECRET), "key": "secret"}}
+    secret = {"name": "PENSTOCK_RANKS_SECRET", "valueFrom": key}
+    return [rank, secret, *({"name": key, "value": value} for key, value in values.items())]
 
 
 def _add_machines(pod: Manifest, config: RunConfig) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import tomli_w
 import yaml
@@ -21,9 +22,11 @@ from penstock.infra.config.settings import RunConfig
 from penstock.infra.deploy.layout import Kind, Workload, check_label, workloads
 from penstock.infra.deploy.pods import (
     BUS_DIR,
+    GATEWAY_TLS_DIR,
     HEALTH_PORT,
     KEYS_DIR,
     MASTER_KEY_DIR,
+    RANKS_SECRET,
     Deployment,
     Manifest,
     actor_pod,
@@ -35,7 +38,7 @@ from penstock.infra.deploy.sizes import MIB, NATS_MIB, memory_store_bytes, store
 from penstock.infra.run.hosts import OWN_TABLES
 from penstock.messages.errors import ConfigError
 
-HTTP_PORT = 80
+HTTP_PORT, HTTPS_PORT = 80, 443
 SPOOL_GIB_MIN = 1
 GIB = 1 << 30
 
@@ -144,21 +147,43 @@ def network_policies(deployment: Deployment, found: list[Workload]) -> list[Mani
     instance = {"matchLabels": deployment.labels()}
     closed = {"podSelector": instance, "policyTypes": ["Ingress"]}
     policies = [_policy(deployment, "closed", closed)]
-    for one in found:
-        pods = {"podSelector": {"matchLabels": deployment.labels(one.name)}}
-        if one.kind is Kind.GATEWAY:
+    for name in ["launcher", *(one.name for one in found)]:
+        kind = next((one.kind for one in found if one.name == name), None)
+        pods = {"podSelector": {"matchLabels": deployment.labels(name)}}
+        rules = [{"ports": _ports_out(deployment.config)}]
+        spec: Manifest = pods | {"policyTypes": ["Egress"], "egress": rules}
+        if kind is Kind.GATEWAY:
             rule = {"ports": [{"protocol": "TCP", "port": deployment.config.gateway.port}]}
-            spec = pods | {"policyTypes": ["Ingress"], "ingress": [rule]}
-        elif one.kind is Kind.RANK:
-            spec = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
-        elif one.kind is Kind.NODE:
-            blocks = [("0.0.0.0/0", ["169.254.0.0/16"]), ("::/0", ["fe80::/10"])]
-            targets = [{"ipBlock": {"cidr": all_of, "except": no}} for all_of, no in blocks]
-            spec = pods | {"policyTypes": ["Egress"], "egress": [{"to": targets}]}
+            spec |= {"policyTypes": ["Ingress", "Egress"], "ingress": [rule]}
+        elif kind is Kind.RANK:
+            spec |= {"policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [pods]}]}
+            rules.append({"to": [pods]})
+        elif kind is Kind.NODE:
+            # Strangers' code: no address inside, such as the API server's and NATS' monitor's.
+            rules.append({"to": [{"ipBlock": {"cidr": c, "except": no}} for c, no in _OUTSIDE]})
         else:
-            continue
-        policies.append(_policy(deployment, one.name, spec))
+            # Judges' services, registries and sinks; of machines the rule above has them.
+            rules.append({"ports": [{"protocol": "TCP", "port": 443}]})
+        policies.append(_policy(deployment, name, spec))
     return policies
+
+
+_OUTSIDE = (
+    ("0.0.0.0/0", ["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12",
+                   "192.168.0.0/16"]),
+    ("::/0", ["fc00::/7", "fe80::/10"]),
+)  # fmt: skip
+
+
+def _ports_out(config: RunConfig) -> list[Manifest]:
+    """Return the ports of names, servers and buckets, which every pod asks."""
+    endpoints = [config.store.endpoint, *(region.endpoint for region in config.regions)]
+    found = {urlsplit(server).port for server in config.bus.servers}
+    for endpoint in endpoints:
+        parts = urlsplit(endpoint or "https://")  # Amazon S3
+        found.add(parts.port or (80 if parts.scheme == "http" else 443))
+    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    return names + [{"protocol": "TCP", "port": port} for port in sorted(filter(None, found))]
 
 
 def config_map(deployment: Deployment, files: dict[str, str]) -> Manifest:
@@ -210,14 +235,16 @@ def _service(
     deployment: Deployment, workload: Workload, port: str, number: int, *, headless: bool
 ) -> Manifest:
     own = {"clusterIP": "None"} if headless else {}
-    ports = [{"name": port, "port": number if headless else HTTP_PORT, "targetPort": port}]
+    outside = HTTPS_PORT if deployment.config.gateway.tls_cert else HTTP_PORT
+    ports = [{"name": port, "port": number if headless else outside, "targetPort": port}]
     spec = own | {"selector": deployment.labels(workload.name), "ports": ports}
     return _manifest("v1", "Service", deployment.metadata(workload.name), spec)
 
 
 MAX_PENDING_BYTES = 256 << 20
 """Of a client that reads slowly, as the embedded server has it."""
-TLS_SECRET = "nats-tls"  # noqa: S105 - the name of a Secret.
+# Names of Secrets.
+TLS_SECRET, ROUTES_SECRET = "nats-tls", "nats-routes-tls"
 
 
 def nats_values(config: RunConfig) -> Manifest:
@@ -229,16 +256,23 @@ def nats_values(config: RunConfig) -> Manifest:
     num = config.bus.num_replicas
     memory_mib = -(-memory_store_bytes() // MIB)
     has_tls = any(server.startswith("tls://") for server in config.bus.servers)
+    # Routes are authenticated on both sides by an authority of their own, which signs nobody else.
+    routes = {
+        "enabled": True,
+        "secretName": ROUTES_SECRET,
+        "merge": {"verify": True, "ca_file": "/etc/nats-certs/cluster/ca.crt"},
+    }
+    clients = {"enabled": True, "secretName": TLS_SECRET} if has_tls else {}
     return {
         "config": {
-            "cluster": {"enabled": num > 1, "replicas": max(3, num)},
+            "cluster": {"enabled": num > 1, "replicas": max(3, num), "tls": routes},
             "jetstream": {
                 "enabled": True,
                 "fileStore": {"pvc": {"size": f"{volume_gib(store_bytes(config))}Gi"}},
                 "memoryStore": {"enabled": True, "maxSize": f"{memory_mib}Mi"},
                 "merge": {"sync_interval": "always"},
             },
-            "nats": {"tls": {"enabled": True, "secretName": TLS_SECRET} if has_tls else {}},
+            "nats": {"tls": clients},
             "monitor": {"enabled": True},
             "merge": {"max_payload": MAX_PAYLOAD_BYTES, "max_pending": MAX_PENDING_BYTES},
         },
@@ -296,7 +330,7 @@ def render(data: Table, config: RunConfig, deployment: Deployment) -> dict[str, 
             expected = f"expected at most {NAME_CHARACTERS_MAX} characters with the workload's name"
             raise ConfigError(f"--run-id: {expected}, got {name!r}")
     deployment = _with_gateway(deployment, found)
-    files = {"config.yaml": [config_map(deployment, _config_files(data, config))]}
+    files = {"config.yaml": [config_map(deployment, _config_files(data, deployment))]}
     files["launcher.yaml"] = [launcher(deployment)]
     files |= {f"{one.name}.yaml": manifests(deployment, one) for one in found}
     files["network-policies.yaml"] = network_policies(deployment, found)
@@ -331,15 +365,23 @@ def secrets_needed(deployment: Deployment) -> list[str]:
     create = f"kubectl --namespace {deployment.namespace} create secret generic"
     lines = ["The pods refer to these Secrets:"]
     keys = " ".join(f"--from-file={key}=FILE" for key in secret_files(config).values())
-    if keys:
-        lines.append(f"  {create} {deployment.name('bus')} {keys}")
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
     values = " ".join(f"--from-literal={name}=VALUE" for name in names)
-    lines.append(f"  {create} {deployment.name('store')} {values}")
+    # Each part's own, so that none has another's rights.
+    for part in ("launcher", *(one.name for one in workloads(config))):
+        if keys:
+            lines.append(f"  {create} {deployment.name(f'bus-{part}')} {keys}")
+        lines.append(f"  {create} {deployment.name(f'store-{part}')} {values}")
     if config.store.master_key_file:
         lines.append(f"  {create} {deployment.name('master-key')} --from-file=master_key=FILE")
     if config.gateway.keys_file:
         lines.append(f"  {create} {deployment.name('gateway-keys')} --from-file=keys.toml=FILE")
+    if config.gateway.tls_cert:
+        create_tls = create.replace(" generic", " tls")
+        name = deployment.name("gateway-tls")
+        lines.append(f"  {create_tls} {name} --cert=FILE --key=FILE (KEDA trusts its authority)")
+    if any(one.kind is Kind.RANK for one in workloads(config)):
+        lines.append(f"  {create} {deployment.name(RANKS_SECRET)} --from-literal=secret=RANDOM")
     if deployment.gateway:
         name = deployment.name(OPERATOR_KEY)
         lines.append(f"  {create} {name} --from-literal=token=KEY (of an operator, for KEDA)")
@@ -355,17 +397,28 @@ def _with_gateway(deployment: Deployment, found: list[Workload]) -> Deployment:
     return replace(deployment, gateway=names[0])
 
 
-def _config_files(data: Table, config: RunConfig) -> dict[str, str]:
+def _config_files(data: Table, deployment: Deployment) -> dict[str, str]:
     """Return the run's configuration and a host's, with the paths of mounted Secrets."""
+    config = deployment.config
     bus = data["bus"] | {name: f"{BUS_DIR}/{key}" for name, key in secret_files(config).items()}
     store = dict(data["store"])
     if config.store.master_key_file:
         store["master_key_file"] = f"{MASTER_KEY_DIR}/master_key"
     tables = data | {"bus": bus, "store": store}
     if config.gateway.keys_file:
-        tables["gateway"] = data["gateway"] | {"keys_file": f"{KEYS_DIR}/keys.toml"}
+        tables["gateway"] = tables["gateway"] | {"keys_file": f"{KEYS_DIR}/keys.toml"}
+    if config.gateway.tls_cert:
+        files = {f"tls_{end}": f"{GATEWAY_TLS_DIR}/tls.{name}" for end, name in _TLS_FILES}
+        tables["gateway"] = tables["gateway"] | files
+    if any(one.kind is Kind.RANK for one in workloads(config)):
+        # The network policy of ranks lets nobody else reach them.
+        own = data["trainer"].get("ranks", {}) | {"allow_plain_text": [deployment.meeting_place]}
+        tables["trainer"] = data["trainer"] | {"ranks": own}
     own = {name: tables[name] for name in OWN_TABLES}
     return {"run.toml": tomli_w.dumps(tables), "host.toml": tomli_w.dumps(own)}
+
+
+_TLS_FILES = (("cert", "crt"), ("key", "key"))
 
 
 class _Dumper(yaml.SafeDumper):

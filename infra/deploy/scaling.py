@@ -40,8 +40,9 @@ def by_lag(deployment: Deployment, workload: Workload) -> Manifest:
 def by_queue_time(deployment: Deployment, workload: Workload) -> Manifest:
     """Return the ScaledObject of a region's generators, by queue time as the gateway reports it."""
     host = f"{deployment.name(deployment.gateway)}.{deployment.namespace}.svc.cluster.local"
+    scheme = deployment.config.gateway.scheme
     metadata = {
-        "url": f"http://{host}/v1/monitor/state",
+        "url": f"{scheme}://{host}/v1/monitor/state",
         "valueLocation": f"regions.{workload.region}.queue_s",
         "targetValue": f"{QUEUE_S:g}",
         "authMode": "bearer",

@@ -49,7 +49,7 @@ def training_rank(
         ConfigError: The environment is not as torchrun sets it, or not as the settings say.
 
     """
-    environment = RankEnvironment.of(os.environ)
+    environment = RankEnvironment.of(os.environ, config.trainer.ranks.allow_plain_text)
     check_environment(config, role_rank, environment.rank, environment.num_ranks)
     uploader = HeldShardUploader(StoreIO(store), environment.rank, environment.num_ranks)
     return TrainingRank(config.trainer, config.policy, environment, uploader, opener)

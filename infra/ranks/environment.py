@@ -1,6 +1,7 @@
 """The environment variables of ranks that start on one machine, as torchrun sets them."""
 
 import os
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +20,7 @@ def rank_environments(
     """Return what each process of a unit gets beside the launcher's own environment.
 
     Ranks meet at a free port of this machine; where ranks are on several hosts, the launchers'
-    MASTER_ADDR and MASTER_PORT say where.
+    MASTER_ADDR and MASTER_PORT say where, and PENSTOCK_RANKS_SECRET is the same for all.
 
     Args:
         unit: Process name -> roles.
@@ -53,4 +54,9 @@ def _local_place() -> dict[str, str]:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PENSTOCK_RANKS_SECRET": secrets.token_hex(32),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }

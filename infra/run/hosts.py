@@ -111,6 +111,7 @@ _PATHS: dict[str, Sequence[str]] = {
     "bus": FILES,
     "store": ("master_key_file",),
     "prepare": ("tasks",),
+    "gateway": ("tls_cert", "tls_key"),
     "sandbox_host": ("checkpoints", "images"),
 }
 """Fields that are paths, by table; `fill_shape` makes those of `[model]` absolute."""

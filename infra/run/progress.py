@@ -26,8 +26,9 @@ POLL_S = 0.05
 
 def forget_gateways(run: RunDir) -> None:
     """Delete the addresses of gateways from an earlier start of a run."""
-    for file in run.path.glob("gateway_url*"):
-        file.unlink()
+    for pattern in ("gateway_url*", "page_url*"):
+        for file in run.path.glob(pattern):
+            file.unlink()
 
 
 class Progress:
@@ -81,7 +82,10 @@ class Progress:
             for file in sorted(run.path.glob("gateway_url*")):
                 url = file.read_text()
                 if url not in printed.values():
-                    self.say(f"live page: {url}/ (API below /v1, key in {run.gateway_key})")
+                    page = run.page_url_of(file.name.partition(".")[2])
+                    link = page.read_text() if page.exists() else f"{url}/"
+                    self.say(f"live page: {link} (once; the next link is in {page})")
+                    self.say(f"API: {url}/v1 (key in {run.gateway_key})")
                 printed[file] = url
             await asyncio.sleep(POLL_S if not printed else 1.0)
 

@@ -249,6 +249,9 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         for file in {run.gateway_url, run.gateway_url_of(place)}:
             write_atomic(file, url.encode())
 
+    def page_ready(link: str) -> None:
+        write_atomic(run.page_url_of(place), link.encode(), mode=0o600)
+
     if place:
         check_host_name(place, f"role gateway:{place}")
 
@@ -263,6 +266,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         signals=assembly.config.feedback.signals,
         summary=assembly.config.rollout_worker.summary,
         on_listening=listening,
+        on_page=page_ready,
     )
     return [(f"gateway-{place}" if place else "gateway", gateway)]
 

@@ -117,6 +117,10 @@ class RunDir:
         """Return the file with the address of `gateway:NAME`, or without a name of any gateway."""
         return self.path / f"gateway_url.{name}" if name else self.gateway_url
 
+    def page_url_of(self, name: str) -> Path:
+        """Return the file with a gateway's next link to the live page, which opens it once."""
+        return self.path / f"page_url.{name}" if name else self.path / "page_url"
+
     def store(self) -> ObjectStore:
         """Return the object store of the run, as configured in `[store]`.
 

@@ -13,3 +13,7 @@ def add_sink(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
     text = "of otel: URL of an OTLP receiver (default: $OTEL_EXPORTER_OTLP_ENDPOINT)"
     parser.add_argument("--endpoint", default="", metavar="URL", help=text)
+    text = "of otel: host off this machine that may get metrics and headers over http://"
+    parser.add_argument(
+        "--allow-plain-text", action="append", default=[], metavar="HOST", help=text
+    )

@@ -82,7 +82,12 @@ async def sink_command(arguments: argparse.Namespace) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{folder}: another sink writes there") from error
-        settings = SinkSettings(run_id=run.run_id, folder=folder, endpoint=arguments.endpoint)
+        settings = SinkSettings(
+            run_id=run.run_id,
+            folder=folder,
+            endpoint=arguments.endpoint,
+            allow_plain_text=arguments.allow_plain_text,
+        )
         sink = open_sink(arguments.name, settings)
         try:
             count = await follow_run(run, sink)

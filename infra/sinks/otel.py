@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
-import aiohttp
-
+from penstock.envs.outbound import LOST, Outbound
 from penstock.infra.output import write_to
 from penstock.infra.sinks.rows import Row
 from penstock.infra.sinks.sink import Cursor, SinkSettings, read_cursor, write_cursor
@@ -47,10 +46,17 @@ class OtelSink:
         if not endpoint.startswith(("http://", "https://")):
             text = "expected the URL of an OTLP receiver over HTTP, e.g. http://localhost:4318"
             raise ConfigError(f"--endpoint: {text}, got {endpoint!r}")
-        self._endpoint = endpoint.rstrip("/")
+        headers = _own_headers()
+        self._receiver = Outbound(
+            endpoint,
+            field="--endpoint",
+            headers=headers,
+            secrets=headers.values(),
+            allowed=settings.allow_plain_text,
+        )
+        self._endpoint = self._receiver.url
         self._run_id, self._folder = settings.run_id, settings.folder
         self._cursor = read_cursor(self._folder) or Cursor()
-        self._session: aiohttp.ClientSession | None = None
 
     @property
     def after(self) -> dict[Stream, int]:
@@ -72,8 +78,6 @@ class OtelSink:
 
     async def close(self) -> None:
         """See `Sink.close`."""
-        if self._session is not None:
-            await self._session.close()
 
     def _metrics_request(self, rows: Sequence[Row]) -> Any:
         """One gauge per name, with a point per row."""
@@ -116,29 +120,30 @@ class OtelSink:
         data = request.SerializeToString()
 
         async def attempt() -> bytes:
-            return await self._post(f"{self._endpoint}/v1/{signal}", data)
+            return await self._post(f"/v1/{signal}", data)
 
-        lost = (OSError, aiohttp.ClientError, TimeoutError)
-        body = await with_retries(attempt, RETRY, retry_on=lost, log=log)
+        body = await with_retries(attempt, RETRY, retry_on=(*LOST, OSError), log=log)
         try:
             reply.ParseFromString(body)
         except _protobuf.DecodeError as error:
             raise ConfigError(f"--endpoint: {self._endpoint}: no OTLP receiver: {error}") from error
         if message := reply.partial_success.error_message:  # Sent again it would be refused again.
-            write_to(sys.stderr, f"warning: the receiver left out some {signal}: {message}\n")
+            write_to(
+                sys.stderr,
+                f"warning: the receiver left out some {signal}: {self._receiver.hide(message)}\n",
+            )
 
-    async def _post(self, url: str, data: bytes) -> bytes:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
-            self._session = aiohttp.ClientSession(timeout=timeout, headers=_own_headers())
+    async def _post(self, path: str, data: bytes) -> bytes:
         headers = {"Content-Type": "application/x-protobuf"}
-        async with self._session.post(url, data=data, headers=headers) as response:
-            body = await response.content.read(REPLY_BYTES_MAX)
-            if response.status in _BUSY:
-                raise ConnectionError(f"{url}: status {response.status}")
-            if response.status != 200:
-                raise ConfigError(f"--endpoint: {url}: expected status 200, got {response.status}")
-            return body
+        status, body = await self._receiver.post(
+            path, REQUEST_S_MAX, REPLY_BYTES_MAX, data=data, headers=headers
+        )
+        if status in _BUSY:
+            raise ConnectionError(f"{self._endpoint}{path}: status {status}")
+        if status != 200:
+            text = f"expected status 200, got {status}"
+            raise ConfigError(f"--endpoint: {self._endpoint}{path}: {text}")
+        return body
 
 
 def _own_headers() -> dict[str, str]:

@@ -62,6 +62,8 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     endpoint: str = ""
     """Base URL of an OTLP receiver."""
+    allow_plain_text: Sequence[str] = ()
+    """Hosts off this machine that may get metrics and headers over `http://`."""
 
 
 class SinkClass(Protocol):

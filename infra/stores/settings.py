@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError
+from penstock.messages.settings import PlainText, check_encrypted
 
 BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z"
 ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?\Z"
@@ -30,6 +31,8 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """S3: the bucket, which must exist. JetStream: empty for one named after the run."""
     endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
     """S3: a server other than Amazon's. Credentials come from the environment."""
+    allow_plain_text: PlainText = []
+    """Hosts off this machine whose `endpoint` may be `http://`."""
     retain_for_replay: bool = True
     """Keep every version for ever. Replaying needs none of them: it starts from the checkpoint of
     version 0. But any version can then be rebuilt, and compared, and a region joined from nothing.
@@ -46,3 +49,5 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("store.bucket: kind s3 needs one")
         if self.kind is StoreKind.DIRECTORY and (self.bucket or self.endpoint):
             raise ConfigError("store: bucket and endpoint are for kinds jetstream and s3")
+        if self.endpoint:
+            check_encrypted("store.endpoint", self.endpoint, self.allow_plain_text)

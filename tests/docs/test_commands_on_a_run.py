@@ -174,7 +174,7 @@ class Serving:
         while True:
             said = self._words.read_text()
             assert self.process.poll() is None and time.monotonic() < deadline, said
-            if found := re.search(r"live page: (http://\S+)/ ", said):
+            if found := re.search(r"API: (http://\S+)/v1 ", said):
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{found[1]}/readyz"):
                     return found[1]
             time.sleep(0.2)

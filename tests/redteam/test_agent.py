@@ -91,7 +91,7 @@ def test_a_repository_behind_a_link_is_refused(checkout):
     (checkout / "vendor/.git").rename(checkout / "store")
     (checkout / "vendor/.git").symlink_to("../store")
     with pytest.raises(NotFoundError, match=r"vendor/\.git: expected a repository's own folder"):
-        CheckoutBackend(checkout)
+        CheckoutBackend(checkout, checkout)
 
 
 async def test_git_itself_still_works_for_the_model(checkout):
@@ -103,10 +103,57 @@ async def test_git_itself_still_works_for_the_model(checkout):
     assert (checkout / "b.py").read_text() == "y\n"
 
 
+TRAP = "config core.fsmonitor 'touch {proof}; false'"
+GIT_RUNS = (f"git init -q src && git -C src {TRAP}", f"git {TRAP}",
+            f"mkdir -p n/m && git init -q n/m && git -C n/m {TRAP}")  # fmt: skip
+
+
+@pytest.mark.parametrize("script", GIT_RUNS)
+async def test_git_runs_nothing_while_the_model_works(checkout, tmp_path, script):
+    proof = tmp_path / "owned"
+    (checkout / "src").mkdir()
+    (checkout / "src/a.py").write_text("x = 1\n")
+    try:
+        async with open_checkout(checkout, print) as sandbox:
+            await sandbox.exec(["sh", "-c", script.format(proof=proof)], timeout_s=20.0)
+            for root, folders, _ in os.walk(checkout):
+                folders[:] = [name for name in folders if name != ".git"]
+                subprocess.run(["git", "status"], cwd=root, check=False, capture_output=True)
+    except (BackendUnavailable, SandboxError) as missing:
+        pytest.skip(str(missing))
+    assert not proof.exists()
+
+
+async def test_the_change_comes_whole_and_leaves_the_users_own_alone(checkout):
+    for name in ("kept.py", "gone.py", "mine.py", "kind.py"):
+        (checkout / name).write_text("old\n")
+    (checkout / "link").symlink_to("/etc")
+    said = []
+    script = ("echo new > kept.py; rm gone.py; echo theirs > mine.py; mkdir -p deep/er && "
+              "echo x > deep/er/x; chmod 755 kept.py; rm link; mkdir link; echo y > link/passwd; "
+              "rm kind.py; mkdir kind.py; ln -s kept.py to; chmod 555 deep/er")  # fmt: skip
+    try:
+        async with open_checkout(checkout, said.append) as sandbox:
+            await sandbox.exec(["sh", "-c", script], timeout_s=20.0)
+            assert (checkout / "kept.py").read_text() == "old\n"
+            (checkout / "mine.py").write_text("my own\n")
+    except (BackendUnavailable, SandboxError) as missing:
+        pytest.skip(str(missing))
+    assert (checkout / "kept.py").read_text() == "new\n"
+    assert (checkout / "kept.py").stat().st_mode & 0o777 == 0o755
+    assert not (checkout / "gone.py").exists() and (checkout / "kind.py").is_dir()
+    assert (checkout / "mine.py").read_text() == "my own\n"
+    assert said == ["mine.py: changed meanwhile: yours is kept"]
+    assert (checkout / "link/passwd").read_text() == "y\n" and not (checkout / "link").is_symlink()
+    assert (checkout / "to").readlink().name == "kept.py"
+    assert (checkout / "deep/er").stat().st_mode & 0o777 == 0o555
+    assert not list(checkout.rglob(".penstock-*"))
+
+
 def test_a_bare_repository_is_no_checkout(tmp_path):
     subprocess.run(["git", "init", "-q", "--bare", str(tmp_path)], check=True)
     with pytest.raises(NotFoundError, match="bare"):
-        CheckoutBackend(tmp_path)
+        CheckoutBackend(tmp_path, tmp_path)
 
 
 def test_no_key_is_taken_from_the_command_line(capsys):

@@ -8,9 +8,11 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import (
     NonNegativeFloat,
     NonNegativeInt,
+    PlainText,
     PositiveFloat,
     PositiveInt,
     UnitInterval,
+    check_encrypted,
     one_of,
 )
 
@@ -61,9 +63,12 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     temperature: NonNegativeFloat = 0.0
     structured: bool = False
     """Request JSON that holds the letter (`response_format`), if the service supports it."""
+    allow_plain_text: PlainText = []
+    """Hosts off this machine that may get key and episodes over `http://`."""
 
     def __post_init__(self) -> None:
-        """Refuse two sources of the key."""
+        """Refuse two sources of the key, and plain text over a network."""
+        check_encrypted("judge.judges.endpoint.url", self.url, self.allow_plain_text)
         if self.key_env and self.key_file:
             raise ConfigError("judge.judges.endpoint: expected key_env or key_file, got both")
 

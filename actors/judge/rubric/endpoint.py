@@ -1,7 +1,7 @@
 """Answers a judge's questions with an OpenAI-compatible service.
 
-The key comes from the environment or a file and is sent only to the configured address, without
-redirects or proxies. It never appears in a log, event or error.
+The key comes from the environment or a file and is sent only to the configured address
+(`envs/outbound.py`). It never appears in a log, event or error.
 """
 
 import os
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from penstock.actors.judge.rubric.config import EndpointConfig
@@ -22,6 +21,7 @@ from penstock.actors.judge.rubric.judge import (
 )
 from penstock.actors.judge.rubric.question import JudgeQuestion
 from penstock.actors.runtime.files import read_small
+from penstock.envs.outbound import LOST, Outbound, ReplyTooLargeError
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 
@@ -67,11 +67,14 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, environment: Mapping[str, str] = os.environ) -> None:
         self._config = config
         self._url = f"{config.url.rstrip('/')}/chat/completions"
-        self._key = key = read_key(config, environment)
-        # No compression: a megabyte of gzip may unpack to a gigabyte.
-        self._headers = {"Accept-Encoding": "identity"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
+        key = read_key(config, environment)
+        self._service = Outbound(
+            config.url,
+            field="judge.judges.endpoint.url",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            secrets=[key],
+            allowed=config.allow_plain_text,
+        )
 
     async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Ask once; see `Answerer`."""
@@ -80,19 +83,17 @@ class Endpoint:
             reply = parse_json(data, _Reply, "reply")
             text = reply.choices[0].message.content or ""
         except (CodecError, LookupError) as error:
-            cause = self._keyless(f"{type(error).__name__}: {error}")
+            cause = self._service.hide(f"{type(error).__name__}: {error}")
             raise JudgeServiceError(f"{self._url}: {cause}") from error
         usage = reply.usage or _Usage()
         return JudgeAnswer(
-            text=self._keyless(text),
-            answered_by=self._keyless(reply.model or self._config.model)[:MODEL_CHARACTERS_MAX],
+            text=self._service.hide(text),
+            answered_by=self._service.hide(reply.model or self._config.model)[
+                :MODEL_CHARACTERS_MAX
+            ],
             num_prompt_tokens=_count(usage.prompt_tokens),
             num_reply_tokens=_count(usage.completion_tokens),
         )
-
-    def _keyless(self, text: str) -> str:
-        """Return a reply without our key, which some services echo in errors."""
-        return text.replace(self._key, "[key]") if self._key else text
 
     def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         config = self._config
@@ -120,27 +121,19 @@ class Endpoint:
         return body
 
     async def _post(self, body: dict[str, Any]) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
         try:
-            async with (
-                aiohttp.ClientSession(
-                    headers=self._headers, timeout=timeout, auto_decompress=False
-                ) as session,
-                session.post(self._url, json=body, allow_redirects=False) as reply,
-            ):
-                data, status = await _read(reply), reply.status
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            cause = self._keyless(f"{type(error).__name__}: {error}")
+            status, data = await self._service.post(
+                "/chat/completions", self._config.timeout_s, REPLY_BYTES_MAX, json=body
+            )
+        except ReplyTooLargeError as error:
+            raise JudgeServiceError(f"{self._url}: {error}") from error
+        except (*LOST, OSError, ValueError) as error:
+            cause = self._service.hide(f"{type(error).__name__}: {error}")
             raise JudgeServiceError(f"{self._url}: {cause}") from error
         if status == 200:
-            if len(data) > REPLY_BYTES_MAX:
-                text = f"expected a reply of at most {REPLY_BYTES_MAX} bytes"
-                raise JudgeServiceError(f"{self._url}: {text}")
             return data
-        # The key is removed before the text is cut, or a cut key would not match.
-        said = self._keyless(data.decode("utf-8", "replace"))
+        said = self._service.said(data, _SHOWN_CHARACTERS_MAX)
         shown = f"{self._url}: status {status}: {said}"
-        shown = shown[: len(self._url) + _SHOWN_CHARACTERS_MAX]
         if status in _TEXT_REFUSED:
             raise TextRefusedError(shown)
         if status in _BUSY or status >= 500:
@@ -177,13 +170,3 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
 
 def _count(num_tokens: int) -> int:
     return num_tokens if 0 <= num_tokens <= USAGE_TOKENS_MAX else 0
-
-
-async def _read(reply: aiohttp.ClientResponse) -> bytes:
-    # Until the bound is exceeded: `Content-Length` need not be there, or true.
-    data = bytearray()
-    async for piece in reply.content.iter_chunked(65_536):
-        data += piece
-        if len(data) > REPLY_BYTES_MAX:
-            break
-    return bytes(data)

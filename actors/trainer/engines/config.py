@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from penstock.actors.runtime.host_context import OFFLOAD_S_MAX
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt, one_of
+from penstock.messages.settings import NonNegativeInt, PlainText, PositiveFloat, PositiveInt, one_of
 
 NUM_RANKS_MAX = 4096
 MODELS = ("own", "transformers")
@@ -22,6 +22,9 @@ class RanksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Maximum time of a step, a checkpoint or one operation among ranks; a rank that exceeds it is
     hung, and all ranks start again from the newest checkpoint. At most what an actor's blocking
     work may take."""
+    allow_plain_text: PlainText = []
+    """Values of MASTER_ADDR off this machine: ranks authenticate each other, but what they send is
+    not encrypted, so their network should be theirs alone."""
     start_s_max: PositiveFloat = 600.0
     """Maximum time until all ranks answer at the start of a run, and after a failure."""
     restarts_max: NonNegativeInt = 10

@@ -15,6 +15,7 @@ from penstock.actors.runtime.files import read_small
 from penstock.infra.bus.settings import FILES, SECRETS, BusSection
 from penstock.messages.errors import BusError, ConfigError, PenstockError
 from penstock.messages.reading.parsing import parse_json
+from penstock.messages.settings import check_encrypted
 
 OWNER = "launcher"
 """User of an embedded server who may do everything: the launcher, and the run's commands."""
@@ -112,9 +113,13 @@ def open_access(section: BusSection) -> Access:
     """Read the files that `[bus]` names.
 
     Raises:
-        ConfigError: One is missing, unreadable, or not what it should be; the text names the field.
+        ConfigError: One is missing, unreadable, or not what it should be, or a server off this
+            machine would be reached without TLS; the text names the field.
 
     """
+    if not section.tls_ca and not section.tls_cert:  # With these a plain server is refused.
+        for server in section.servers:
+            check_encrypted("bus.servers", server, section.allow_plain_text)
     for name in FILES:
         if path := getattr(section, name):
             _read(name, path)

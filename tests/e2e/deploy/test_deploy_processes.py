@@ -22,13 +22,23 @@ STEPS = 10
 RUN = "r1"
 CONFIG = """\
 base = "{base}"
-regions = [
-    {{ name = "west", serves = ["train"], bucket = "west", endpoint = "{endpoint}" }},
-    {{ name = "east", serves = ["eval", "live"], bucket = "east", endpoint = "{endpoint}" }},
-]
+[[regions]]
+name = "west"
+serves = ["train"]
+bucket = "west"
+endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
+
+[[regions]]
+name = "east"
+serves = ["eval", "live"]
+bucket = "east"
+endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
 
 [bus]
 servers = [{servers}]
+allow_plain_text = [{hosts}]
 token_file = "token"
 num_replicas = 3
 
@@ -36,6 +46,7 @@ num_replicas = 3
 kind = "s3"
 bucket = "objects"
 endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
 master_key_file = "master_key"
 
 [run]
@@ -51,6 +62,7 @@ warmup_steps = 1
 
 [gateway]
 host = "0.0.0.0"
+allow_plain_text = ["0.0.0.0"]
 port = 8080
 
 [users]
@@ -74,7 +86,13 @@ class Site(Services):
         """Render the manifests, as a user does, and start their pods."""
         config = self.root / "run.toml"
         config.write_text(
-            CONFIG.format(base=TINY, endpoint=self.endpoint, servers=self.urls_toml, steps=STEPS)
+            CONFIG.format(
+                base=TINY,
+                endpoint=self.endpoint,
+                hosts=self.hosts_toml,
+                servers=self.urls_toml,
+                steps=STEPS,
+            )
         )
         folder = self.root / "manifests"
         overrides = [word for setting in settings for word in ("--set", setting)]

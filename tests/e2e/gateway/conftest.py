@@ -159,7 +159,7 @@ class Site:
         self.generator = ScriptedGenerator()
         config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=30.0)
         config = msgspec.structs.replace(config, **settings)
-        self.url = ""
+        self.url = self.page_url = ""
         self.gateway = Gateway(
             config,
             self.chat,
@@ -169,6 +169,7 @@ class Site:
             signals=DEFAULT_SIGNALS,
             summary=summary,
             on_listening=self._on_listening,
+            on_page=self._on_page,
         )
         self.store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()
@@ -176,6 +177,9 @@ class Site:
 
     def _on_listening(self, url: str) -> None:
         self.url = url
+
+    def _on_page(self, link: str) -> None:
+        self.page_url = link
 
     def will_reply(self, token_ids: list[int], **options: int) -> None:
         self.generator.replies.append(Reply(token_ids=token_ids, **options))

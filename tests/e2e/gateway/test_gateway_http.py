@@ -84,15 +84,27 @@ def nested() -> dict:
 VIEWS = ("/", "/metrics", "/v1/monitor/state", "/v1/monitor/events")
 
 
-async def test_on_this_machine_anyone_may_look(http):
-    for path in VIEWS:
-        reply = await http.get(path)
-        assert reply.status == 200, path
-        reply.close()
+async def test_on_this_machine_a_link_opens_the_page_once(site):
+    async def status(http, path, **options) -> int:
+        async with http.get(path, allow_redirects=False, **options) as reply:
+            return reply.status
+
+    jar = aiohttp.CookieJar(unsafe=True)  # Of an address, which the default does not keep.
+    link = site.page_url
+    async with aiohttp.ClientSession(site.url, cookie_jar=jar) as http:
+        assert [await status(http, path) for path in (*VIEWS, "/?code=wrong")] == [401] * 5
+        async with http.get(link, allow_redirects=False) as entered:
+            assert (entered.status, entered.headers["Location"]) == (303, "/")
+            cookie = entered.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert [await status(http, path) for path in VIEWS] == [200] * 4
+    async with aiohttp.ClientSession(site.url) as other:
+        assert site.page_url != link and await status(other, link) == 401
+        assert await status(other, "/", headers=bearer(OPERATOR)) == 200
 
 
 async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer):
-    site = Site(bus, tmp_path, tokenizer, host="0.0.0.0")
+    site = Site(bus, tmp_path, tokenizer, host="0.0.0.0", allow_plain_text=["0.0.0.0"])
     async with site.running(Monitor()):
         url = site.url.replace("0.0.0.0", "127.0.0.1")
         async with aiohttp.ClientSession(url) as http:
@@ -116,7 +128,7 @@ async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer)
     ],
 )
 def test_what_is_local(host, is_local):
-    assert GatewayConfig(host=host).is_local == is_local
+    assert GatewayConfig(host=host, allow_plain_text=[host]).is_local == is_local
 
 
 async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http):
@@ -226,18 +238,18 @@ async def test_readiness_metrics_state_and_page(site, http):
     await readiness(503)
     site.generator.policy_version = 3
     assert (await readiness(200))["policy_version"] == 3
-    text = await (await http.get("/metrics")).text()
+    text = await (await http.get("/metrics", headers=bearer(OPERATOR))).text()
     assert 'penstock_gateway_requests_total{route="/readyz",status="200"}' in text
     assert 'penstock_served_version{region="west",replica="west"} 3.0' in text
-    state = await (await http.get("/v1/monitor/state")).json()
+    state = await (await http.get("/v1/monitor/state", headers=bearer(OPERATOR))).json()
     assert state["regions"]["west"]["replicas"] == {"west": 3}
-    page = await http.get("/")
+    page = await http.get("/", headers=bearer(OPERATOR))
     assert page.content_type == "text/html"
     assert "EMBEDDED = null" in await page.text()
 
 
 async def test_viewers_get_the_whole_state_then_only_what_changed(site, http):
-    async with http.get("/v1/monitor/events") as stream:
+    async with http.get("/v1/monitor/events", headers=bearer(OPERATOR)) as stream:
         first = await next_event(stream)
         assert {"run", "steps", "ledger", "actors"} <= set(first)
         second = await next_event(stream)

@@ -35,7 +35,7 @@ async def test_the_live_page_follows_the_run(site, tmp_path, width, height):
     wait = Wait(target="sandbox", reason="a machine", since=1.0, deadline_s=1.0)
     await site.bus.publish([*story(), report("judge-0", "judge", 9e9, 1.0, wait)])
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
-        await page.open(site.url, width=width, height=height)
+        await page.open(site.page_url, width=width, height=height)
         await page.until("document.getElementById('link').textContent === 'live'")
         await page.until("document.getElementById('run-id').textContent === 'r1'")
         for name in CHARTS:
@@ -67,7 +67,7 @@ async def test_the_page_shows_the_candidate_its_gates_and_its_end(site, tmp_path
     await site.bus.publish([*story(), *gate_story()])
     text = "document.getElementById('gates').innerText"
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
-        await page.open(site.url, width=width, height=height)
+        await page.open(site.page_url, width=width, height=height)
         await page.until(f"{text}.includes('blocked by reply_length')")
         assert "24,311 more rated sessions per arm" in await page.evaluate(text)
         overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -89,6 +89,8 @@ async def test_a_hostile_episode_is_shown_as_text(site, tmp_path, width, height,
     text = "document.getElementById('episodes').innerText"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        if not is_report:
+            await page.open(site.page_url, width=width, height=height)
         await page.open(f"{url}#episodes", width=width, height=height)
         await page.until(f"{text}.includes('h0-m0')")
         await page.evaluate("location.hash = '#episode/h0-m0'")
@@ -108,6 +110,7 @@ async def test_an_episode_is_labeled_on_the_page(site, tmp_path, width, height):
     text = "document.getElementById('episodes').innerText"
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(site.page_url, width=width, height=height)
         await page.open(f"{site.url}#episode/h0-m0", width=width, height=height)
         await page.until(f"{text}.includes('There are no labels yet.')")
         await page.evaluate("document.querySelector('.labeling button').click()")

@@ -45,7 +45,11 @@ async def test_a_conversation_is_a_session_without_a_header(site, client):
     chains = [record.chain for record in records]
     assert chains[:2] == [records[0].request_id] * 2
     assert chains[3] == records[3].request_id
-    shown = (await client._client.get(f"{site.url}/metrics")).text
+    shown = (
+        await client._client.get(
+            f"{site.url}/metrics", headers={"Authorization": "Bearer psk-operator"}
+        )
+    ).text
     assert 'penstock_gateway_prefixes_total{kind="exact"} 1.0' in shown
     assert 'penstock_gateway_prefixes_total{kind="changed"} 1.0' in shown
 

@@ -50,6 +50,11 @@ class Services:
         return [f"nats://{server.address}:4222" for server in self.servers]
 
     @property
+    def hosts_toml(self) -> str:
+        """Items of `allow_plain_text`: this network is of the test alone."""
+        return ", ".join(f'"{host.address}"' for host in (self.store, *self.servers))
+
+    @property
     def urls_toml(self) -> str:
         """Items of `bus.servers`."""
         return ", ".join(f'"{url}"' for url in self.urls)

@@ -29,10 +29,19 @@ PROGRAMS = {
 """Programs of each host; the launcher's has trainer, gateway and monitor."""
 CONFIG = """\
 base = "{base}"
-regions = [
-    {{ name = "west", serves = ["train"], bucket = "west", endpoint = "{endpoint}" }},
-    {{ name = "east", serves = ["eval", "live"], bucket = "east", endpoint = "{endpoint}" }},
-]
+[[regions]]
+name = "west"
+serves = ["train"]
+bucket = "west"
+endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
+
+[[regions]]
+name = "east"
+serves = ["eval", "live"]
+bucket = "east"
+endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
 
 [run]
 wall_s_max = 600.0
@@ -46,6 +55,7 @@ machines = ["sandbox_host:d", "judge"]
 REACH = """
 [bus]
 servers = [{servers}]
+allow_plain_text = [{hosts}]
 token_file = "{token}"
 num_replicas = 3
 
@@ -53,6 +63,7 @@ num_replicas = 3
 kind = "s3"
 bucket = "objects"
 endpoint = "{endpoint}"
+allow_plain_text = [{hosts}]
 master_key_file = "{master_key}"
 """
 
@@ -71,7 +82,11 @@ class Site(Services):
         master_key = host.folder / "master_key"
         master_key.write_text(MASTER_KEY)
         return REACH.format(
-            servers=self.urls_toml, token=secret, endpoint=self.endpoint, master_key=master_key
+            servers=self.urls_toml,
+            token=secret,
+            endpoint=self.endpoint,
+            hosts=self.hosts_toml,
+            master_key=master_key,
         )
 
     def start(self) -> None:
@@ -79,7 +94,7 @@ class Site(Services):
         for host in self.hosts.values():
             (host.folder / "host.toml").write_text(self.reach(host))
         first = self.hosts["a"]
-        own = CONFIG.format(base=TINY, endpoint=self.endpoint, steps=STEPS)
+        own = CONFIG.format(base=TINY, endpoint=self.endpoint, hosts=self.hosts_toml, steps=STEPS)
         (first.folder / "run.toml").write_text(own + self.reach(first))
         first.keep(
             "launcher",

@@ -6,7 +6,7 @@ import aiohttp
 import openai
 import pytest
 
-from penstock.infra.api.rollouts import RolloutServiceError, open_client, play
+from penstock.infra.api.rollouts import RolloutClient, RolloutServiceError, play
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import EpisodeEnd, ToolCall
 
@@ -28,8 +28,8 @@ def ints(array) -> list[int]:
 
 @pytest.fixture
 async def client(site):
-    async with site.serving(), open_client(site.url, KEY) as client:
-        yield client
+    async with site.serving():
+        yield RolloutClient(site.url, KEY)
 
 
 def model(attempt) -> openai.AsyncOpenAI:
@@ -197,9 +197,8 @@ async def test_a_malformed_end_is_refused_and_the_attempt_stays_open(site, clien
 async def test_keys_open_what_they_are_for(site, client):
     await site.start(command(), command("g0-m1"))
     mine, other = await client.take(10.0), await client.take(10.0)
-    async with open_client(site.url, "psk-wrong") as stranger:
-        with pytest.raises(RolloutServiceError, match="401"):
-            await stranger.take()
+    with pytest.raises(RolloutServiceError, match="401"):
+        await RolloutClient(site.url, "psk-wrong").take()
     async with aiohttp.ClientSession() as http:
         for key in (KEY, other.api_key, "", "é"):
             headers = {
@@ -251,12 +250,14 @@ async def test_silent_clients_and_untaken_attempts_end_as_infrastructure(site, c
 async def test_a_killed_service_loses_no_attempt_and_counts_none_twice(site):
     site.will_reply(*[site.chat.render_turn("ok")] * 2)
     await site.start(command(), command("g0-m1"))
-    async with site.serving(), open_client(site.url, KEY) as client:
+    async with site.serving():
+        client = RolloutClient(site.url, KEY)
         attempt = await client.take(wait_s=10.0)
         async with model(attempt) as agent:
             await agent.chat.completions.create(model="policy", messages=[USER])
         played = attempt.taken.rollout_id
-    async with site.serving(), open_client(site.url, KEY) as client:
+    async with site.serving():
+        client = RolloutClient(site.url, KEY)
         other = await client.take(wait_s=30.0)
         async with client.playing(other), model(other) as agent:
             await agent.chat.completions.create(model="policy", messages=[USER])

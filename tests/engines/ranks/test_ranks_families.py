@@ -24,7 +24,12 @@ def trained(tmp_path_factory):
         (run / "config.toml").write_text("")
         spec = {"folder": str(root / kind), "expert_ranks": 1, "steps": NUM_STEPS}
         specs.append(spec | {"store": str(run / "objects"), "out": str(run / "out.json")})
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    place = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "PENSTOCK_RANKS_SECRET": "s" * 32,
+        "MASTER_PORT": free_port(),
+    }
     finish(
         [
             command("worker.py", json.dumps(specs), RANK=str(i), LOCAL_RANK=str(i), **place)

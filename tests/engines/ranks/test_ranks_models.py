@@ -67,7 +67,12 @@ def train(folder, out, num_ranks=1, expert_ranks=1, **more):
     """Train on so many ranks; return what rank 0 saw."""
     spec = {"folder": str(folder), "expert_ranks": expert_ranks, "steps": NUM_STEPS, **more}
     spec["out"] = str(out)
-    place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    place = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "PENSTOCK_RANKS_SECRET": "s" * 32,
+        "MASTER_PORT": free_port(),
+    }
     finish(
         [
             command("worker.py", json.dumps(spec), RANK=str(i), LOCAL_RANK=str(i), **place)

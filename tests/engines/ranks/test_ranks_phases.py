@@ -26,7 +26,11 @@ def found(tmp_path_factory):
             files[num_ranks, case] = out
             spec = {"folder": str(root / kind), "expert_ranks": 1, "phase": phase}
             specs.append(spec | {"ranks": {"dtype": dtype}, "out": str(out)})
-        place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
+        place = {
+            "WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "PENSTOCK_RANKS_SECRET": "s" * 32,
+        }
         place["MASTER_PORT"] = free_port()
         finish(
             [

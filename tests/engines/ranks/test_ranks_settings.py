@@ -35,7 +35,11 @@ def found(tmp_path_factory):
             files[num_ranks, name] = out = root / f"{num_ranks}-{name}.json"
             spec = {"folder": str(root / KIND), "expert_ranks": 1, "steps": NUM_STEPS}
             specs.append(spec | {"out": str(out), "ranks": ranks, "trainer": trainer})
-        place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
+        place = {
+            "WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "PENSTOCK_RANKS_SECRET": "s" * 32,
+        }
         place["MASTER_PORT"] = free_port()
         finish(
             [

@@ -5,6 +5,7 @@ Seconds are meaningful only where each rank has cores of its own.
 
 import argparse
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.actors.trainer.learner import Learner, Pass
 from penstock.actors.trainer.ranks.learner import RankedLearner
-from penstock.actors.trainer.ranks.world import RankEnvironment, World
+from penstock.actors.trainer.ranks.world import SECRET, RankEnvironment, World
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 
@@ -69,8 +70,11 @@ def run(_arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _torchrun(num_ranks: int) -> RankSteps:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--local-addr=127.0.0.1"]
     command += [f"--nproc-per-node={num_ranks}", "-m", "tests.lab.bench.ranks"]
-    found = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, text=True)
+    environment = os.environ | {SECRET: secrets.token_hex(32)}
+    found = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, text=True,
+                           env=environment)  # fmt: skip
     if found.returncode:
         raise RanksFailedError(f"{num_ranks} ranks: {found.stderr[-2000:]}")
     return parse_json(found.stdout.encode(), RankSteps, f"{num_ranks} ranks")

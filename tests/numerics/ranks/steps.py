@@ -128,6 +128,7 @@ def _run(
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
+        "PENSTOCK_RANKS_SECRET": "s" * 32,
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)

@@ -89,12 +89,17 @@ def test_ranks_divide_a_long_batch_and_read_all_of_one_without_lengths():
 
 
 TORCHRUN = {
-    "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
+    "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500", "PENSTOCK_RANKS_SECRET": "s" * 32,
 }  # fmt: skip
 
 
 def test_a_rank_knows_its_place_from_what_torchrun_sets():
-    assert RankEnvironment.of(TORCHRUN) == RankEnvironment(rank=1, num_ranks=2, local_rank=0)
+    found = RankEnvironment.of(TORCHRUN)
+    assert (found.rank, found.num_ranks, found.local_rank) == (1, 2, 0)
+    assert "sss" not in repr(found)
+    far = RankEnvironment.of(TORCHRUN | {"MASTER_ADDR": "h"}, ["h"])
+    assert far.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,9 @@ def test_a_rank_knows_its_place_from_what_torchrun_sets():
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number, got 'two'"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR: expected what torchrun sets, it is not set"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR: expected what torchrun sets, it is not set"),
+        ({"MASTER_ADDR": "h"}, "expected TLS for an address off this machine"),
+        ({"PENSTOCK_RANKS_SECRET": "short"}, "expected 32 characters or more"),
+        ({"PENSTOCK_RANKS_SECRET": None}, "expected 32 characters or more"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT: expected at most 65535, got 65536"),
     ],
 )

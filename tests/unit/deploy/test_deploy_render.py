@@ -124,6 +124,40 @@ def test_each_rank_and_replica_of_a_gpu_run_has_a_card():
         assert cards[image] == {"nvidia.com/gpu": "1"}
 
 
+def test_routes_between_servers_are_authenticated_by_both_ends():
+    cluster = yaml.safe_load(golden_files()[VALUES])["config"]["cluster"]
+    assert cluster["tls"]["enabled"] and cluster["tls"]["merge"]["verify"]
+    assert cluster["tls"]["secretName"] != "nats-tls"
+
+
+def test_every_pod_has_secrets_of_its_own_and_bounded_ways_out():
+    found = manifests(golden_files())
+    policies = {one["metadata"]["name"]: one["spec"] for one in found
+                if one["kind"] == "NetworkPolicy"}  # fmt: skip
+    for one in templates(found):
+        part = one["metadata"]["labels"]["app.kubernetes.io/component"]
+        secrets = {v["secret"]["secretName"] for v in one["spec"]["volumes"] if "secret" in v}
+        (container,) = one["spec"]["containers"]
+        names = {each["secretRef"]["name"] for each in container["envFrom"]}
+        assert f"run1-bus-{part}" in secrets and names == {f"run1-store-{part}"}
+        assert not any(name.startswith("run1-bus-") for name in secrets - {f"run1-bus-{part}"})
+        spec = policies[f"run1-{part}"]
+        assert "Egress" in spec["policyTypes"]
+        for rule in spec["egress"]:
+            assert rule.get("ports") or rule["to"]
+    inside = [rule for rule in policies["run1-machines"]["egress"] if "to" in rule]
+    assert "10.0.0.0/8" in inside[0]["to"][0]["ipBlock"]["except"]
+    assert 443 not in {port["port"] for rule in policies["run1-trainer"]["egress"]
+                       for port in rule.get("ports", []) if "to" in rule}  # fmt: skip
+
+
+def test_keda_asks_the_gateway_over_tls_where_it_speaks_tls():
+    scaled = [one for one in manifests(golden_files()) if one["kind"] == "ScaledObject"]
+    urls = [t["metadata"]["url"] for one in scaled for t in one["spec"]["triggers"]
+            if "url" in t["metadata"]]  # fmt: skip
+    assert urls and all(url.startswith("https://") for url in urls)
+
+
 def test_no_secret_is_in_the_manifests(tmp_path):
     tables = data()
     for table, name in (("bus", "nkey_seed_file"), ("store", "master_key_file")):
@@ -137,7 +171,8 @@ def test_no_secret_is_in_the_manifests(tmp_path):
 
 def test_the_volume_of_a_nats_server_holds_what_the_streams_reserve():
     values = yaml.safe_load(golden_files()[VALUES])
-    assert values["config"]["cluster"] == {"enabled": True, "replicas": 3}
+    cluster = values["config"]["cluster"]
+    assert (cluster["enabled"], cluster["replicas"]) == (True, 3)
     assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "11Gi"  # 10 x 1 GiB, 10%
     tables = data()
     del tables["bus"]["max_bytes"]

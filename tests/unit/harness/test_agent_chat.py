@@ -208,7 +208,7 @@ async def test_the_command_talks_over_a_pipe_and_ends_with_the_diff(
 ):
     (tmp_path / "a.py").write_text("x = 1\n")
     try:
-        CheckoutBackend(tmp_path)
+        CheckoutBackend(tmp_path, tmp_path)
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     monkeypatch.setattr("sys.stdin", io.StringIO("Mend it\n\nThanks\n"))
@@ -226,7 +226,7 @@ async def test_the_command_talks_over_a_pipe_and_ends_with_the_diff(
 
 def test_an_endpoint_that_is_down_ends_with_a_code_of_its_own(tmp_path, capsys, monkeypatch):
     try:
-        CheckoutBackend(tmp_path)
+        CheckoutBackend(tmp_path, tmp_path)
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     monkeypatch.setattr("sys.stdin", io.StringIO("Mend it\n"))

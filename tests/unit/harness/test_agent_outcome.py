@@ -42,7 +42,7 @@ def checkout(tmp_path):
 
 def need_checkouts(folder):
     try:
-        CheckoutBackend(folder)
+        CheckoutBackend(folder, folder)
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
 

@@ -109,7 +109,7 @@ def requested(arguments):
 
 def test_a_checkout_must_be_a_folder(tmp_path):
     with pytest.raises(NotFoundError, match="expected a folder"):
-        CheckoutBackend(tmp_path / "absent")
+        CheckoutBackend(tmp_path / "absent", tmp_path / "absent")
 
 
 def test_an_unknown_harness_version_lists_the_choices():

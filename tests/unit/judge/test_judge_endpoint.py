@@ -1,7 +1,11 @@
 """A judge's endpoint over HTTP: what is sent, what is tried again, and where the key goes."""
 
+import codecs
 import logging
+import sys
 import zlib
+from base64 import b32encode, b64encode
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -165,8 +169,36 @@ async def test_a_service_that_repeats_our_key_does_not_get_it_into_the_log(respo
     assert "[key]" in found.detail and KEY not in repr(found)
 
 
+@pytest.mark.parametrize("write", [
+    quote, lambda key: quote(quote(key)), lambda key: key[::-1], lambda key: key.encode().hex(),
+    lambda key: b64encode(key.encode()).decode(), " ".join,
+    lambda key: b64encode(b"x:" + key.encode()).decode(),
+    lambda key: b32encode(key.encode()).decode(),
+    lambda key: "".join(f"\\u{ord(each):04x}" for each in key),
+    lambda key: "".join(f"&#{ord(each)};" for each in key),
+    lambda key: codecs.encode(key, "rot13"),
+])  # fmt: skip
+async def test_nor_does_one_that_encodes_it(write, monkeypatch) -> None:
+    key = "sk-a1/b2+C3d4XYZ987"
+    monkeypatch.setattr(sys.modules[__name__], "KEY", key)
+    judge = {"endpoint": {"key_env": "JUDGE_KEY"}, "num_attempts_max": 1}
+    found, _ = await score_by(
+        [web.Response(status=500, text=f"bad key {write(key)} here")], **judge
+    )
+    assert found.detail.endswith((": bad key [hidden] here", ": [hidden]"))
+
+
+async def test_keys_and_episodes_leave_this_machine_over_tls_alone() -> None:
+    for url in ("http://judge.example/v1", "http://169.254.169.254/v1", "http://[::2]/v1"):
+        with pytest.raises(ConfigError, match=r"judge.judges.endpoint.url: expected TLS"):
+            EndpointConfig(url=url, model="m")
+    for url in ("https://judge.example/v1", "http://127.0.0.1:1/v1", "http://localhost/v1"):
+        EndpointConfig(url=url, model="m")
+    EndpointConfig(url="http://judge.example/v1", model="m", allow_plain_text=["judge.example"])
+
+
 async def test_a_host_that_no_name_can_be_is_a_failure_of_the_service() -> None:
-    judge = make_judge(f"http://{'a' * 64}/v1", num_attempts_max=1)
+    judge = make_judge(f"https://{'a' * 64}/v1", num_attempts_max=1)
     [found] = await judge.score(WORK)
     assert found.score is None and "UnicodeError" in found.detail
 

@@ -26,7 +26,7 @@ def test_a_pipe_a_device_and_a_long_file_are_refused_by_name(tmp_path):
 
 def test_keys_and_secrets_in_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    endpoint = EndpointConfig(url="http://x", model="m", key_file=str(tmp_path / "pipe"))
+    endpoint = EndpointConfig(url="https://x", model="m", key_file=str(tmp_path / "pipe"))
     with pytest.raises(ConfigError, match=r"judge\.judges\.endpoint\.key_file .*a pipe"):
         read_key(endpoint, {})
     with pytest.raises(ConfigError, match="a pipe"):
