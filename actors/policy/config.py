@@ -189,6 +189,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Longest sequence in tokens that the rotary table covers."""
     mtp_num_heads: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
     """Number of multi-token-prediction heads, 0 or 1; only mid-training uses them."""
+    adapter: AdapterConfig | None = None
+    """The run's `trainer.adapter`, which is set there alone; not part of the checkpoint format."""
     numerics: NumericsConfig = NumericsConfig()
     """Numerics of the policy; not part of the checkpoint format."""
 

@@ -206,11 +206,18 @@ class Learner:
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.policy = policy
-        self.parameters = {
+        self.trained = {
             name: parameter
             for name, parameter in self.policy.named_parameters()
+            if parameter.requires_grad
+        }
+        """Parameters that change, by name: all, or those of adapters."""
+        self.parameters = {
+            name: parameter
+            for name, parameter in self.trained.items()
             if not name.startswith("mtp.")
         }
+        """Those of RL: without the second head."""
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=config.learning_rate,
@@ -248,7 +255,7 @@ class Learner:
             The metrics of each pass, in order.
 
         """
-        parameters = list(self.policy.parameters())
+        parameters = list(self.trained.values())
         return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
 
     def gather(self, value: Result) -> list[Result]:
@@ -283,6 +290,10 @@ class Learner:
         """
         files = find_weights(folder, tensor_shapes(self.policy.config))
         files.read_into(hf_views(self.policy))
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                if not parameter.requires_grad:  # An adapter's base is what is published of it.
+                    parameter.copy_(parameter.to(PUBLISHED_DTYPE))
 
     def set_threads(self, num_threads: int) -> None:
         """Fix torch's thread count in this process: the bits depend on it."""
@@ -411,10 +422,7 @@ class Learner:
             parameter.copy_(values[name])
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {
-            _WEIGHTS + name: parameter.detach()
-            for name, parameter in self.policy.named_parameters()
-        }
+        return {_WEIGHTS + name: parameter.detach() for name, parameter in self.trained.items()}
 
     def _moments(self) -> dict[str, torch.Tensor]:
         return {

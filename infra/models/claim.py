@@ -38,7 +38,7 @@ def fill_shape(data: Table) -> None:
         return
     folder = Path(checkpoint)
     shape: Table = msgspec.to_builtins(read_hf_config(folder))
-    del shape["numerics"]
+    del shape["numerics"], shape["adapter"]
     policy = data.setdefault("policy", {})
     for name, value in shape.items():
         if policy.setdefault(name, value) != value:

@@ -8,11 +8,9 @@ one rank or many give the same bits.
 from collections.abc import Iterable
 
 import torch
-from peft import LoraConfig
-from peft.functional import inject_adapter_in_model
 from transformers import PreTrainedModel
 
-from penstock.actors.policy.adapter import initial_a, tensor_names
+from penstock.actors.policy.adapter import initial_adapters, tensor_names
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE
 from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.hf.config import ModelFormatError
@@ -35,12 +33,18 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> Non
         ModelFormatError: A target is no matrix of this model.
 
     """
+    from peft import LoraConfig  # Only here: it takes a second, and most runs have no adapter.
+    from peft.functional import inject_adapter_in_model
+
     _check_targets(model, config.targets)
     model.requires_grad_(False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(PUBLISHED_DTYPE))
-    inject_adapter_in_model(_peft_config(config), model, adapter_name=_NAME)
+    # As a pattern, which is matched with whole names: PEFT takes a plain name for an end.
+    targets = rf"(?:.*\.)?(?:{'|'.join(config.targets)})"
+    settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+    inject_adapter_in_model(settings, model, adapter_name=_NAME)
     _start(model, seed)
 
 
@@ -59,28 +63,16 @@ def folder_name(name: str) -> str:
     return name.replace(_BASE, ".")
 
 
-def _peft_config(config: AdapterConfig) -> LoraConfig:
-    # As a pattern: PEFT matches plain names by their ends, and warns of several that it finds.
-    names = "|".join(config.targets)
-    return LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, target_modules=rf"(?:.*\.)?(?:{names})"
-    )
-
-
 def _start(model: PreTrainedModel, seed: int) -> None:
-    """Set initial values, in float32 on every rank."""
-    ends = {0: f".lora_A.{_NAME}.weight", 1: f".lora_B.{_NAME}.weight"}
-    found = {}
-    for name, parameter in model.named_parameters():
-        if name.endswith(tuple(ends.values())):
-            parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
-            found[name] = parameter
-    shapes = {folder_name(n): tuple(p.shape) for n, p in found.items() if n.endswith(ends[0])}
-    values = dict(initial_a(shapes, seed))
-    with torch.no_grad():
-        for name, parameter in found.items():
-            if name.endswith(ends[0]):
-                parameter.copy_(values[folder_name(name)])
+    """Set first values, in float32 on every rank."""
+    found = {
+        folder_name(name): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    values = initial_adapters({name: tuple(each.shape) for name, each in found.items()}, seed)
+    for name, value in values:
+        found[name].data = value.to(found[name].device)
 
 
 def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
