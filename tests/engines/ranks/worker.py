@@ -76,7 +76,6 @@ def opened(spec, world):
     """The learner of a spec, its shape and its settings."""
     folder = Path(spec["folder"])
     numerics = NumericsConfig(mode=spec.get("mode", "fast"))
-    config = msgspec.structs.replace(read_hf_config(folder), numerics=numerics)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
     ranks = RanksConfig(
         num_ranks=world.num_ranks,
@@ -85,6 +84,8 @@ def opened(spec, world):
         **spec.get("ranks", {}),
     )
     more = msgspec.convert(spec.get("trainer", {}), TrainerConfig)
+    shape = read_hf_config(folder)
+    config = msgspec.structs.replace(shape, numerics=numerics, adapter=more.adapter)
     trainer = msgspec.structs.replace(more, micro_batch_tokens=64, optimizer=optimizer, ranks=ranks)
     return load_learner(folder, config, trainer, world), config, trainer
 
