@@ -254,9 +254,9 @@ def load_policy(
         nn.Module.to(model, world.device)
         if not config.adapter and (ranks.dtype == "bfloat16" or ranks.offload_optimizer):
             _shard_alone(model, ranks, world)
-    expected = reference_logprobs(model, world.device)
     if config.adapter:
-        add_adapter(model, config.adapter, seed)
+        add_adapter(model, config.adapter, seed)  # Its product is 0 at first.
+    expected = reference_logprobs(model, world.device)
     # Nothing is dropped out; activations are checkpointed in training mode alone.
     policy = TransformersPolicy(model.train(), config, ranks, world.device)
     check_policy(policy, expected, model.config.model_type)
