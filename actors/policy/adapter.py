@@ -38,6 +38,11 @@ def tensor_names(module: str) -> tuple[str, str]:
     return f"{PREFIX}{module}{_A}", f"{PREFIX}{module}{_B}"
 
 
+def module_of(tensor: str) -> str:
+    """Return the module whose adapter's A or B has this name in a version."""
+    return tensor.removeprefix(PREFIX).removesuffix(_A).removesuffix(_B)
+
+
 def initial_adapters(
     shapes: Mapping[str, tuple[int, ...]], seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -107,8 +112,8 @@ def merge(tensors: Mapping[str, torch.Tensor], scale: float) -> None:
     for name, a in tensors.items():
         if not name.startswith(PREFIX) or not name.endswith(_A):
             continue
-        module = name.removeprefix(PREFIX).removesuffix(_A)
-        weight, b = tensors[f"{module}.weight"], tensors[f"{PREFIX}{module}{_B}"].float()
+        module = module_of(name)
+        weight, b = tensors[f"{module}.weight"], tensors[tensor_names(module)[1]].float()
         factor = a.float()
         rows = max(1, _ELEMENTS_MAX // weight.shape[1])
         for part, left in zip(weight.split(rows), b.split(rows), strict=True):

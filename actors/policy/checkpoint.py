@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
 from penstock.actors.policy.adapter import is_adapter, merge, tensor_name
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
@@ -193,8 +194,21 @@ def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Pol
 
 
 def tensor_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a policy's tensors, without its adapters', unallocated."""
-    config = msgspec.structs.replace(config, adapter=None)
+    """Return the names and shapes of a policy's tensors without allocating them.
+
+    Those of its adapters are left out: a model's folder has none (`adapter_shapes`).
+    """
+    shapes = _all_shapes(config)
+    return {name: shapes[name] for name in shapes if not name.startswith(ADAPTER_PREFIX)}
+
+
+def adapter_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a policy's adapters without allocating them."""
+    shapes = _all_shapes(config)
+    return {name: shapes[name] for name in shapes if name.startswith(ADAPTER_PREFIX)}
+
+
+def _all_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         policy = Policy(config)
     return {name: tuple(view.shape) for name, view in hf_views(policy).items()}

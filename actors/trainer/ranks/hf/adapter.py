@@ -6,6 +6,7 @@ one rank or many give the same bits.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +15,8 @@ from penstock.actors.policy.adapter import initial_adapters, tensor_names
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE
 from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.hf.config import ModelFormatError
+from penstock.actors.policy.hf.peft import PEFT_WEIGHTS
+from penstock.actors.policy.hf.weights import find_adapters
 
 _NAME = "default"
 """PEFT's name of an adapter that is alone."""
@@ -21,16 +24,17 @@ _BASE = ".base_layer."
 """In the names of an adapted module's own tensors."""
 
 
-def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> None:
+def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int, folder: Path) -> None:
     """Freeze a model, rounded as it is published, and put adapters beside its matrices, in place.
 
     Args:
         model: Whole or divided by FSDP2.
         config: Rank, factor and targets.
         seed: Of A's initial values; B begins at 0.
+        folder: Of the model; adapters in it take the place of initial values.
 
     Raises:
-        ModelFormatError: A target is no matrix of this model.
+        ModelFormatError: A target is no matrix of this model, or the folder's adapters are others.
 
     """
     from peft import LoraConfig  # Only here: it takes a second, and most runs have no adapter.
@@ -45,7 +49,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> Non
     targets = rf"(?:.*\.)?(?:{'|'.join(config.targets)})"
     settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
     inject_adapter_in_model(settings, model, adapter_name=_NAME)
-    _start(model, seed)
+    _start(model, seed, folder)
 
 
 def set_adapter_scale(model: PreTrainedModel, scale: float) -> None:
@@ -63,16 +67,18 @@ def folder_name(name: str) -> str:
     return name.replace(_BASE, ".")
 
 
-def _start(model: PreTrainedModel, seed: int) -> None:
+def _start(model: PreTrainedModel, seed: int, folder: Path) -> None:
     """Set first values, in float32 on every rank."""
     found = {
         folder_name(name): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    values = initial_adapters({name: tuple(each.shape) for name, each in found.items()}, seed)
-    for name, value in values:
+    shapes = {name: tuple(each.shape) for name, each in found.items()}
+    for name, value in initial_adapters(shapes, seed):
         found[name].data = value.to(found[name].device)
+    if (folder / PEFT_WEIGHTS).is_file():
+        find_adapters(folder, shapes).read_into(found)
 
 
 def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:

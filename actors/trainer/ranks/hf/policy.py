@@ -255,7 +255,7 @@ def load_policy(
         if not config.adapter and (ranks.dtype == "bfloat16" or ranks.offload_optimizer):
             _shard_alone(model, ranks, world)
     if config.adapter:
-        add_adapter(model, config.adapter, seed)  # Its product is 0 at first.
+        add_adapter(model, config.adapter, seed, folder)
     expected = reference_logprobs(model, world.device)
     # Nothing is dropped out; activations are checkpointed in training mode alone.
     policy = TransformersPolicy(model.train(), config, ranks, world.device)
