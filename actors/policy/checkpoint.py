@@ -17,9 +17,10 @@ import torch
 
 from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
 from penstock.actors.policy.adapter import is_adapter, merge, tensor_name
-from penstock.actors.policy.config import NumericsConfig, PolicyConfig
+from penstock.actors.policy.config import AdapterConfig, NumericsConfig, PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
-from penstock.actors.policy.hf.weights import find_weights, write_weights
+from penstock.actors.policy.hf.peft import PEFT_CONFIG, PEFT_WEIGHTS, adapter_json
+from penstock.actors.policy.hf.weights import find_weights, serialized, write_weights
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
@@ -172,6 +173,25 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.flo
     name = str(dtype).removeprefix("torch.")
     write_atomic(folder / CONFIG_FILE, config_json(policy.config, name).encode())
     write_weights(folder, {name: view.to(dtype) for name, view in hf_views(policy).items()})
+
+
+def write_adapters(
+    folder: Path, tensors: Mapping[str, np.ndarray], config: AdapterConfig, base: str = ""
+) -> None:
+    """Write the adapters of a version as PEFT does; each file is replaced atomically.
+
+    Args:
+        folder: made if it is not there.
+        tensors: of adapters alone, by name.
+        config: their settings.
+        base: name or path of the model that they belong to.
+
+    """
+    folder.mkdir(exist_ok=True)
+    # float32, as in PEFT's own files: what was published, exactly.
+    state = {name: as_torch(array).float() for name, array in tensors.items()}
+    write_atomic(folder / PEFT_WEIGHTS, serialized(state))
+    write_atomic(folder / PEFT_CONFIG, adapter_json(config, base).encode())
 
 
 def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Policy:

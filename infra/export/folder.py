@@ -10,16 +10,10 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.adapter import PREFIX, merge, module_of
-from penstock.actors.policy.checkpoint import as_torch, tensor_shapes
+from penstock.actors.policy.checkpoint import as_torch, tensor_shapes, write_adapters
 from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
-from penstock.actors.policy.hf.peft import PEFT_CONFIG, PEFT_WEIGHTS, adapter_json
-from penstock.actors.policy.hf.weights import (
-    SHARD_BYTES_MAX,
-    find_weights,
-    serialized,
-    write_weights,
-)
+from penstock.actors.policy.hf.weights import SHARD_BYTES_MAX, find_weights, write_weights
 from penstock.actors.runtime.files import sync_folder, write_atomic
 from penstock.infra.export.tokenizer_files import TokenizerFiles
 from penstock.messages.errors import ConfigError
@@ -109,12 +103,9 @@ def write_adapter(
         ConfigError: The folder is not empty.
 
     """
-    state = {name: as_torch(each) for name, each in tensors.items() if name.startswith(PREFIX)}
+    own = {name: array for name, array in tensors.items() if name.startswith(PREFIX)}
     with new_folder(folder) as unfinished:
-        write_atomic(unfinished / PEFT_CONFIG, adapter_json(adapter, base).encode())
-        # PEFT's own files are float32, and this says what was published exactly.
-        whole = {name: tensor.float() for name, tensor in state.items()}
-        write_atomic(unfinished / PEFT_WEIGHTS, serialized(whole))
+        write_adapters(unfinished, own, adapter, base)
 
 
 def merged_state(

@@ -22,12 +22,14 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
     "lora_bias": (False, None),
+    # Others, such as PiSSA, change the base.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 _WITHOUT_EFFECT = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"),
-        *("init_lora_weights", "lora_dropout", "loftq_config", "qalora_group_size"),
-        *("megatron_core", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
+        *("lora_dropout", "loftq_config", "qalora_group_size", "megatron_core", "layers_pattern"),
+        *("exclude_modules", "ensure_weight_tying"),
     }
 )
 """Keys that do not change what trained adapters compute, or only with another one that does."""
