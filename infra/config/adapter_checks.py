@@ -1,6 +1,6 @@
 """Checks of `[trainer.adapter]` against its base and the engines that compute both."""
 
-from penstock.actors.generator.vllm.options import LORA_RANKS
+from penstock.actors.generator.config import LORA_RANKS
 from penstock.actors.policy.config import ADAPTER_TARGETS, PolicyConfig
 from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.infra.config.settings import RunConfig

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.actors.generator.config import LORA_RANKS
 from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.probe import PROBE_TOLERANCE
 from penstock.messages.task import TOP_LOGPROBS_MAX
@@ -27,8 +28,6 @@ _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 on the CPU, which are pinned to cores and spin while they wait for each other."""
 LORA = ("policy", 1)
 """Name and number by which vLLM knows the policy's adapter, in every version."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Bounds of a rank that vLLM can be started with."""
 _BATCHED_TOKENS_MIN = 4096
 _GIB = 1 << 30
 
