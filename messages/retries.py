@@ -20,7 +20,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     pause_s_max: float = 0.0
     """Bound of the pause, which doubles up to it; 0 keeps it constant."""
     deadline_s: float = math.inf
-    """No attempt starts this long after the first did; by default the caller bounds it."""
+    """Seconds after the first attempt at which no further one starts; by default the caller bounds
+    it."""
     num_attempts_max: int = sys.maxsize
 
     def pauses(self) -> Generator[float]:
@@ -46,8 +47,8 @@ async def with_retries(  # noqa: PLR0913 - all but two have defaults
 ) -> R:
     """Await `operation()` until it succeeds; raise its last error when the policy gives up.
 
-    Other errors than `retry_on`, those that are `is_final`, and cancellation pass at once. Time is
-    the event loop's, so that a simulation's clock counts.
+    Errors other than `retry_on`, those that are `is_final`, and cancellation are raised at once.
+    Time is the event loop's, so a simulation's clock applies.
     """
     loop = asyncio.get_running_loop()
     give_up_at, pauses = loop.time() + policy.deadline_s, policy.pauses()

@@ -1,4 +1,4 @@
-"""The judge of rollouts that programs outside of the run play: it takes the reward they report."""
+"""A judge for rollouts played by external programs: it accepts the reward that they report."""
 
 from penstock.actors.judge.config import REPORTED, JudgeConfig
 from penstock.actors.judge.reward import Findings
@@ -12,16 +12,16 @@ SOLVED_FROM = 1.0 - 1e-6
 
 
 class ReportedJudge:
-    """Takes the reward of `RolloutFinished.reported_reward`; what has none is not trained."""
+    """Accepts `RolloutFinished.reported_reward`; a rollout without one is not trained."""
 
     name = REPORTED
     version = "1"
 
     def __init__(self, config: JudgeConfig) -> None:
-        """Need nothing of the settings."""
+        """Ignore the settings."""
 
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
-        """Return the outcome that the reported reward stands for."""
+        """Return the outcome for the reported reward."""
         reward = rollout.finished.reported_reward
         if reward is None:
             detail = "the program that played it reported no reward"

@@ -1,4 +1,4 @@
-"""A bounded table that several tenants share: who crowds it loses its own entries first."""
+"""A bounded table that tenants share fairly: the one with the most entries loses its own first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
@@ -29,7 +29,7 @@ class FairTable(MutableMapping[K, V]):
             weight_max: Maximum weight of all entries together; at least one entry is kept.
             owner: Returns the owner of an entry.
             weight: Returns the weight of an entry when it is set.
-            on_drop: Gets each entry that has to go.
+            on_drop: Called with each evicted entry.
 
         """
         self._weight_max = weight_max

@@ -1,4 +1,4 @@
-"""The arithmetic of this process: what decides the bits of a step beside its data and settings."""
+"""The arithmetic of this process: what determines the bits of a step besides data and settings."""
 
 from functools import cache
 from pathlib import Path
@@ -12,11 +12,11 @@ _FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve"
 
 @cache
 def arithmetic() -> str:
-    """Return the library's version, the vector unit it uses, and those that the processor has.
+    """Return the library's version, the vector unit in use, and those that the processor has.
 
     Example:
-        `torch 2.5.1, AVX2, cpu avx2+avx512f+fma`. Two processes of the same text, settings and
-        data give the same bits; `ATEN_CPU_CAPABILITY` chooses another unit.
+        `torch 2.5.1, AVX2, cpu avx2+avx512f+fma`. Two processes with the same result, settings and
+        data compute the same bits. `ATEN_CPU_CAPABILITY` selects another unit.
 
     """
     used = torch.backends.cpu.get_cpu_capability()

@@ -8,7 +8,7 @@ from penstock.envs.tasks.source import TaskCandidate
 
 
 class TaskPlan(Protocol):
-    """Something that may become tasks; cheap until it is drafted."""
+    """A candidate for tasks that is cheap until it is drafted."""
 
     name: str
 
@@ -16,7 +16,7 @@ class TaskPlan(Protocol):
         """Draft candidates.
 
         Raises:
-            TaskRejectedError: The plan gives no task.
+            TaskRejectedError: The plan yields no task.
 
         """
         ...

@@ -1,7 +1,7 @@
-"""Line endings of files that agents edit: shown as lines, found as shown, and kept as they were.
+"""Line endings of files that agents edit: hidden from the policy and preserved by its edits.
 
-`read_file` shows lines, so a policy cannot see whether they end in LF, CRLF or CR. Its edits are
-found whatever the endings, and what it writes gets the endings of the lines it replaces.
+`read_file` shows lines, so a policy cannot see whether they end in LF, CRLF or CR. Its edits match
+regardless of endings, and new text gets the endings of the lines that it replaces.
 """
 
 import bisect
@@ -14,7 +14,7 @@ _ENDING = re.compile(r"\r\n|\r|\n")
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text without their endings; unlike `splitlines`, only of these three.
+    """Return the lines of a text without endings; unlike `splitlines`, only these three count.
 
     `splitlines` also splits at form feeds and other separators, which editors, `grep` and compilers
     count as part of a line.
@@ -37,12 +37,13 @@ def with_ending(text: str, ending: str) -> str:
 def find_shown(text: str, shown: str) -> list[tuple[int, int]]:
     """Return the spans of a text that look like `shown`, whatever their line endings.
 
-    Spans do not overlap. Where `shown` occurs with its very endings, only such places count.
+    Spans do not overlap. If `shown` occurs with its own endings, only those places count.
     """
     exact = [at for at in _places(text, shown) if not _splits(text, at, at + len(shown))]
     if exact:
         return [(at, at + len(shown)) for at in exact]
-    # Searched in a text with one ending alone: a pattern of all endings takes quadratic time.
+    # Search in a text with a single kind of ending, because a pattern of all endings takes
+    # quadratic time.
     parts = _ENDING.split(text)
     wanted = with_ending(shown, "\n")
     starts, plain = _line_starts(text), "\n".join(parts)
@@ -60,7 +61,7 @@ def _line_starts(text: str) -> list[int]:
 
 
 def _places(text: str, wanted: str) -> Iterator[int]:
-    """Yield where a text occurs, without overlaps."""
+    """Yield the places where a text occurs, without overlaps."""
     at = text.find(wanted)
     while at >= 0:
         yield at
@@ -88,7 +89,7 @@ def replaced(text: str, span: tuple[int, int], old: str, new: str) -> str:
         before = _ENDING.findall(text, 0, start)[-1:] if after is None else [after[0]]
         within = _ENDING.findall(text, start, end)
         near = within[-1:] or before or ["\n"]
-        # Line by line: a file with mixed endings keeps them where lines stay.
+        # Line by line, so unchanged lines of a file with mixed endings keep theirs.
         endings = chain(within, repeat(near[0]))
         new = re.sub("\n", lambda _: next(endings), new)
     return text[:start] + new + text[end:]

@@ -1,10 +1,10 @@
-"""What an episode changed in its working directory: bytes, and everything else of a file.
+"""What an episode changed in its working directory: bytes, and all other state of its files.
 
 ```
  the task's files and states, its layer's ─▶ before ─┐
  one listing of the machine ─▶ now ──────────────────┴─▶ what must be read ─▶ Changes
 ```
-`lay_out` makes the same of a fresh machine that has the task's files.
+`lay_out` applies the changes to a fresh machine with the task's files.
 """
 
 import os
@@ -32,7 +32,7 @@ _OPENED = 0o600
 
 
 class ChangesError(PenstockError, ValueError):
-    """The changed files cannot be carried over: the policy's own fault."""
+    """The changed files cannot be carried over, which is the policy's fault."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Changed or added, in the order in which they were written."""
     deleted: list[str] = []
     states: list[FileState] = []
-    """What else changed: modes, links, folders, names that are no UTF-8."""
+    """Other changes: modes, links, folders, names that are not UTF-8."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""
@@ -78,15 +78,15 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
     Args:
         sandbox: The machine.
         initial: The task's files.
-        num_files_max: Files that may be new, or gone.
-        num_bytes_max: Of all changed files.
-        states: What the bytes of the task's files do not say.
-        has_layer: Whether an image layer may have brought files, too.
-        layer: Those, as far as they are known: others are not missed.
+        num_files_max: Maximum files that may be new or deleted.
+        num_bytes_max: Maximum bytes of all changed files.
+        states: State of the task's files besides their bytes.
+        has_layer: Whether an image layer may have added files.
+        layer: Those files, as far as they are known; others do not count as deleted.
 
     Raises:
-        ChangesError: More files, or more bytes in changed files, than the bounds; or the
-            working directory or a file in it cannot be read.
+        ChangesError: The changed files exceed a bound; or the working directory or a file in it
+        cannot be read.
         SandboxError: The machine failed.
 
     """
@@ -100,14 +100,14 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
         await set_modes(sandbox, dict.fromkeys(files, _OPENED))
         made = set(layer) | {one.path for one in states}
         changes = await reader.read(seen, before, made)
-        await set_modes(sandbox, closed)  # A later step finds them as they were left.
+        await set_modes(sandbox, closed)  # A later step finds them unchanged.
     except ListingError as error:
         raise ChangesError(str(error)) from error
     return changes
 
 
 def _written(files: Mapping[str, bytes], states: Iterable[FileState]) -> Iterator[FileState]:
-    """Yield what is there once a task is laid out, the folders that hold its files included."""
+    """Yield the paths that exist once a task is laid out, including the folders of its files."""
     for path in files:
         for folder in list(PurePosixPath(path).parents)[:-1]:
             name = str(folder).encode("utf-8", "surrogatepass")
@@ -137,12 +137,12 @@ def _is_closed(one: ListedFile) -> bool:
 
 
 def _is_other(now: ListedFile) -> bool:
-    """Return whether something else is where a file was."""
+    """Return whether a file was replaced by something else."""
     return now.is_touched and now.state.kind not in _PLAIN
 
 
 class _Reader:
-    """Reads what differs, within a bound."""
+    """Reads the differences, within a bound."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Reader:
         before: Mapping[bytes, FileState],
         made: Collection[bytes],
     ) -> Changes:
-        """Return what differs; `made` are the paths that are there without a task's bytes."""
+        """Return the differences; `made` has the paths that exist without bytes of the task."""
         deleted: list[str] = []
         states: dict[bytes, FileState] = {}
         for path, was in before.items():
@@ -194,7 +194,7 @@ class _Reader:
                 is_told |= was is None and is_held and state.mode == FOLDER_MODE
             if not is_told:
                 states[path] = state
-        for one in touched:  # A file that is written anew is no longer the same as its other names.
+        for one in touched:  # A file that is written again is no longer linked to its other names.
             target = one.state.target
             if one.state.kind is FileKind.HARD_LINK and os.fsdecode(target) in self._files:
                 states[one.state.path] = one.state
@@ -205,7 +205,7 @@ class _Reader:
         )
 
     async def _content(self, one: ListedFile) -> tuple[FileState, bool]:
-        """Read a file; return its state, with what its bytes need, and whether they changed."""
+        """Read a file; return its complete state, and whether its bytes changed."""
         state, name = one.state, one.state.name
         if one.is_hole and one.size > self._num_bytes_max:
             return msgspec.structs.replace(state, hole_bytes=one.size), True
@@ -237,7 +237,7 @@ class _Reader:
 
 
 def _above(path: bytes) -> Iterator[bytes]:
-    """Yield the folders above a path, relative as it is."""
+    """Yield the folders above a relative path."""
     while b"/" in path:
         path = path.rpartition(b"/")[0]
         yield path

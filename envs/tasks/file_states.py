@@ -1,12 +1,12 @@
-"""Reads what a machine's working directory holds, and lays out the same in another machine.
+"""Reads the state of a machine's working directory, and restores it in another machine.
 
 ```
  machine ── sh: one listing ──▶ kind, mode, links, times of every file   (`list_states`)
  machine ◀── sh: clear the way ◀─ files ◀─ sh: links, pipes, modes, times (`lay_out`)
 ```
-Both go through the programs of the machine as its user: `find` (GNU's, or any with `stat` beside
-it), `chmod`, `ln`, `mkfifo`, `touch`. Names and targets are bytes: they are written into scripts as
-octal digits where they are no UTF-8.
+Both run the machine's programs as its user: `find` (GNU's, or any other together with `stat`),
+`chmod`, `ln`, `mkfifo`, `touch`. Names and targets are bytes; in scripts, those that are not UTF-8
+are written in octal digits.
 """
 
 import re
@@ -87,7 +87,7 @@ _DAY_NS, _HOUR_NS = 86_400 * 10**9, 3_600 * 10**9
 
 
 class ListingError(PenstockError, ValueError):
-    """A working directory cannot be listed: what its programs did to it."""
+    """A working directory cannot be listed, because of what its programs did to it."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,21 +95,21 @@ class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     state: FileState
     is_touched: bool = True
-    """Whether it is not as an image layer brought it; else the state has only its path."""
+    """Whether it differs from the image layer; if not, the state has only its path."""
     size: int = 0
     is_hole: bool = False
-    """Whether none of it takes space."""
+    """Whether it takes no space at all."""
     written_ns: int = 0
-    """When its content changed, which orders files."""
+    """Time at which its content changed; orders the files."""
 
 
 def list_command(root: str, *, has_layer: bool = False) -> list[str]:
-    """Return the command of a listing; of untouched files of a layer it tells only the paths."""
+    """Return the command of a listing, which has only the paths of a layer's untouched files."""
     return ["sh", "-c", _LIST, _LIST_NAME, root, "layer" if has_layer else ""]
 
 
 def is_listing(argv: Collection[str]) -> bool:
-    """Return whether a command is a listing: for sandboxes that run no programs."""
+    """Return whether a command is a listing, for sandboxes that run no programs."""
     return _LIST_NAME in argv
 
 
@@ -136,7 +136,7 @@ async def list_states(
         output_bytes_max=LIST_BYTES_MAX,
         cwd="/",
     )
-    if done.timed_out or done.truncated or done.exit_code not in {0, 1}:  # 1: a closed folder.
+    if done.timed_out or done.truncated or done.exit_code not in {0, 1}:  # 1: an unreadable folder.
         raise ListingError(f"{root}: its files are too many to be listed, or it is closed")
     try:
         return _parsed(done.stdout)
@@ -159,7 +159,7 @@ def _parsed(listing: bytes) -> dict[bytes, ListedFile]:
             continue
         letter, mode, num_links, inode, size, blocks, time = told.split(b" ", _FIELDS - 1)
         if (kind := _LETTERS.get(letter.decode("latin-1"))) is None:
-            continue  # A socket, or a device: it is nothing without its program.
+            continue  # Sockets and devices have no meaning without their program.
         if kind is FileKind.FILE and int(num_links) > 1 and same.setdefault(inode, path) != path:
             kind = FileKind.HARD_LINK
         seconds, _, fraction = time.partition(b".")
@@ -179,7 +179,7 @@ def _parsed(listing: bytes) -> dict[bytes, ListedFile]:
 
 
 async def read_odd_name(sandbox: Sandbox, path: bytes, num_bytes_max: int) -> bytes:
-    """Return the content of a file whose name is no UTF-8.
+    """Return the content of a file whose name is not UTF-8.
 
     Raises:
         ListingError: It cannot be read, or is larger.
@@ -192,7 +192,7 @@ async def read_odd_name(sandbox: Sandbox, path: bytes, num_bytes_max: int) -> by
 
 
 async def set_modes(sandbox: Sandbox, modes: Mapping[bytes, int]) -> None:
-    """Give files other modes, the deepest first; what fails is left as it is."""
+    """Set the modes of files, deepest first; ignore failures."""
     deepest = sorted(modes.items(), key=lambda one: -one[0].count(b"/"))
     for lines in _pieces([f'{_word(path)}r {mode:o} "$v"' for path, mode in deepest]):
         await _run(sandbox, lines)
@@ -205,13 +205,13 @@ async def lay_out(
     *,
     clears: bool = False,
 ) -> None:
-    """Write files and all else that there is of them.
+    """Write files with all their state.
 
     Args:
         sandbox: The machine.
         files: Regular files with UTF-8 names.
-        states: What their bytes do not say.
-        clears: Whether something else may be where they must be; it is removed.
+        states: Their state besides bytes.
+        clears: Whether to remove whatever else is in their place.
 
     Raises:
         SandboxFileError: They do not fit into the machine.
@@ -230,7 +230,7 @@ async def lay_out(
 async def _clear(
     sandbox: Sandbox, files: Iterable[str], states: Iterable[FileState]
 ) -> dict[bytes, int]:
-    """Clear the way, and return the modes of folders that were opened for it."""
+    """Remove conflicting files, and return the modes of folders that were opened for that."""
     ways = [("w", path.encode()) for path in files]
     kinds = {FileKind.FILE: "f", FileKind.FOLDER: "d"}
     gone = [one for one in states if one.kind is FileKind.GONE]
@@ -249,7 +249,7 @@ async def _clear(
 
 
 async def _make(sandbox: Sandbox, states: Collection[FileState]) -> None:
-    """Make what no write of bytes makes, then set modes and times of files."""
+    """Create links, folders and pipes, then set modes and times of files."""
     odd = [one for one in states if one.data is not None]
     places = {f"/tmp/.carried-{number}": one for number, one in enumerate(odd)}  # noqa: S108
     if places:
@@ -294,7 +294,7 @@ def _modes(states: Iterable[FileState], kind: FileKind) -> dict[bytes, int]:
 
 
 def _word(path: bytes, *, is_path: bool = True) -> str:
-    """Return the shell's words that put a path into the variable v."""
+    """Return shell code that sets the variable v to a path."""
     if is_path and not path.startswith(b"/"):
         path = b"./" + path
     try:
@@ -305,7 +305,7 @@ def _word(path: bytes, *, is_path: bool = True) -> str:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lines in pieces of a bounded size."""
+    """Yield lines in chunks of a bounded size."""
     piece: list[str] = []
     num_bytes = 0
     for line in lines:

@@ -1,11 +1,11 @@
-"""Which image a task's machines boot, and the files that lie over it.
+"""The image that a task's machines boot, and the files that are added to it.
 
 ```
  Dockerfile that only copies ─▶ the base image, and its files
- any other ─▶ an image named by all that it is built from ─▶ its digest, once it is built
+ any other ─▶ an image named by all its inputs ─▶ its digest, once it is built
  reference ─▶ its digest, once it is pulled
 ```
-`penstock tasks images` builds and pulls what readers miss: reading a task runs nothing of it.
+Reading a task runs none of its code; `penstock tasks images` builds and pulls missing images.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def named_image(reference: str, where: str) -> str:
         where: File and field that name it.
 
     Raises:
-        MalformedTaskError: It is not here.
+        MalformedTaskError: The image is missing.
 
     """
     digest = pinned(reference)
@@ -47,17 +47,17 @@ def named_image(reference: str, where: str) -> str:
 def start_of(
     task: Path, place: Path, context: Tree, *, image: str = "", hidden: tuple[str, ...] = ()
 ) -> tuple[str, Tree]:
-    """Return the digest of a task's image, empty for the base image, and the files over it.
+    """Return the digest of a task's image (empty for the base image) and the files to add to it.
 
     Args:
         task: Folder of the task.
         place: Folder in it that may have a Dockerfile.
         context: The files there.
-        image: Digest of the image that the task names, in place of a Dockerfile's.
-        hidden: Files there that are no part of `context`.
+        image: Digest of the image that the task names, instead of a Dockerfile's.
+        hidden: Files there that are not part of `context`.
 
     Raises:
-        MalformedTaskError: The Dockerfile is out of bounds, or its image is not here.
+        MalformedTaskError: The Dockerfile exceeds a bound, or its image is missing.
 
     """
     path = place / DOCKERFILE
@@ -67,7 +67,7 @@ def start_of(
         context = {name: one for name, one in context.items() if name != DOCKERFILE}
     try:
         if image:
-            # Of a container image all files are its own; a layer has what a Dockerfile does not.
+            # A container image already has all its files; a layer lacks those of the Dockerfile.
             is_whole = layer_path(layer_folder(), image).suffix == IMAGE_SUFFIX
             return image, {} if is_whole else start_files(text, context)
         check_instructions(text, context)

@@ -1,12 +1,12 @@
-"""What a task's set-up makes of its files, as the judge recorded it, and what is left of changes.
+"""The recorded results of a task's set-ups, which are not the policy's changes.
 
 ```
  judge, once a task ─▶ SetUpRecorded 0, 1, .. ─▶ made by step
  what an episode left ── but for what is just as it was made ──▶ what the policy changed
 ```
 An episode's changes are against the files that its task wrote, so what `setup.sh` made is among
-them. What lies in the episode's own machine proves nothing about who wrote it once the policy has
-had that machine; a file with the very content that the task itself makes needs no proof.
+them. Once the policy has used the episode's machine, a file in it does not show who wrote it. A
+file with exactly the content that the task's set-up creates does not count as the policy's.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ def has_set_up(task: Task) -> bool:
 
 
 async def recorded_set_ups(store: ObjectStore, last: Last, task: Task) -> list[Made]:
-    """Return by step what its set-up and those before it made; empty where no judge has looked.
+    """Return by step what its set-up and earlier ones made; empty if no judge has recorded it.
 
     Raises:
-        CodecError: What the log names is absent, or is not that.
+        CodecError: The recorded object is missing or malformed.
         StoreUnreachableError: The store did not answer.
 
     """
@@ -47,22 +47,22 @@ async def recorded_set_ups(store: ObjectStore, last: Last, task: Task) -> list[M
 
 
 def made_by(changes: Changes) -> Made:
-    """Return what a set-up made, from the changes that it left in a machine of its own."""
+    """Return what a set-up made, from the changes that it left in a separate machine."""
     return changes.files | dict.fromkeys(changes.deleted)
 
 
 def begun_with(contents: Mapping[str, bytes], made: Made) -> dict[str, bytes]:
-    """Return a task's files as its set-up leaves them."""
+    """Return a task's files after its set-up."""
     return {path: data for path, data in {**contents, **made}.items() if data is not None}
 
 
 def own_changes(left: Changes, contents: Mapping[str, bytes], made: Made) -> Changes:
-    """Return the policy's changes alone: without what is as set-ups made it.
+    """Return only the policy's changes, without files that equal those of set-ups.
 
     Args:
-        left: What an episode left, against the task's files.
-        contents: Those files.
-        made: Of them, by the set-up.
+        left: Changes of an episode relative to the task's files.
+        contents: The task's files.
+        made: Files made by the set-up.
 
     """
     gone = set(left.deleted)

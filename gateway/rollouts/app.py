@@ -1,4 +1,4 @@
-"""The HTTP interface of rollouts that programs outside of the run play.
+"""The HTTP interface for external programs that play rollouts.
 
     POST /v1/rollouts/take                  {"wait_s"} -> an attempt with its task, URL and key
     POST /v1/rollouts/{id}/v1/...           model routes: chat completions, responses, messages
@@ -55,7 +55,7 @@ _RETRY_HEADER = "x-stainless-retry-count"
 
 
 class AttemptSource(Protocol):
-    """Hands out attempts, and finds those that are open."""
+    """Hands out attempts and finds open ones."""
 
     @property
     def config(self) -> RolloutsConfig:
@@ -76,7 +76,7 @@ class AttemptSource(Protocol):
         ...
 
     async def take(self, wait_s: float) -> OpenAttempt | None:
-        """Give the attempt that waits longest to a client; None if none comes in time."""
+        """Hand the longest-waiting attempt to a client; return None if there is none in time."""
         ...
 
     async def put_back(self, attempt: OpenAttempt) -> None:
@@ -84,7 +84,7 @@ class AttemptSource(Protocol):
         ...
 
     def find(self, rollout_id: str, key: str) -> OpenAttempt | None:
-        """Return the attempt with this key; asking for it is a sign of life of its client."""
+        """Return the attempt with this key; the call counts as a sign of life of its client."""
         ...
 
 
@@ -100,7 +100,7 @@ def build_app(service: AttemptSource, *middlewares: Middleware) -> web.Applicati
 
     Args:
         service: Hands out the attempts.
-        middlewares: Run around the application's own, first one outermost.
+        middlewares: Middlewares around the application's own, outermost first.
 
     """
     app = web.Application(
@@ -152,7 +152,7 @@ async def _take(service: AttemptSource, request: web.Request) -> web.Response:
     if found is None:
         return _json(TakeReply(None))
     attempt, lease_s = found, service.config.lease_s
-    # A client that left while it waited hears of no attempt.
+    # A client that left while waiting never receives its attempt.
     if request.transport is None or request.transport.is_closing():
         await service.put_back(attempt)
         return _json(TakeReply(None))
@@ -198,7 +198,7 @@ async def _sample(service: AttemptSource, read: Any, request: web.Request) -> we
         raise ApiError(404, "model_not_found", text, "model")
     is_retry = request.headers.get(_RETRY_HEADER, "0") != "0"
     reply = await attempt.episode.answer(conversation, body, is_retry=is_retry)
-    # Sampling may take long: the client was not silent meanwhile.
+    # Sampling may take long, so it counts as a sign of life of the client.
     service.find(request.match_info["rollout_id"], _bearer(request))
     writer = parsed.writer(
         Opening(
@@ -211,7 +211,7 @@ async def _sample(service: AttemptSource, read: Any, request: web.Request) -> we
     )
     if not conversation.is_streamed:
         return web.Response(body=writer.whole([reply]), content_type="application/json")
-    # The turn is stored as a whole, so that its stream has nothing to wait for.
+    # The turn is stored as a whole before it is streamed.
     parts = [*writer.begin(), *writer.deltas(reply, reply.deltas), *writer.end([reply])]
     return web.Response(body=b"".join(parts), content_type="text/event-stream")
 

@@ -1,4 +1,4 @@
-"""Bodies of the requests and responses of outside rollouts."""
+"""Bodies of the requests and responses of external rollouts."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ class TakeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /v1/rollouts/take`."""
 
     wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Seconds to wait for an attempt if none is there; cut to the service's maximum."""
+    """Seconds to wait for an attempt; capped at the service's maximum."""
 
 
 class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: str
     group_id: str
-    """The attempts of one group are at the same task and are compared with each other."""
+    """Attempts of a group share a task and are compared with each other."""
     member: int
     group_size: int
     purpose: str
@@ -45,10 +45,10 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     """Base URL for OpenAI's clients: `url` and `/v1`. Anthropic's clients take `url`."""
     api_key: str
-    """Bearer key of this attempt alone."""
+    """Bearer key that is valid only for this attempt."""
     model: str
     lease_s: float
-    """Seconds of silence after which the attempt is taken away."""
+    """Seconds of silence after which the attempt ends as lost."""
     task: ExternalTask
 
 
@@ -56,7 +56,7 @@ class TakeReply(msgspec.Struct, frozen=True):
     """Response of `POST /v1/rollouts/take`."""
 
     attempt: AttemptInfo | None
-    """None if none came within the time."""
+    """None if there was none in time."""
 
 
 class EndReply(msgspec.Struct, frozen=True):

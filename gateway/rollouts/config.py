@@ -1,4 +1,4 @@
-"""Settings of rollouts that programs outside of the run play."""
+"""Settings of rollouts played by external programs."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Address and limits of the service that hands out attempts at tasks."""
 
     is_external: bool = False
-    """Whether programs outside of the run play all rollouts; rollout workers then start none."""
+    """Whether external programs play all rollouts; rollout workers then start none."""
     host: str = "127.0.0.1"
     """Address to listen on. TLS is left to a proxy."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8090
@@ -21,11 +21,11 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_concurrent: PositiveInt = 64
     """Attempts that may be open at once, taken or waiting to be taken."""
     lease_s: PositiveFloat = 60.0
-    """An attempt whose client is silent for so long ends as an infrastructure failure."""
+    """Seconds of silence after which an attempt ends as an infrastructure failure."""
     wait_s_max: PositiveFloat = 30.0
-    """Longest time that a client waits for an attempt in one request."""
+    """Maximum seconds that one request waits for an attempt."""
     untaken_s_max: PositiveFloat = 3600.0
-    """An attempt that no client takes for so long ends as an infrastructure failure."""
+    """Seconds after which an attempt that no client takes ends as an infrastructure failure."""
     body_bytes_max: PositiveInt = 4 << 20
     """Maximum size of a request body in bytes."""
     num_connections_max: PositiveInt = 512

@@ -1,4 +1,4 @@
-"""One attempt at a task whose harness runs elsewhere: from model requests to stored turns.
+"""One attempt at a task whose harness runs elsewhere: turns model requests into stored turns.
 
 ```
  request ─▶ context ids ─┬─ continue the tokens so far ─▶ turn: the new tokens are its context
@@ -6,7 +6,7 @@
 ```
 An agent may rewrite its history, compact it, or run side agents over the same route. Each request
 that does not continue the previous one starts a segment, so every sampled token is trained in
-exactly the context in which it was sampled. The task's limits hold over all segments.
+exactly the context in which it was sampled. The task's limits apply to all segments together.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class EpisodeReply(msgspec.Struct, kw_only=True):
 
 
 class ExternalEpisode:
-    """An attempt that is open; answers its model requests one at a time."""
+    """An open attempt; answers its model requests one at a time."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - all of the service
         self,
@@ -90,7 +90,7 @@ class ExternalEpisode:
         ctx: Context,
         replicas: ReplicaTable,
     ) -> None:
-        """Begin an attempt without turns."""
+        """Create an attempt without turns."""
         self.command = command
         self.ended: asyncio.Future[RolloutFinished] = asyncio.get_running_loop().create_future()
         self._chat = chat
@@ -106,14 +106,14 @@ class ExternalEpisode:
         """Tokens of all turns; what a later segment reads again counts once more here."""
         self._limit: EpisodeEnd | None = None
         """The limit that the attempt has reached; further requests are refused."""
-        # One at a time: the position of a turn in the attempt must be certain when it is stored.
+        # One at a time, because a turn's position in the attempt must be known when it is stored.
         self._lock = asyncio.Lock()
         self._last: tuple[str, EpisodeReply] | None = None
         self._started_at = ctx.monotonic()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered, so that its client is not silent."""
+        """Whether a request is being answered, which counts as a sign of life."""
         return self._lock.locked()
 
     @property
@@ -134,8 +134,8 @@ class ExternalEpisode:
 
         Args:
             request: The client's request.
-            body: Its body, by which a retry is recognized.
-            is_retry: Whether the client says that it sent the same request before.
+            body: Its body, which identifies retries.
+            is_retry: Whether the client marks the request as a retry.
 
         Raises:
             ApiError: 400, the request cannot be answered; 409, the attempt is over or has reached
@@ -148,7 +148,8 @@ class ExternalEpisode:
             raise invalid("not supported for an attempt: leave it out", "top_logprobs")
         digest = hashlib.sha256(body).hexdigest()
         async with self._lock:
-            # A retry after a lost response must not be a second turn, nor refused at a limit.
+            # A retry after a lost response must neither become a second turn nor be refused at a
+            # limit.
             if is_retry and self._last is not None and self._last[0] == digest:
                 return self._last[1]
             self._check_open()
@@ -166,7 +167,7 @@ class ExternalEpisode:
         error: str = "",
     ) -> None:
         """End the attempt; the first end counts."""
-        # After the request in progress, whose turn belongs to the attempt.
+        # Wait for the request in progress, whose turn belongs to the attempt.
         async with self._lock:
             if self.ended.done():
                 return
@@ -216,7 +217,8 @@ class ExternalEpisode:
         if num_max < 1:
             self._limit = EpisodeEnd.TOKEN_LIMIT
             self._check_open()
-        # The run's temperature and seeds, not the client's: behavior must be what it says it is.
+        # The run's temperature and seeds, not the client's: the recorded behavior must be the
+        # trained one.
         sampling = turn_sampling(command.sampling, index, num_max, plan.sampling.stop_token_ids)
         sampling = msgspec.structs.replace(sampling, grammar=plan.sampling.grammar)
         is_fresh = starts_segment or index == 0
@@ -238,7 +240,7 @@ class ExternalEpisode:
         return sampled, msgspec.structs.replace(turn, starts_segment=starts_segment)
 
     def _failed(self, error: GenerationError) -> ApiError:
-        """Return the response to a turn that no generator gave; some errors end the attempt."""
+        """Return the error for a turn that no generator sampled; some errors end the attempt."""
         if isinstance(error, ContextFullError):
             self._limit = EpisodeEnd.TOKEN_LIMIT
             return ApiError(400, "context_length_exceeded", str(error), "messages")
@@ -306,7 +308,7 @@ class OpenAttempt:
     """An attempt that a client may take, or has taken."""
 
     def __init__(self, episode: ExternalEpisode, now: float) -> None:
-        """Begin with an attempt that waits for a client."""
+        """Create an attempt that waits for a client."""
         self.episode = episode
         self.key = ""
         """Bearer key of the client that took it; empty until then."""
@@ -314,6 +316,7 @@ class OpenAttempt:
         """Last sign of life of its client, or when it began to wait; monotonic seconds."""
 
     def admits(self, key: str) -> bool:
-        """Return whether a key is this attempt's."""
-        # Hashes: a header may hold any bytes, and the time of a comparison tells nothing.
+        """Return whether this is the attempt's key."""
+        # Compare hashes: a header may have any bytes, and the timing of a comparison reveals
+        # nothing.
         return bool(self.key) and hmac.compare_digest(hash_key(self.key), hash_key(key))

@@ -1,4 +1,4 @@
-"""The interface of outside rollouts as an OpenAPI document, from which clients can be generated."""
+"""The interface of external rollouts as an OpenAPI document for generating clients."""
 
 from collections.abc import Sequence
 from typing import Any

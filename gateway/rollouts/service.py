@@ -1,4 +1,4 @@
-"""The actor that hands out attempts: takes the place of rollout workers in a run.
+"""The actor that hands out attempts to external programs instead of rollout workers.
 
 ```
  StartRollout ─▶ waiting ──client takes──▶ open ──client ends──▶ RolloutFinished
@@ -46,9 +46,9 @@ NUM_ENDED_KEPT = 1024
 
 
 class RolloutService(Actor):
-    """Hands out the rollouts of a run to programs outside of it, over HTTP."""
+    """Hands out the rollouts of a run to external programs over HTTP."""
 
-    # The work queue's name: the service takes the place of rollout workers.
+    # The work queue's name, since the service replaces rollout workers.
     role = "rollout_worker"
     consumes: ClassVar[tuple[type[Event], ...]] = (StartRollout,)
     follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected, ReplicaReported)
@@ -79,7 +79,7 @@ class RolloutService(Actor):
         self.num_concurrent = config.num_concurrent
         self.chat = chat
         self._worker = worker
-        # A turn's length is the task's to limit.
+        # The task limits the length of a turn.
         self._planner = Planner(
             msgspec.structs.replace(gateway, reply_tokens_max=gateway.context_tokens_max), chat
         )
@@ -131,7 +131,7 @@ class RolloutService(Actor):
         return hmac.compare_digest(hash_key(key), self._key_hash)
 
     async def take(self, wait_s: float) -> OpenAttempt | None:
-        """Give the attempt that waits longest to a client, with a new key; None if none comes."""
+        """Hand the longest-waiting attempt to a client, with a new key; None if there is none."""
         try:
             async with asyncio.timeout(wait_s), self._arrived:
                 await self._arrived.wait_for(lambda: bool(self._waiting))
@@ -146,7 +146,7 @@ class RolloutService(Actor):
         return attempt
 
     async def put_back(self, attempt: OpenAttempt) -> None:
-        """Let another client take an attempt whose client left before it heard of it."""
+        """Let another client take an attempt whose client left before receiving it."""
         rollout_id = attempt.episode.command.rollout_id
         async with self._arrived:
             if self._taken.pop(rollout_id, None) is not None:
@@ -165,7 +165,7 @@ class RolloutService(Actor):
         return attempt
 
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
-        """Wait until a client has played one attempt."""
+        """Wait until a client has played the attempt."""
         if await ctx.last(RolloutFinished, command.rollout_id) is not None:
             return ()
         episode = ExternalEpisode(
@@ -190,7 +190,7 @@ class RolloutService(Actor):
             self._replicas.leave(command.rollout_id)
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
-        """Report a command that no service will carry out as failed: its group must not wait."""
+        """Report a command that no service will execute as failed, so its group does not wait."""
         if event.source_stream != Stream.TASKS:
             return ()
         command = await read_rejected(ctx.store, event, StartRollout)
@@ -204,12 +204,12 @@ class RolloutService(Actor):
         return (await episode.ended,)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
-        """Know whom to ask for tokens."""
+        """Record a replica, which may be asked for tokens."""
         self._replicas.add(event, ctx.monotonic())
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """End attempts whose client is silent, and those that nobody takes."""
+        """End attempts with a silent client, and those that nobody takes."""
         now, config = ctx.monotonic(), self.config
         self._replicas.expire(now)
         ctx.set_gauge("episodes", len(self._taken))
@@ -218,7 +218,7 @@ class RolloutService(Actor):
             (self._waiting, config.untaken_s_max, "no client took it"),
         ):
             for rollout_id, attempt in [*attempts.items()]:
-                # The end of a busy attempt would wait for its reply, and with it this actor.
+                # Ending a busy attempt would block this actor until its reply.
                 if now - attempt.seen_at > s_max and not attempt.episode.is_busy:
                     log.warning("rollout %s ends: %s for %g s", rollout_id, text, s_max)
                     error = f"{text} for {s_max:g} s"

@@ -1,4 +1,4 @@
-"""What a user's folder holds besides bytes: modes, links, empty folders, as it is on this host."""
+"""The state of a user's folder besides bytes on this host: modes, links, empty folders."""
 
 import os
 import stat
@@ -17,9 +17,9 @@ _KINDS = {
 
 
 def folder_states(folder: Path) -> dict[bytes, FileState]:
-    """Return the states of a folder's files, but for those of git, at most `ENTRIES_MAX`.
+    """Return the states of a folder's files without git's, at most `ENTRIES_MAX`.
 
-    Folders with something in them count only by a mode of their own.
+    Non-empty folders are included only if they have an unusual mode.
     """
     found: dict[bytes, FileState] = {}
     first: dict[int, bytes] = {}
@@ -46,7 +46,7 @@ def folder_states(folder: Path) -> dict[bytes, FileState]:
 def changed_states(
     before: Mapping[bytes, FileState], after: Mapping[bytes, FileState]
 ) -> list[FileState]:
-    """Return what is other than before; plain files come and go without a word."""
+    """Return the changed states; new and deleted regular files are not included."""
     changed = [
         one
         for path, one in sorted(after.items())
@@ -71,4 +71,4 @@ def _is_filled(path: Path) -> bool:
         with os.scandir(path) as entries:
             return any(True for _ in entries)
     except OSError:
-        return True  # It is closed to us: what is in it cannot be seen.
+        return True  # A folder without read permission, whose content is unknown.

@@ -1,4 +1,4 @@
-"""A client of rollouts that programs outside of the run play.
+"""A client for external programs that play rollouts.
 
 Example:
     async def attempt(one: RolloutAttempt) -> float:
@@ -33,10 +33,10 @@ class RolloutServiceError(PenstockError, RuntimeError):
 
 
 class RolloutAttempt:
-    """One attempt at a task: where the agent's model is, and how the attempt ends."""
+    """One attempt at a task: the agent's model URL and key, and the calls that keep and end it."""
 
     def __init__(self, session: aiohttp.ClientSession, taken: AttemptInfo) -> None:
-        """Take the attempt; `RolloutClient.take` makes it."""
+        """Wrap a taken attempt; `RolloutClient.take` calls this."""
         self._session = session
         self.taken = taken
         self.is_ended = False
@@ -52,18 +52,18 @@ class RolloutAttempt:
         return self.taken.api_key
 
     async def keep(self) -> None:
-        """Tell the service that the attempt is still played; needed in long pauses alone."""
+        """Tell the service that the attempt is still in progress; only needed in long pauses."""
         await self._post("alive", {})
 
     async def end(self, reward: float | None = None, **fields: Any) -> None:
         """End the attempt.
 
         Args:
-            reward: From 0 to 1; None if the run's own judge grades `files`.
+            reward: Reward from 0 to 1; None if the run's own judge grades `files`.
             fields: Further fields of `EndBody`: outcome, files, binaries, deleted, detail.
 
         Raises:
-            RolloutServiceError: The attempt is gone, or a field is invalid.
+            RolloutServiceError: The attempt has ended, or a field is invalid.
 
         """
         await self._post("end", fields | ({} if reward is None else {"reward": reward}))
@@ -87,7 +87,7 @@ class RolloutClient:
         self._key = key
 
     async def take(self, wait_s: float = 30.0) -> RolloutAttempt | None:
-        """Return the next attempt, or None if none came within the time.
+        """Return the next attempt, or None if there is none in time.
 
         Raises:
             RolloutServiceError: The key is wrong.
@@ -105,7 +105,7 @@ class RolloutClient:
 
     @contextlib.asynccontextmanager
     async def playing(self, attempt: RolloutAttempt) -> AsyncGenerator[RolloutAttempt]:
-        """Keep an attempt open during a block; one that the block does not end is lost."""
+        """Keep an attempt open during a block; it ends as lost if the block does not end it."""
         keeping = asyncio.create_task(_keep(attempt))
         try:
             yield attempt
@@ -161,7 +161,7 @@ async def _play(
         try:
             async with client.playing(one):
                 await one.end(await attempt(one))
-        # Own code may raise anything: it costs this attempt, and the next one is played.
+        # Custom code may raise anything; it costs only this attempt.
         except Exception:
             log.exception("rollout %s is lost", one.taken.rollout_id)
 

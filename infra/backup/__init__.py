@@ -1,4 +1,4 @@
-"""Backups of a run, also of one that is up, and the way from one server to several.
+"""Backups of a run, even while it is up, and moves between servers.
 
-`streams.py` copies JetStream's streams as the server stores them, `folder.py` a whole run.
+`streams.py` copies JetStream's streams as the server stores them, and `folder.py` a whole run.
 """

@@ -9,7 +9,7 @@ from penstock.infra.run.runs import find_run, open_log
 
 
 async def backup_command(arguments: argparse.Namespace) -> int:
-    """Copy a run, which may be up, into a folder."""
+    """Back up a run, even while it is up, to a folder."""
     run = await reached_run(arguments)
     async with open_log(run, "backup") as bus:
         head = await back_up(run, bus, arguments.output)
@@ -22,7 +22,7 @@ async def backup_command(arguments: argparse.Namespace) -> int:
 
 
 async def restore_command(arguments: argparse.Namespace) -> int:
-    """Make the run of a backup again."""
+    """Restore a run from a backup."""
     arguments.runs_dir.mkdir(parents=True, exist_ok=True)
     run = await restore(arguments.folder, arguments.runs_dir)
     print_line(
@@ -33,7 +33,7 @@ async def restore_command(arguments: argparse.Namespace) -> int:
 
 
 async def move_command(arguments: argparse.Namespace) -> int:
-    """Move the log of a run that is down to other servers."""
+    """Move the log of a stopped run to other servers."""
     run = find_run(arguments.run, arguments.runs_dir)
     await move_to_servers(run, arguments.to_servers)
     print_line(f"run {run.run_id}: its log is now on {arguments.to_servers}; start it again")

@@ -7,8 +7,8 @@ A backup is a folder: `backup.json`, and the files that it lists with their dige
  objects/   one file for each object, by key
  streams/   <stream>.json and <stream>.chunks, as the server stores it (`streams.py`)
 ```
-A run may be up meanwhile. What refers to something is copied before what it refers to, so that a
-restored run lacks nothing that it names: checkpoints and snapshots, then streams, then the rest.
+The run may be up meanwhile. References are copied before their targets, so that a restored run
+lacks nothing that it refers to: checkpoints and snapshots, then streams, then the rest.
 """
 
 import asyncio
@@ -79,8 +79,8 @@ async def back_up(run: RunDir, bus: NatsBus, target: Path) -> BackupHead:
         target: The folder.
 
     Raises:
-        FileExistsError: There is something already.
-        BusError: The log cannot be read, or was archived meanwhile: try again.
+        FileExistsError: The target exists.
+        BusError: The log cannot be read, or was archived meanwhile; retry.
 
     """
     _check_absent(target)
@@ -112,13 +112,13 @@ async def back_up(run: RunDir, bus: NatsBus, target: Path) -> BackupHead:
 
 
 async def restore(folder: Path, runs_dir: Path) -> RunDir:
-    """Make the run of a backup again, on an embedded server or on those of its `[bus]`.
+    """Restore the run of a backup, on an embedded server or on those of its `[bus]`.
 
     Raises:
-        FileExistsError: There is a run of that id.
-        CorruptDataError: A file is damaged or missing; nothing is made.
-        FormatError: The backup is of another format.
-        BusError: The servers have such streams.
+        FileExistsError: A run with that id exists.
+        CorruptDataError: A file is damaged or missing; nothing is created.
+        FormatError: The backup has another format.
+        BusError: The servers already have such streams.
 
     """
     head = _checked_head(folder)
@@ -147,13 +147,13 @@ async def restore(folder: Path, runs_dir: Path) -> RunDir:
 
 
 async def move_to_servers(run: RunDir, file: Path) -> None:
-    """Move the log of a run that is down from its embedded server to those of `[bus]` of a file.
+    """Move the log of a stopped run from its embedded server to those in `[bus]` of a file.
 
     The former log stays in `events-before-move`.
 
     Raises:
-        BusError: The run is up or on such servers already, or they have its streams.
-        ConfigError: `[bus]` is wrong.
+        BusError: The run is up or already on external servers, or the target has its streams.
+        ConfigError: `[bus]` is invalid.
 
     """
     section = read_section(read_file(file), str(file), "bus", BusSection)
@@ -186,7 +186,7 @@ async def _copy_objects(store: ObjectStore, folder: Path, wanted: Callable[[str]
     for key in await store.keys(""):
         if not wanted(key):
             continue
-        # What is gone by now was named by nothing that is copied later.
+        # Nothing that is copied later refers to an object that is deleted by now.
         with contextlib.suppress(NotFoundError):
             data = await store.get(key)
             await asyncio.to_thread(_write, folder / "objects" / check_key(key), data)
@@ -270,7 +270,7 @@ async def _archived_to(bus: NatsBus, stream: Stream) -> int:
 
 @contextlib.asynccontextmanager
 async def _servers(run: RunDir) -> AsyncGenerator[NatsConnection]:
-    """Yield a connection to the servers of a run that has no streams yet."""
+    """Yield a connection to the servers of a run whose streams do not exist yet."""
     async with contextlib.AsyncExitStack() as stack:
         access = run.access()
         if access is None:

@@ -1,4 +1,4 @@
-"""Copies of streams as the server stores them: sequences, times and consumers stay as they are.
+"""Copies streams as the server stores them, with sequences, times and consumers.
 
 ```
  $JS.API.STREAM.SNAPSHOT.<stream> ─▶ chunks to an inbox, each answered ─▶ <stream>.tar.s2
@@ -31,7 +31,7 @@ STREAM_EXISTS = 10058
 
 
 class StreamCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of a stream that it copies."""
+    """A server's description of a stream."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -40,11 +40,11 @@ class StreamCopy(msgspec.Struct, frozen=True, kw_only=True):
 async def copy_out(
     connection: NatsConnection, stream: Stream
 ) -> tuple[StreamCopy, AsyncIterator[bytes]] | None:
-    """Return a stream's description and its chunks; None if there is no such stream.
+    """Return a stream's description and its chunks, or None if the stream does not exist.
 
     Raises:
         BusError: The connection broke, or the server refused.
-        DeadlineError: No chunk in time.
+        DeadlineError: No chunk arrived in time.
 
     """
     chunks: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -69,7 +69,7 @@ async def copy_out(
                 if not message.data:
                     return
                 yield message.data
-                if message.reply:  # The server sends so many unanswered chunks, and no more.
+                if message.reply:  # The server sends at most this many unanswered chunks.
                     await connection.send(message.reply, b"")
         except TimeoutError as error:
             raise DeadlineError(f"stream {stream}: no chunk within {CHUNK_S_MAX:g} s") from error
@@ -86,11 +86,11 @@ async def copy_in(
     *,
     num_replicas: int,
 ) -> None:
-    """Make a stream from a copy on servers that have none of its name.
+    """Create a stream from a copy, on servers without a stream of that name.
 
     Raises:
-        BusError: The servers refused, or there is such a stream.
-        DeadlineError: No answer in time.
+        BusError: The servers refused, or the stream exists.
+        DeadlineError: No answer arrived in time.
 
     """
     name = copy.config["name"]

@@ -7,8 +7,8 @@
      ▼
  permissions of one user of the server; only the launcher may create, change or delete streams
 ```
-Nothing is listed by hand, so that a new actor, event or service needs no change here. Reading is
-limited by stream: consumers of several event types cannot be limited by subject.
+Nothing is listed by hand, so a new actor, event or service needs no change here. Reading is limited
+by stream, because consumers of several event types cannot be limited by subject.
 """
 
 import ast
@@ -38,8 +38,8 @@ _FOLLOWED = (
     *(_MESSAGES, _LIVENESS),
 )
 """Packages whose imports are followed; others hold no actor's code."""
-# Of events not DIRECT.GET: the server publishes a stored body to any subject that the reader names
-# for the answer, so that an event of its own would become an event of another role.
+# Not DIRECT.GET for events: the server publishes a stored body to any reply subject, so a reader
+# could turn its own event into an event of another role.
 _STREAM_READS = ("STREAM.INFO", "STREAM.MSG.GET")
 _OBJECT_READS = (*_STREAM_READS, "DIRECT.GET")
 _CONSUMER_CALLS = ("CREATE", "DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
@@ -59,7 +59,7 @@ class RoleAccess(NamedTuple):
 
 
 class _Module(NamedTuple):
-    """What one module does, as far as its text says."""
+    """What the source of one module shows that it does."""
 
     is_message: bool
     imports: frozenset[str]
@@ -130,7 +130,7 @@ def permissions(
     publish = [
         f"ps.{run_id}.{kind.stream}.{kind.__name__}.>" for one in found for kind in one.publishes
     ]
-    # Answers: any inbox, since `allow_responses` would allow any subject that a request names.
+    # Replies may go to any inbox; `allow_responses` would allow any subject that a request names.
     publish.append(f"{INBOXES}.*.>")
     publish += [
         f"ps.{run_id}.rpc.{name}{end}"
@@ -142,10 +142,10 @@ def permissions(
     subscribe += [
         f"ps.{run_id}.rpc.{name}{end}" for one in found for name in one.serves for end in ("", ".>")
     ]
-    # A publisher reads back what an uncertain publication has left: `reads` has those, too.
+    # A publisher reads back the result of an uncertain publication, so `reads` includes those.
     streams = {f"PS_{stream.upper()}" for one in found for stream in one.reads}
     if streams & {f"PS_{stream.upper()}" for stream in ARCHIVED}:
-        # Every reader of these looks up where their archive ends (`LogArchived`).
+        # Every reader of these streams looks up where their archive ends (`LogArchived`).
         publish.append(f"$JS.API.STREAM.MSG.GET.PS_{LogArchived.stream.upper()}")
     for bucket in buckets:
         streams.add(f"OBJ_{bucket}")
@@ -247,7 +247,7 @@ def _entries() -> Mapping[str, frozenset[str]]:
             if isinstance(inner, ast.ImportFrom) and inner.module:
                 yield inner.module
             elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                # `_plain` names its module as a text.
+                # `_plain` has its module's name as a string.
                 yield inner.value
             elif isinstance(inner, ast.Name) and inner.id in functions.keys() - seen:
                 yield from modules(functions[inner.id], seen | {inner.id})
@@ -353,7 +353,7 @@ def _words(node: ast.AST) -> Iterator[str]:
         first = inner.values[0] if isinstance(inner, ast.JoinedStr) and inner.values else inner
         if isinstance(first, ast.Constant) and isinstance(first.value, str):
             word, dot, rest = first.value.partition(".")
-            # Sentences have a dot, too, and spaces.
+            # Sentences also have dots, but also spaces.
             if word.isidentifier() and dot and not set(rest) & set(" \n"):
                 yield word
 

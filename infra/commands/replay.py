@@ -77,7 +77,7 @@ async def _replay_as_rank(run: RunDir, config: RunConfig, url: str, *, as_json: 
         outcome = await replay_run(run, config, bus, with_progress=with_progress, world=world)
     code = _print_outcome(outcome, as_json=as_json) if is_first else 0
     sys.stdout.flush()
-    await asyncio.to_thread(world.gather, code)  # The others end once the first has printed.
+    await asyncio.to_thread(world.gather, code)  # The other ranks end once the first has printed.
     os._exit(code)  # Torch's process groups may abort at an orderly exit.
 
 

@@ -4,8 +4,8 @@
  trajectory.json: steps of user, agent and system  <──▶  messages of a `ChatTrace`
    an agent's step: message, tool_calls, observation <──▶ assistant's message, results of its calls
 ```
-What a conversation has no place for (metrics, reasoning, images, sub-agents) is left out on the way
-in; of a copied context only what is new is read.
+Reading leaves out what a conversation has no place for (metrics, reasoning, images, sub-agents),
+and reads only the new part of a copied context.
 
 Source: ATIF 1.7 (Harbor's RFC 0001).
 """
@@ -99,10 +99,10 @@ def to_atif(trace: ChatTrace, session_id: str, version: str) -> AtifTrajectory:
 
 
 def read_atif(path: Path) -> ChatTrace:
-    """Return a trajectory's file as a conversation.
+    """Read a trajectory's file as a conversation.
 
     Raises:
-        ConfigError: It is too large, or none; the text names the field.
+        ConfigError: It is too large or malformed; the error names the field.
 
     """
     try:
@@ -140,7 +140,7 @@ def _said(step: _Step) -> Iterator[TraceMessage]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message, which may be parts."""
+    """Return the text of a message, which may consist of parts."""
     if isinstance(content, list):
         parts = cast("list[object]", content)
         tables = [cast("dict[str, object]", one) for one in parts if isinstance(one, dict)]
@@ -149,7 +149,7 @@ def _text(content: Any) -> str:
 
 
 def _object(arguments: Any) -> Any:
-    """Return a call's arguments as an object, which ATIF asks for."""
+    """Return a call's arguments as an object, as ATIF requires."""
     if not isinstance(arguments, str):
         return arguments or {}
     try:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Called function; its arguments are JSON text or an object, or text that was cut off."""
+    """Called function; its arguments are JSON text (perhaps cut off) or an object."""
 
     name: str
     arguments: Any = None

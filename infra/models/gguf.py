@@ -1,8 +1,8 @@
 """Reads a GGUF file: a model's configuration, weights and tokenizer, by its metadata alone.
 
 llama.cpp stores the rows of query and key matrices of the architecture `llama` in pairs of rotary
-dimensions, Hugging Face in halves; they are put back. Quantized tensors become the float32 values
-that llama.cpp computes with. What is not listed here is refused by name, never read wrongly.
+dimensions, Hugging Face in halves; the reader reorders them. Quantized tensors become the
+float32 values that llama.cpp computes with. Anything that is not listed here is refused by name.
 """
 
 import json
@@ -63,7 +63,7 @@ _SPACE = "▁"
 
 
 class GgufModel(NamedTuple):
-    """A model as the files of a Hugging Face folder hold it."""
+    """A model, with the content of the files of a Hugging Face folder."""
 
     config: dict[str, Any]
     tensors: dict[str, np.ndarray]
@@ -79,8 +79,8 @@ def read_gguf(path: Path) -> GgufModel:
     """Read a model; it must fit in memory as float32.
 
     Raises:
-        ConfigError: The package gguf is missing, the file is damaged, or it holds something that is
-            not read; the text names the file and the key or tensor.
+        ConfigError: The package gguf is missing, the file is damaged, or it has something
+        unsupported; the error names the file and the key or tensor.
 
     """
     try:
@@ -121,21 +121,21 @@ class _Header:
             raise self.refuse("general.architecture", f"one of {', '.join(_PAIRED)}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value; without a default it must be there."""
+        """Return a value; without a default it is required."""
         if (value := self._fields.get(name, default)) is None:
             raise ConfigError(f"{self._path}: {name} is missing")
         return value
 
     def own(self, name: str, default: Any = None) -> Any:
-        """Return a value of the architecture's."""
+        """Return a value of the architecture's own keys."""
         return self.get(f"{self.architecture}.{name}", default)
 
     def has(self, name: str) -> bool:
-        """Return whether there is such a key."""
+        """Return whether the key exists."""
         return name in self._fields
 
     def refuse(self, name: str, expected: str) -> ConfigError:
-        """Return the error for a value that is not read."""
+        """Return the error for an unsupported value."""
         found = repr(self._fields.get(name))[:100]
         return ConfigError(f"{self._path}: {name}: expected {expected}, got {found}")
 

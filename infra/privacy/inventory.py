@@ -1,4 +1,4 @@
-"""Every place where a user's bytes are, with what erases them there and by when.
+"""Every place where a user's data are stored, what erases them there, and by when.
 
 `python -m penstock.infra.privacy.inventory` prints the table of docs/live.md; a test compares the
 two, and another plants words through every route, erases, and looks for them in all of these.
@@ -15,17 +15,17 @@ _KEY_GONE = "the user's key is deleted"
 
 
 class DataPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A place where a user's bytes are."""
+    """A place where a user's data are stored."""
 
     name: str
     where: str
     """File, subject, object key or process."""
     form: str
-    """How the bytes are there: sealed, pseudonym, plain."""
+    """Form of the data: sealed, pseudonym, plain."""
     erasure: str
-    """What removes them, or makes them unreadable."""
+    """What removes the data or makes them unreadable."""
     deadline: str
-    """When it is done, counted from `UserErased`."""
+    """Deadline, counted from `UserErased`."""
 
 
 PLACES = (

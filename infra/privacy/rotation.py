@@ -1,11 +1,11 @@
-"""Rotates the master key: the keys of users are wrapped again, their content stays as it is.
+"""Rotates the master key: users' keys are wrapped again, and their content stays unchanged.
 
 ```
- 1. every host gets the file with the new key, which still names the one before; restart
- 2. `rotate` wraps each user's key under the new one; it can be repeated after a crash
- 3. every host gets the file without the key before; restart
+ 1. every host gets the file with the new key and the previous one; restart
+ 2. `rotate` wraps each user's key with the new one; it can be repeated after a crash
+ 3. every host gets the file without the previous key; restart
 ```
-Pseudonyms have a key of their own from the first rotation on, so users keep theirs. Spools are read
+From the first rotation on, pseudonyms have a separate key, so users keep theirs. Spools are read
 under both keys between steps 1 and 3.
 """
 
@@ -23,10 +23,10 @@ _LINE_BYTES = 32
 
 
 def begin_rotation(path: Path) -> None:
-    """Write a new master key into a file, before the one that it holds.
+    """Write a new master key into a file, before the current one.
 
     Raises:
-        ConfigError: A rotation of this file has begun and not ended.
+        ConfigError: A rotation of this file is in progress.
 
     """
     secret = read_secret(path)
@@ -36,15 +36,15 @@ def begin_rotation(path: Path) -> None:
 
 
 async def rotate(vault: Vault) -> int:
-    """Wrap all users' keys under the new master key; return how many were not."""
+    """Wrap all users' keys with the new master key; return how many needed it."""
     return await vault.rewrap()
 
 
 async def end_rotation(path: Path, vault: Vault) -> None:
-    """Remove the master key before from a file.
+    """Remove the previous master key from a file.
 
     Raises:
-        ConfigError: A user's key is still wrapped under it.
+        ConfigError: A user's key is still wrapped with it.
 
     """
     if num := await vault.rewrap():
@@ -58,7 +58,7 @@ def _write(path: Path, secret: bytes) -> None:
 
 
 def main() -> None:
-    """Take one step of a rotation: `begin RUN`, `rewrap RUN`, `end RUN`."""
+    """Execute one step of a rotation: `begin RUN`, `rewrap RUN`, `end RUN`."""
     parser = argparse.ArgumentParser(prog="python -m penstock.infra.privacy.rotation")
     parser.add_argument("step", choices=("begin", "rewrap", "end"))
     parser.add_argument("run", type=Path, help="folder of the run")

@@ -1,7 +1,7 @@
 """`penstock tasks get NAME@VERSION`: a data set of a Harbor registry, as folders.
 
 A registry is a `registry.json` in a folder or git repository: data sets with a name, a version and
-tasks, each with a path in a git repository at a commit. Nothing of a repository is run: git only
+tasks, each with a path in a git repository at a commit. No code of a repository is run: git only
 writes the files of one commit, without hooks, filters and submodules.
 
 Source: `RegistryTaskConfig` and `DatasetSpec` of Harbor.
@@ -34,7 +34,7 @@ class DatasetTask(msgspec.Struct, frozen=True):
     name: _Name
     path: str
     git_url: str = ""
-    """Repository; empty: the registry's own folder."""
+    """Repository; empty for the registry's own folder."""
     git_commit_id: _Commit = "HEAD"
 
 
@@ -92,14 +92,14 @@ def _copy(root: Path, task: DatasetTask, place: Path) -> None:
 
 
 class _Clones:
-    """Commits of repositories as folders; each is fetched once."""
+    """Commits of repositories, checked out as folders, each fetched once."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._folders: dict[tuple[str, str], Path] = {}
 
     def folder(self, url: str, commit: str) -> Path:
-        """Return a folder itself, or the files of a repository at a commit.
+        """Return a local folder, or the files of a repository at a commit.
 
         Raises:
             NotFoundError: Git cannot get it.

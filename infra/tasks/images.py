@@ -1,7 +1,7 @@
-"""`penstock tasks images`: builds and pulls the images without which tasks cannot be read.
+"""`penstock tasks images`: builds and pulls the images that tasks need.
 
-A stranger's Dockerfile runs in machines, its `RUN` reaches what the tasks themselves may reach, and
-what a task names as its image comes from a registry, never from a path of this host.
+A stranger's Dockerfile runs in machines; its `RUN` can reach the hosts that tasks may reach. The
+image that a task names comes from a registry, never from a path of this host.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from penstock.infra.output import print_result
 
 
 def make_task_images(arguments: argparse.Namespace, options: ReadOptions) -> int:
-    """Build or pull what is missing; one image that fails stops no other."""
+    """Build or pull missing images; a failing one does not stop the others."""
     build = BuildOptions(
         egress=[] if options.is_offline else list(options.internet),
         offline=options.is_offline,
@@ -44,10 +44,10 @@ def make_task_images(arguments: argparse.Namespace, options: ReadOptions) -> int
 
 
 def missing_images(path: Path, options: ReadOptions) -> dict[TaskImage, str]:
-    """Return the images that tasks of a path lack, each with the name of one task.
+    """Return the missing images of a path's tasks, each with the name of one task.
 
     Raises:
-        MalformedTaskError: The path holds no tasks.
+        MalformedTaskError: The path has no tasks.
 
     """
     num_tasks = 0
@@ -69,7 +69,7 @@ def missing_images(path: Path, options: ReadOptions) -> dict[TaskImage, str]:
 
 
 async def _make(image: TaskImage, options: BuildOptions) -> str:
-    """Return the digest of an image that is built or pulled now."""
+    """Build or pull an image and return its digest."""
     if image.reference:
         return (await prepare_image(image.reference, options=options, say=progress())).digest
     with visible(image) as folder:
@@ -79,7 +79,7 @@ async def _make(image: TaskImage, options: BuildOptions) -> str:
 
 @contextlib.contextmanager
 def visible(image: TaskImage) -> Generator[Path]:
-    """Give the folder of a Dockerfile without the files that no agent may see."""
+    """Yield a Dockerfile's folder without the files that agents must not see."""
     if not image.hidden:
         yield image.folder
         return

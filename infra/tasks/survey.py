@@ -1,4 +1,4 @@
-"""`penstock tasks import`: what a collection holds, what is wrong with it, and what was adapted."""
+"""`penstock tasks import`: surveys a collection: which tasks can be read, and why others cannot."""
 
 import argparse
 import shutil
@@ -28,7 +28,7 @@ _READ, _NEEDS_IMAGE, _REFUSED = "read", "needs an image", "refused"
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one task."""
+    """The result of reading one task."""
 
     name: str
     format: str
@@ -40,12 +40,12 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 def survey(
     path: Path, options: ReadOptions, output: Path | None = None
 ) -> tuple[list[TaskRow], Counter[str]]:
-    """Read every task of a path; return what became of each, and how often there is each reason.
+    """Read every task of a path; return the result of each, and how often each reason occurs.
 
     Args:
         path: Folder or file of tasks.
         options: How they are read.
-        output: New folder for those that can be read, as Harbor folders.
+        output: New folder for readable tasks, as Harbor folders.
 
     Raises:
         MalformedTaskError: The path holds no tasks.
@@ -86,7 +86,7 @@ def survey(
 
 
 def _kind(reason: str) -> str:
-    """Return a reason without what is of its task alone: file, field, and what was expected."""
+    """Return a reason without the parts specific to its task: the file, field and expectation."""
     place, _, rest = reason.partition(": ")
     field, _, text = rest.partition(": ")
     expected = text.rpartition("': ")[2].partition(", got ")[0] if text else ""
@@ -102,7 +102,7 @@ def _keep(candidate: TaskCandidate, place: Path, output: Path) -> None:
 
 
 def import_tasks(arguments: argparse.Namespace, options: ReadOptions) -> int:
-    """Print the survey's tables; write the report and the tasks where `-o` asks for it."""
+    """Print the survey's tables; write the report and the tasks with `-o`."""
     output: Path | None = arguments.output
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

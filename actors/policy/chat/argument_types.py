@@ -2,7 +2,7 @@
 
 Policies write arguments as text, or as JSON that is kept as text (`ToolCall`). A schema may state
 its types in many ways: `type` as a name or a list, `anyOf`, `oneOf`, `allOf`, `$ref`, `enum`,
-`const`, keywords of one type alone such as `properties`, or nothing. Schemas come from clients, so
+`const`, keywords of a single type such as `properties`, or nothing. Schemas come from clients, so
 any part may be missing or have another type, and references may form cycles.
 """
 
@@ -127,7 +127,7 @@ def referred(root: Mapping[str, Any], name: str) -> object:
 
 
 class _Reader:
-    """Reads one schema; bounded in depth and in the number of parts, which references multiply."""
+    """Reads one schema; bounds its depth and the number of parts, which references multiply."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -168,7 +168,7 @@ class _Reader:
 
 
 def _own(schema: Mapping[str, Any]) -> Alternative:
-    """Return what the keywords of a schema itself accept."""
+    """Return what the schema's own keywords accept."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     named = schema.get("type")
     if isinstance(values, list):
@@ -206,7 +206,7 @@ def _is_text(value: object) -> bool:
 
 
 def choices_text(found: tuple[Alternative, ...]) -> list[str] | None:
-    """Return the texts that a schema accepts if it lists strings alone; else None."""
+    """Return the texts that a schema accepts if it lists only strings, else None."""
     texts: list[str] = []
     for choice in found:
         if not choice.values or not all(map(_is_text, choice.values)):

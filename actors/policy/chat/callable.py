@@ -1,7 +1,8 @@
 """Checks that a chat format can write and read calls of a tool.
 
 Formats differ in the names that they can carry, e.g. `<parameter=NAME>`. Instead of a rule per
-format, a call is rendered and parsed: what does not come back would reach the client as text.
+format, a call is rendered and parsed: a call that does not survive this would reach the client as
+text.
 """
 
 from functools import lru_cache
@@ -22,7 +23,7 @@ _NUM_CHECKED_MAX = 4096
 
 @lru_cache(_NUM_CHECKED_MAX)
 def can_call(chat: ChatFormat, name: str, arguments: tuple[str, ...]) -> bool:
-    """Return whether a call of a tool with these argument names comes back as it was made."""
+    """Return whether a call with these argument names survives rendering and parsing."""
     properties = {argument: {"type": "string"} for argument in arguments}
     schema = {
         "name": name,

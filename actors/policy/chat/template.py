@@ -1,17 +1,17 @@
-"""Chat formats of any published model, by the chat template in its folder.
+"""Chat formats of published models, based on the chat template in the model's folder.
 
-The template says how messages are framed; how tools are called is the same for all models, in the
-syntax that many of them know (Hermes): the tools are described in the system message, calls are
+The template frames messages. Tool calls have the same syntax for all models, the one that many of
+them know (Hermes): the tools are described in the system message, calls are
 lines of JSON in the assistant's text, results come back in a user's message.
 
     <tool_call>
     {"name": "read_file", "arguments": {"path": "a.py"}}
     </tool_call>
 
-Sampled turns are never rendered: where one belongs, the template renders a mark, and the turn's ids
-take its place. A template that frames a turn differently once others follow is refused, since the
-ids of a context could then not be continued. Text from users, files and tools cannot forge markup,
-as in `renderers.py`.
+Sampled turns are never rendered: the template renders a placeholder, which the turn's ids replace.
+A template that frames a turn differently once others follow is refused, since the ids of a context
+could then not be continued. Text from users, files and tools cannot forge markup, as in
+`renderers.py`.
 """
 
 import json
@@ -157,7 +157,7 @@ class TemplateChat:
         return [*self._text.encode("\n".join(parts)), *self.stop_ids]
 
     def _plain(self, messages: Sequence[ChatMessage], tools: OfferedTools) -> list[dict[str, str]]:
-        """Return messages in the template's form, with marks for the assistant's."""
+        """Return messages in the template's form, with placeholders for the assistant's."""
         plain: list[dict[str, str]] = []
         words = self._text.broken(_described(tools))
         for index, message in enumerate(messages):
@@ -180,14 +180,14 @@ class TemplateChat:
             return self._template.render(
                 messages=messages, add_generation_prompt=opens, tools=None, **self._names
             )
-        # A template may fail in any way that an expression can.
+        # A template's expressions may raise any exception.
         except Exception as error:
             raise UnrenderableError(
                 f"the chat template refuses the conversation: {error}"
             ) from error
 
     def _joined(self, text: str, turns: Mapping[int, Sequence[int]]) -> list[int]:
-        """Encode rendered text, with the ids of turns in the place of their marks."""
+        """Encode rendered text, replacing placeholders by the ids of their turns."""
         ids: list[int] = []
         has_stop = False
         for place, part in enumerate(_MARKED.split(text)):
@@ -211,7 +211,7 @@ class TemplateChat:
         return name
 
     def _check(self) -> None:
-        """Check that a conversation grows by the ids of what is added to it."""
+        """Check that adding a message appends its ids and changes no earlier one."""
         nothing = OfferedTools()
         asked = ChatMessage(role=Role.USER, content="Go.")
         said = ChatMessage(role=Role.ASSISTANT, content="done")

@@ -1,4 +1,4 @@
-"""Manifests of new versions, apart from what reads them: only a publisher makes any."""
+"""Creates manifests of new versions; separate from readers, as only publishers create any."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Reads the log into a fold: from its newest snapshot, by time up to now, then as events come.
+"""Reads the log into a fold: the newest snapshot, then history in time order, then live events.
 
 ```
  snapshot ─▶ positions ─▶ history, all streams by time ─▶ caught up ─▶ live, each stream in order
                                           every so many events: the next snapshot
 ```
-History is merged by the time of storing, so a fold meets events in the order in which one that was
-up met them: what it concludes from two streams does not depend on which is read faster.
+History is merged by storage time, so a fold sees events in the order in which a running one saw
+them: its conclusions from two streams do not depend on which is read faster.
 """
 
 import logging
@@ -40,11 +40,11 @@ NUM_BEHIND_MAX = 256
 
 
 class SavedFold(Protocol):
-    """State that is saved: see the fields of `Actor`."""
+    """State to save; see the fields of `Actor`."""
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """Names of the attributes that are the state."""
+        """Names of the attributes that form the state."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class SavedFold(Protocol):
         ...
 
     def mark(self) -> int:
-        """Return what a snapshot must not be ahead of."""
+        """Return the position that a snapshot must not be ahead of."""
         ...
 
     def can_save(self) -> bool:
@@ -61,7 +61,7 @@ class SavedFold(Protocol):
         ...
 
     def restored(self) -> None:
-        """Bring up to date what follows from the state."""
+        """Recompute what is derived from the state."""
         ...
 
 
@@ -121,7 +121,7 @@ class FoldKeeper:
     def note(self, delivery: Delivery) -> None:
         """Record that the fold has applied an event."""
         self.positions[delivery.stream] = delivery.sequence
-        # Telemetry is forgotten within minutes: reading it again takes no time.
+        # Telemetry expires within minutes, so reading it again is cheap.
         self._num_events += not STREAMS[delivery.stream].in_memory
 
     @property
@@ -131,9 +131,9 @@ class FoldKeeper:
         return is_time and self._monotonic() >= self._next_at and self._fold.can_save()
 
     async def save(self) -> None:
-        """Store a snapshot; the fold must not change meanwhile.
+        """Store a snapshot. The fold must not change meanwhile.
 
-        A store that refuses it costs a longer start, not the actor.
+        If the store refuses it, the next start takes longer; the actor continues.
         """
         started = self._monotonic()
         head = SnapshotHead(
@@ -162,7 +162,7 @@ async def followed(
     after: Mapping[Stream, int],
     on_caught_up: Callable[[], None],
 ) -> AsyncGenerator[Delivery, None]:
-    """Yield the log after some positions: by time up to its end, then as events come."""
+    """Yield the log after these positions: history in time order, then live events."""
     position = dict(after)
     num_read = NUM_BEHIND_MAX + 1
     while num_read > NUM_BEHIND_MAX:

@@ -1,11 +1,11 @@
-"""State of a fold as plain values, and back into a newly built fold. Runs no code that data names.
+"""Converts the state of a fold to plain values and back, without running any code that data names.
 
 ```
  fold ──pack──▶ values that msgpack encodes ──unpack──▶ the same attributes of a fold built anew
 ```
 Records (msgspec structs, dataclasses, enums) are data: they are created from their fields, which
-msgspec checks. Any other object must be there already, built by its own class; only its attributes
-are set, and containers are filled in place, so that what refers to them still does. Methods stay as
+msgspec checks. Any other object must exist already, built by its own class: only its attributes are
+set, and containers are filled in place, so references to them stay valid. Methods stay as
 they are, and so do settings: the digest of those that a state depends on is compared instead.
 """
 
@@ -63,7 +63,7 @@ class Packer:
         """Return the tree of a value.
 
         Raises:
-            TypeError: A part of it is neither data nor an object with attributes.
+            TypeError: Part of it is neither data nor an object with attributes.
 
         """
         kind = cast("Any", type(value))
@@ -73,7 +73,8 @@ class Packer:
             table = cast("dict[Any, Any]", value)
             if any(issubclass(each, _SKIPPED) for each in set(map(type, table))):
                 return ["kept"]  # Handlers by type of event.
-            # One call, which no other thread can come into: a gateway goes on meanwhile.
+            # A single call that no other thread can interrupt, because a gateway keeps running
+            # meanwhile.
             pairs = list(table.items())
             keys = self._items([key for key, _ in pairs])
             values = self._items([value for _, value in pairs])
@@ -105,7 +106,7 @@ class Packer:
         return ["object", {name: self.pack(getattr(value, name)) for name in names}]
 
     def _items(self, items: list[Any]) -> Tree:
-        """Pack items together where they are of one kind: tables of a fold have millions."""
+        """Pack items of one kind together, because the tables of a fold have millions."""
         kinds: set[type[Any]] = set(map(type, items))
         if kinds <= _PLAIN:
             return ["plain", items]
@@ -168,7 +169,7 @@ class Unpacker:
         classes: Names of the records and enums that the trees refer to.
 
     Raises:
-        CodecError: One of them is no class of data in this program.
+        CodecError: One of them is not a data class of this program.
 
     """
 
@@ -176,7 +177,7 @@ class Unpacker:
         self._classes: list[Any] = [_data_class(name) for name in classes]
 
     def fill(self, tree: Tree, fresh: Any) -> Any:  # noqa: PLR0911 - one for each kind
-        """Return the value of a tree; `fresh` is filled and returned where it can be.
+        """Return the value of a tree; fill and return `fresh` where possible.
 
         Raises:
             CodecError: The tree belongs to another state than this one.
@@ -218,7 +219,7 @@ class Unpacker:
         table = cast("dict[Any, Any]", fresh) if is_there else _DICTS[kind]()
         names: list[Any] = self._all(keys)
         if values[0] == "each":
-            # Objects, which must be there, or methods and settings, which stay.
+            # Objects, which must exist, or methods and settings, which stay.
             found = [
                 self.fill(tree, table.get(name))
                 for name, tree in zip(names, values[1], strict=True)
@@ -226,7 +227,7 @@ class Unpacker:
         else:
             found = self._all(values)
         table.clear()
-        # Not `update`: a Counter's adds, and dict's would leave out an OrderedDict's order.
+        # Not `update`: Counter's adds, and dict's would ignore an OrderedDict's order.
         for name, value in zip(names, found, strict=True):
             table[name] = value
         return table
@@ -254,7 +255,7 @@ class Unpacker:
 
 
 def _data_class(name: str) -> type:
-    """Return a class of records or an enum of this package, of those that are imported already."""
+    """Return a record class or enum of this package that is already imported."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module) if module.startswith(_PACKAGE) else None
     for part in path.split("."):
@@ -269,7 +270,7 @@ def _is_mutable(value: object) -> TypeGuard[msgspec.Struct]:
 
 
 def _merged(fresh: Any, found: Any) -> Any:
-    """Return `found`, or the struct of its kind that is there already, with the same fields."""
+    """Return `found`, or the existing struct of its kind with the same fields."""
     if type(fresh) is not type(found) or not _is_mutable(fresh):
         return found
     for name in fresh.__struct_fields__:

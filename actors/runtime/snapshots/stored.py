@@ -3,8 +3,8 @@
 ```
  snapshots/<fold>/<number>-<digest>     zstd of msgpack: a head, then the state (`state_tree.py`)
 ```
-The number is of events folded, so a later snapshot has a greater one. Stores put atomically, and
-the digest in the key is of the bytes: a snapshot is there whole or not at all, and damage is found.
+The number counts folded events, so later snapshots have greater numbers. Stores put atomically and
+the key contains the digest of the bytes: a snapshot is complete or absent, and damage is detected.
 """
 
 import logging
@@ -33,7 +33,7 @@ BYTES_MAX = 8 << 30
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot says of itself."""
+    """The metadata of a snapshot."""
 
     format: int
     fold: str
@@ -44,7 +44,7 @@ class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
     """Last sequence of each stream that the state reflects."""
     num_events: int
     mark: int = 0
-    """What the state must not be ahead of (`Actor.mark`)."""
+    """Position that the state must not be ahead of (`Actor.mark`)."""
     settings: str = ""
     """Digest of the settings that the state depends on."""
     classes: list[str] = []
@@ -63,14 +63,14 @@ def pack_state(roots: dict[str, Any], head: SnapshotHead) -> bytes:
 
     Args:
         roots: The state by name.
-        head: All but settings and classes, which are of the state.
+        head: Its metadata, without settings and classes, which come from the state.
 
     """
     packer = Packer()
     state = {name: packer.pack(value) for name, value in roots.items()}
     head = msgspec.structs.replace(head, settings=packer.settings, classes=packer.classes)
     start = msgspec.msgpack.encode(head)
-    # Level 1: at higher ones compression takes longer than all the rest.
+    # Level 1: at higher levels compression takes longer than everything else.
     compressor = zstandard.ZstdCompressor(1, write_checksum=True)
     body = compressor.compress(msgspec.msgpack.encode(state))
     return len(start).to_bytes(_LENGTH_BYTES, "little") + start + body
@@ -98,8 +98,8 @@ def unpack_state(
     """Fill newly built state from a snapshot's bytes; return its head and the filled state.
 
     Raises:
-        FormatError: Of another format, other rules or other settings; the state is as it was.
-        CodecError: Not such a snapshot; the state is as it was.
+        FormatError: The format, the rules or the settings differ; the state is unchanged.
+        CodecError: Not a valid snapshot; the state is unchanged.
 
     """
     head, body = read_head(data, what)
@@ -118,7 +118,7 @@ def unpack_state(
         unpacker = Unpacker(head.classes)
         return head, {name: unpacker.fill(trees[name], roots[name]) for name in roots}
     except (ValueError, LookupError, TypeError, AttributeError, zstandard.ZstdError) as error:
-        # What was filled in part begins anew, for the snapshot before or for the whole log.
+        # Reset a partly filled state, for the previous snapshot or for the whole log.
         undo = Unpacker(packer.classes)
         for name, value in roots.items():
             undo.fill(fresh[name], value)
@@ -126,7 +126,7 @@ def unpack_state(
 
 
 async def store_snapshot(store: ObjectStore, fold: str, data: bytes, num_events: int) -> None:
-    """Store a snapshot, then delete those of the fold that are older than the newest few."""
+    """Store a snapshot, then delete all but the newest few of the fold."""
     key = f"{_prefix(fold)}{num_events:012d}-{xxhash.xxh3_128_hexdigest(data)}"
     await store.put(key, data)
     for old in (await store.keys(_prefix(fold)))[:-NUM_KEPT]:
@@ -143,7 +143,7 @@ async def read_snapshot(store: ObjectStore, key: str) -> bytes:
 
     Raises:
         CorruptDataError: They do not match the digest in the key.
-        NotFoundError: There is none any more.
+        NotFoundError: It no longer exists.
 
     """
     data = await store.get(key)
@@ -153,9 +153,9 @@ async def read_snapshot(store: ObjectStore, key: str) -> bytes:
 
 
 async def oldest_positions(store: ObjectStore) -> dict[str, dict[Stream, int]]:
-    """Return, by fold, the positions of the oldest kept snapshot: what a restart may need again.
+    """Return, by fold, the positions of the oldest kept snapshot; restarts need the log after them.
 
-    A damaged snapshot counts as standing for nothing.
+    A damaged snapshot counts as position 0.
     """
     found: dict[str, dict[Stream, int]] = {}
     for key in await store.keys(SNAPSHOT_PREFIX):

@@ -1,4 +1,4 @@
-"""Consents that were withdrawn: what was recorded before is not trained any more. Pure."""
+"""Withdrawn consent: samples recorded before a withdrawal are no longer trained. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Withdrawals:
         self._newest: OrderedDict[tuple[str, str], ConsentWithdrawn] = OrderedDict()
 
     def add(self, event: ConsentWithdrawn) -> None:
-        """Take in a withdrawal."""
+        """Add a withdrawal."""
         place = (event.tenant, event.key_id)
         known = self._newest.get(place)
         if known is None or known.at < event.at:
@@ -27,7 +27,7 @@ class Withdrawals:
 
     def cover(self, tenant: str, key_ids: Sequence[str], recorded_at: float) -> bool:
         """Return whether a sample must not be trained; see `ConsentWithdrawn.covers`."""
-        # Of a sample whose keys are unknown, any withdrawal of its tenant counts.
+        # If a sample's keys are unknown, any withdrawal of its tenant counts.
         if not key_ids:
             return any(one.covers(tenant, (), recorded_at) for one in self._newest.values())
         found = (self._newest.get((tenant, key_id)) for key_id in ("", *key_ids))

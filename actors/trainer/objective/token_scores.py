@@ -1,8 +1,9 @@
 """Log-probabilities and entropies of drawn tokens, from hidden states.
 
 For N tokens and a vocabulary of V, the logits are N x V numbers, and a backward pass has several
-such tables: of a long sequence and a real vocabulary, more than the model itself. So they are
-computed in chunks of rows, in the backward pass again, and only one chunk is there at a time.
+such tables: for a long sequence and a real vocabulary, they take more memory than the model. They
+are therefore computed in chunks of rows, and again in the backward pass, with one chunk in memory
+at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ Entropy = Literal["none", "value", "gradient"]
 
 
 class TokenScores(NamedTuple):
-    """Of N tokens, on the policy's device."""
+    """Scores of N tokens, on the policy's device."""
 
     logprobs: torch.Tensor
     """float32 [N]."""
@@ -43,11 +44,11 @@ def token_scores(
     """Return the scores of N tokens, with at most `policy.num_logits_max` logits at once.
 
     Args:
-        policy: after the forward pass that gave `hidden`, before its next.
+        policy: Policy, between the forward pass that gave `hidden` and the next one.
         hidden: [N, d].
-        targets: int64 [N], the tokens.
-        draws: how the N tokens were drawn; None: from the plain distribution.
-        entropy: which entropies are needed.
+        targets: Tokens, int64 [N].
+        draws: How the N tokens were drawn; None for the plain distribution.
+        entropy: Which entropies are needed.
 
     """
     num_rows = max(1, policy.num_logits_max // policy.config.vocab_size)
@@ -75,7 +76,7 @@ def token_scores(
 
 
 def drawn_rows(draws: Draws, start: int, stop: int) -> Draws:
-    """Return how the tokens from `start` to `stop` of all were drawn."""
+    """Return how tokens `start` to `stop` were drawn."""
     found: list[tuple[np.ndarray, TurnDraw]] = []
     offset = 0
     for token_ids, draw in draws:
@@ -92,7 +93,7 @@ def _joined(found: Sequence[TokenScores]) -> TokenScores:
 
 
 class _ChunkedScores(torch.autograd.Function):
-    """Scores of one chunk after another; the backward pass computes each of them again."""
+    """Computes scores chunk by chunk; the backward pass recomputes each chunk."""
 
     @staticmethod
     def forward(

@@ -4,6 +4,5 @@
  registry.py, sources.py ─▶ blobs, verified ─▶ layer_tar.py ─▶ erofs.py ─▶ image.py: the store
  dockerfile.py (text) ─▶ build.py: a machine per step ─────────┘
 ```
-`prepare.py` is what readers of tasks call. A further kind of source
-implements `sources.ImageSource`.
+Readers of tasks call `prepare.py`. To add a kind of source, implement `sources.ImageSource`.
 """

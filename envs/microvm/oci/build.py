@@ -1,11 +1,10 @@
 """Builds a Dockerfile: each step that changes files runs in a machine of its own.
 
 ```
- instruction ─▶ key of all that went before ─▶ known layer, or ─▶ machine ─▶ tar ─▶ a new layer
+ instruction ─▶ key of all steps so far ─▶ known layer, or ─▶ machine ─▶ tar ─▶ a new layer
 ```
-A step sees the image's layers, for COPY a disk with the files it names, and for RUN the hosts that
-the caller allows. What it leaves behind becomes a layer as hostile as a stranger's: it passes the
-same bounds.
+A step sees the image's layers, for COPY a disk with the named files, and for RUN the hosts that the
+caller allows. Its result is as untrusted as a stranger's layer and passes the same bounds.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ _PLATFORM_ARGUMENTS = {
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to pull an image, and to build a Dockerfile."""
+    """Options for pulling an image and building a Dockerfile."""
 
     dockerfile: str = "Dockerfile"
     """Path in the folder."""
@@ -76,7 +75,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class _Stage:
-    """A stage as far as it is built."""
+    """A stage and what is built of it so far."""
 
     layers: list[str] = field(default_factory=list)
     key: str = ""
@@ -91,7 +90,7 @@ class _Stage:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What instructions expand."""
+        """Variables that instructions expand."""
         return self.arguments | self.env
 
     @property
@@ -138,13 +137,13 @@ class _Build:
         self._globals = dict(_PLATFORM_ARGUMENTS)
         self._stages: dict[str, _Stage] = {}
         self._stage = _Stage()
-        # What runs a step is an input of its layer.
+        # The program that runs a step is an input of its layer.
         self._recipe = digest_bytes(
             GUEST.read_bytes(), RECIPE.encode(), load_assets(options.cache)[1].image_digest.encode()
         )
 
     async def run(self, instructions: list[Instruction]) -> _Stage:
-        """Run the stages up to the one that is wanted, and return that."""
+        """Run the stages up to the requested one, and return that one."""
         wanted = self._options.stage.lower()
         num_stages, has_wanted, name = 0, False, ""
         for one in instructions:
@@ -244,7 +243,7 @@ class _Build:
             case "ONBUILD":
                 raise one.refused("triggers are not built here: write the instruction itself")
             case _:
-                pass  # EXPOSE, HEALTHCHECK, MAINTAINER, STOPSIGNAL, VOLUME: no part of a machine.
+                pass  # EXPOSE, HEALTHCHECK, MAINTAINER, STOPSIGNAL, VOLUME: no effect in a machine.
 
     def _expanded(self, one: Instruction) -> str:
         return text_of.expand(one, one.text, self._stage.variables)
@@ -276,7 +275,8 @@ class _Build:
             if name == "mount":
                 given = {k: v for k, _, v in (part.partition("=") for part in value.split(","))}
                 target = given.get("target") or given.get("dst") or given.get("destination") or ""
-                # A cache only saves time: an empty one does, and leaves nothing in the layer.
+                # A cache only saves time, so an empty one is correct and leaves nothing in the
+                # layer.
                 if given.get("type", "bind") not in {"cache", "tmpfs"} or not target:
                     raise one.refused(f"--mount={value[:80]} is not built here: type=cache and "
                                       "type=tmpfs are")  # fmt: skip
@@ -392,7 +392,7 @@ class _Build:
             layer = self._store.layer
             digest = await asyncio.to_thread(layer, stage.key, request, self._scratch)
             out.unlink()
-        # Merged as they come: each machine, and the next one, mounts few.
+        # Merge as layers arrive, so that each machine mounts few.
         stage.layers = self._store.merged([digest, *stage.layers], self._scratch)
 
 
@@ -412,7 +412,7 @@ class _Machine:
 
     async def run(self, one: Instruction, step: Mapping[str, Any], egress: list[str]) -> Path:
         """Run a step, and return the tar stream of what it changed."""
-        # Sparse; a machine runs as a user of its own, who opens it by its descriptor.
+        # A sparse file; the machine runs as its own user and opens it by descriptor.
         with self.out.open("wb") as file:
             file.truncate(LAYER_BYTES_MAX)
         self.out.chmod(0o666)

@@ -1,7 +1,8 @@
-"""Runs one step of a Dockerfile inside a building machine, as its root; no module of Penstock.
+"""Runs one step of a Dockerfile inside a build machine, as root; uses no module of Penstock.
 
 The image's layers are an overlay at `/mnt/image`. A `RUN` has that as its root, its own processes,
-and the capabilities of a container. What the step changed goes as a tar stream to the last disk.
+and the capabilities of a container. The step's changes are written as a tar stream to the last
+disk.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "uran
 
 
 class StepRefusal(Exception):
-    """The step cannot be done; the text says why."""
+    """The step cannot be executed; the text says why."""
 
 
 def mount(source, target, kind, flags=0, data=""):
@@ -45,14 +46,14 @@ def stack(disks, name):
         os.makedirs(folder)
         mount(disk, folder, "erofs", READ_ONLY)
         folders.append(folder)
-    if len(folders) < 2:  # An overlay without an upper folder needs two.
+    if len(folders) < 2:  # An overlay without an upper folder needs two layers.
         os.makedirs(f"/mnt/{name}-none")
         folders.append(f"/mnt/{name}-none")
     return "lowerdir=" + ":".join(folders)
 
 
 def inside(root, path, *, follow_last=True):
-    """Return where a path of an image is in this machine; links are followed inside the image."""
+    """Return the place of an image's path in this machine, following links inside the image."""
     todo, done, num = [p for p in path.split("/") if p not in ("", ".")], [], 0
     while todo:
         name = todo.pop(0)
@@ -160,13 +161,13 @@ def run(step):
 
 
 def run_apart(step, env, ids):
-    """Run a command with processes and mounts of its own, and return its exit code."""
+    """Run a command in its own process and mount namespaces, and return its exit code."""
     uid, gid, extra = ids
     if LIBC.unshare(NEW_MOUNTS_AND_PROCESSES) != 0:
         return 127
     pid = os.fork()
     if pid == 0:
-        # The first process of its own: when it ends, so do all that it left running.
+        # As PID 1 of its namespace: when it ends, so does everything that it left running.
         try:
             mount("none", "/", "", PRIVATE)
             mount("proc", f"{ROOT}/proc", "proc", NO_SUID)
@@ -198,7 +199,7 @@ def run_apart(step, env, ids):
 
 
 def sources(step):
-    """Return what a COPY takes, each with its path in this machine."""
+    """Return the sources of a COPY, each with its path in this machine."""
     root = FROM if step["is_from"] else CONTEXT
     found = []
     for pattern in step["sources"]:
@@ -214,7 +215,7 @@ def sources(step):
 
 
 def put(source, target, ids, mode):
-    """Copy a file, link or folder's content over what is there."""
+    """Copy a file, a link or the content of a folder over the target."""
     info = os.lstat(source)
     if stat.S_ISDIR(info.st_mode):
         if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
@@ -245,7 +246,7 @@ def own(target, info, ids, mode):
 
 
 def unpack(source, target):
-    """Unpack an archive as ADD does, inside the image; False: it is none."""
+    """Unpack an archive inside the image, as ADD does; return False if it is not an archive."""
     if not os.path.isfile(source) or not tarfile.is_tarfile(source):
         return False
     make_folder(target)
@@ -254,7 +255,7 @@ def unpack(source, target):
         if pid == 0:
             try:
                 archive = tarfile.open(fileobj=file)
-                "".encode("idna")  # Loads what a process under another root cannot.
+                "".encode("idna")  # Import now what a process under another root cannot load.
                 os.chroot(ROOT)
                 os.chdir("/" + os.path.relpath(target, ROOT))
                 archive.extractall(".", numeric_owner=True)
@@ -299,14 +300,14 @@ def copy(step):
 
 
 def put_content(source, target, ids, mode):
-    """Copy what is in a folder."""
+    """Copy the content of a folder."""
     make_folder(target, ids or (0, 0))
     for name in sorted(os.listdir(source)):
         put(os.path.join(source, name), os.path.join(target, name), ids, mode)
 
 
 def export(disk):
-    """Write what the step changed to a disk, and return its bytes."""
+    """Write the step's changes to a disk, and return the number of bytes."""
     command = ["tar", "--create", "--file", disk, "--xattrs", "--xattrs-include=trusted.overlay.*",
                "--numeric-owner", "--format=pax", "--totals", "--sort=name",
                "--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*",
@@ -318,7 +319,7 @@ def export(disk):
 
 
 def main():
-    """Do the step that standard files describe."""
+    """Execute the step that the input files describe."""
     with open("/tmp/step.json") as file:
         step = json.load(file)
     os.makedirs("/mnt/up")

@@ -1,4 +1,4 @@
-"""The folder that a Dockerfile is built from: what it may copy, and the disk that carries it."""
+"""The build context: the files that a Dockerfile may copy, and the disk that carries them."""
 
 import os
 import stat
@@ -13,11 +13,12 @@ IGNORE_BYTES_MAX = 1 << 20
 
 
 class BuildContext:
-    """Files beside a Dockerfile.
+    """The files next to a Dockerfile.
 
     Args:
         folder: The folder.
-        dockerfile: Path of the Dockerfile in it, whose own ignore file comes before the folder's.
+        dockerfile: Path of the Dockerfile in it; its own ignore file takes precedence over the
+        folder's.
 
     Raises:
         ImageError: It has too many files, or its ignore file is out of bounds.
@@ -56,10 +57,10 @@ class BuildContext:
             raise ImageError(f"{self._folder}: more than {FILES_MAX} files")
 
     def select(self, sources: list[str]) -> tuple[list[str], set[str]]:
-        """Return the sources with wildcards replaced, and all paths that they bring.
+        """Return the sources with wildcards expanded, and all paths below them.
 
         Raises:
-            ImageError: A source is nothing that may be copied.
+            ImageError: A source may not be copied.
 
         """
         named: list[str] = []
@@ -79,10 +80,10 @@ class BuildContext:
         return named, brought
 
     def write(self, paths: set[str], target: Path) -> None:
-        """Write some of its files as a disk.
+        """Write some of the files as a disk.
 
         Raises:
-            ImageError: A file is none that can be copied, or changes meanwhile.
+            ImageError: A file cannot be copied, or changes meanwhile.
 
         """
         root = Node()
@@ -98,7 +99,7 @@ class BuildContext:
                         raise ImageError(f"{path!r}: a link of {node.size} bytes")
                 elif stat.S_ISREG(info.st_mode):
                     node.size = info.st_size
-                    # A name that became a link meanwhile is not followed.
+                    # Do not follow a name that became a link meanwhile.
                     fd = os.open(self._folder / path, os.O_RDONLY | os.O_NOFOLLOW)
                     with os.fdopen(fd, "rb") as file:
                         writer.add(node, file)

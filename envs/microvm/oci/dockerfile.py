@@ -67,7 +67,7 @@ class Instruction:
     name: str
     flags: list[tuple[str, str]]
     text: str
-    """What follows the name and the flags."""
+    """Text after the name and the flags."""
     heredocs: list[Heredoc] = field(default_factory=list)
     escape: str = "\\"
 
@@ -82,14 +82,14 @@ class Instruction:
             return None
 
     def refused(self, reason: str) -> DockerfileError:
-        """Return the error that refuses it."""
+        """Return an error that refuses this instruction."""
         return DockerfileError(self.line, f"{self.name}: {reason}")
 
     def flag(self, allowed: set[str]) -> dict[str, str]:
         """Return its flags.
 
         Raises:
-            DockerfileError: It has one that is not built here.
+            DockerfileError: One of them is not supported.
 
         """
         for name, _ in self.flags:
@@ -103,7 +103,7 @@ def parse_dockerfile(data: bytes) -> list[Instruction]:
     """Return the instructions of a Dockerfile.
 
     Raises:
-        DockerfileError: It is too long, is no text, or has an unknown instruction.
+        DockerfileError: It is too long, not text, or has an unknown instruction.
 
     """
     if len(data) > TEXT_BYTES_MAX:
@@ -143,7 +143,7 @@ def _instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
         while at < len(lines):
             line = lines[at]
             at += 1
-            # Comments and empty lines inside an instruction are no part of it.
+            # Comments and empty lines inside an instruction are not part of it.
             if line.strip().startswith("#") or (parts and not line.strip()):
                 continue
             continued = line.rstrip().endswith(escape)
@@ -200,7 +200,7 @@ def _instruction(
 
 
 def is_heredoc_alone(text: str) -> bool:
-    """Return whether a command is nothing but a document."""
+    """Return whether a command consists only of a document."""
     return _HEREDOC.fullmatch(text.strip()) is not None
 
 
@@ -210,10 +210,10 @@ def without_heredocs(text: str) -> str:
 
 
 def expand(instruction: Instruction, text: str, env: Mapping[str, str]) -> str:
-    """Return a text with its variables replaced, quotes kept.
+    """Return a text with its variables expanded and its quotes kept.
 
     Raises:
-        DockerfileError: A form that is not built here, or a variable that must be set and is not.
+        DockerfileError: A form is not supported, or a required variable is not set.
 
     """
     out: list[str] = []
@@ -263,7 +263,7 @@ def words(instruction: Instruction, text: str) -> list[str]:
     """Return the words of a text, without quotes and escapes.
 
     Raises:
-        DockerfileError: A quote has no end.
+        DockerfileError: A quote is not closed.
 
     """
     found: list[str] = []
@@ -293,7 +293,7 @@ def pairs(instruction: Instruction, env: Mapping[str, str]) -> dict[str, str]:
     """Return the names and values of `ENV`, `LABEL` or `ARG`.
 
     Raises:
-        DockerfileError: They are not written as `NAME=VALUE`, nor as `NAME VALUE`.
+        DockerfileError: They have neither the form `NAME=VALUE` nor `NAME VALUE`.
 
     """
     text = instruction.text
@@ -318,7 +318,7 @@ def pairs(instruction: Instruction, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quoted(instruction: Instruction, text: str) -> str:
-    """Return a text whose spaces outside of quotes do not split words."""
+    """Return a text whose spaces outside quotes do not split words."""
     out, quote, skip = "", "", False
     for char in text:
         if skip:

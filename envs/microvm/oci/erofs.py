@@ -1,11 +1,11 @@
-"""Writes a file tree as an erofs image, and reads one back that was written here.
+"""Writes a file tree as an erofs image, and reads images that it wrote.
 
 ```
  block 0: superblock │ content of larger files, as it comes │ inodes, root first │ folders
 ```
-No privilege is needed: owners, links and whiteouts are numbers in the file, and no path of the tree
-ever is a path of this host. Equal trees give equal bytes. All times are 0, which is how the files
-that an episode touched are told from a layer's.
+No privileges are needed: owners, links and whiteouts are numbers in the file, and no path of the
+tree becomes a path of this host. Equal trees give equal bytes. All times are 0, which distinguishes
+a layer's files from those that an episode touched.
 
 Source: Linux's documentation of erofs, and its header of the format on disk.
 """
@@ -52,7 +52,7 @@ class ErofsWriter:
         """Take a file's `node.size` bytes.
 
         Raises:
-            ImageError: There are fewer bytes, or more than all may have.
+            ImageError: There are fewer bytes, or the total exceeds the bound.
 
         """
         self._left -= node.size
@@ -67,7 +67,7 @@ class ErofsWriter:
         left = node.size
         while left:
             piece = _exactly(content, min(left, _PIECE))
-            # Holes stay holes: zeros take no room on this host.
+            # Holes stay holes, so zeros take no space on this host.
             if piece == _ZEROS[: len(piece)]:
                 self._file.seek(len(piece), os.SEEK_CUR)
             else:
@@ -123,7 +123,7 @@ class _Folders:
         return (len(blocks) - 1) * BLOCK + last
 
     def inline(self, node: Node) -> int:
-        """Return the bytes that lie beside an inode."""
+        """Return the bytes that are stored next to an inode."""
         if not node.is_folder:
             return len(node.data)
         size = self.size(node)
@@ -161,14 +161,14 @@ def _packed(names: list[bytes]) -> tuple[list[list[bytes]], int]:
 
 
 def _number(root: Node) -> list[Node]:
-    """Give every node its number, the root the first, and return them in that order."""
-    # From 64: no file has the inode number 0, which readers of folders take for a removed one.
+    """Assign numbers to all nodes, the root first, and return them in that order."""
+    # Start at 64: readers of folders take inode number 0 for a removed file.
     folders, order, at = _Folders(), [], _INODE
     todo, seen = [root], {id(root)}
     while todo:
         node = todo.pop()
         need = _INODE + folders.inline(node)
-        # An inode and what lies beside it are in one block.
+        # An inode and its inline data share a block.
         if at % BLOCK + need > BLOCK:
             at = -(-at // BLOCK) * BLOCK
         node.nid, at = at // 32, at + -(-need // 32) * 32
@@ -196,7 +196,7 @@ def read_erofs(path: Path, source: int = -1) -> Node:
         source: Number that its nodes carry; see `Node.source`.
 
     Raises:
-        ImageError: It is damaged, or not written here.
+        ImageError: It is damaged, or was not written by `ErofsWriter`.
 
     """
     with path.open("rb") as file:

@@ -11,10 +11,10 @@ class IgnoreError(ValueError):
 
 
 def ignored(text: str) -> Callable[[str], bool]:
-    """Return a function of a path that says whether it is left out; the last match decides.
+    """Return a predicate on paths that tells whether one is ignored; the last match decides.
 
     Args:
-        text: Of the ignore file: patterns, `!` for exceptions, `#` for comments.
+        text: Text of the ignore file: patterns, `!` for exceptions, `#` for comments.
 
     Raises:
         IgnoreError: There are too many patterns, or one is too long.
@@ -52,7 +52,7 @@ def ignored(text: str) -> Callable[[str], bool]:
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths that a source with wildcards means."""
+    """Return the paths that match a source with wildcards."""
     parts = [part for part in pattern.split("/") if part not in {"", "."}]
     rule = re.compile(_expression(parts), re.DOTALL)
     return sorted(path for path in paths if rule.fullmatch(path))
@@ -61,8 +61,8 @@ def matching(pattern: str, paths: Iterable[str]) -> list[str]:
 def _expression(parts: list[str]) -> str:
     """Return the regular expression of Go's `filepath.Match`, with `**` for any folders.
 
-    What lies between two wildcards is found where it comes first, and not looked for again (atomic
-    groups): a pattern of many stars takes no exponential time.
+    Text between two wildcards is matched at its first occurrence, without backtracking (atomic
+    groups), so a pattern with many stars does not take exponential time.
     """
     groups: list[list[str]] = [[]]
     for part in parts:

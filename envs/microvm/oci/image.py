@@ -1,12 +1,12 @@
-"""Container images as machines boot them, and their place in the store of layers.
+"""Container images that machines boot, and their files in the store of layers.
 
 ```
- <layers>/<digest>.erofs   a layer; several images may name it
- <layers>/<digest>.image   a `MachineImage`: its layers and its settings, named by its content
+ <layers>/<digest>.erofs   a layer; several images may refer to it
+ <layers>/<digest>.image   a `MachineImage`: layers and settings, named by its content
  <layers>/<name>.json      the entry of a name, as for every layer (`images/layers.py`)
- <layers>/<key>.chain      which erofs file a chain of layers gives, so that it is converted once
+ <layers>/<key>.chain      the erofs file of a chain of layers, so that it is converted once
 ```
-A reader of tasks calls `prepare.prepare_image`, and puts the digest into `Task.image`.
+Readers of tasks call `prepare.prepare_image` and put the digest into `Task.image`.
 """
 
 import os
@@ -75,15 +75,15 @@ class ImageStore:
         self.say = say
 
     def locked(self) -> "_StoreLock":
-        """Return a block during which files may be added; it gives a scratch folder."""
+        """Return a context manager that locks the store and yields a scratch folder."""
         return _StoreLock(self)
 
     def layer(self, key: str, request: Callable[[Path], ConvertRequest], scratch: Path) -> str:
-        """Return the digest of the erofs file that a chain of layers ends with.
+        """Return the digest of the erofs file of a chain's uppermost layer.
 
         Args:
-            key: Digest of what the layer is made of, lower layers included.
-            request: Function of the target that returns what to convert; called if needed.
+            key: Digest of the layer's inputs, including lower layers.
+            request: Function of the target that returns the conversion; called if needed.
             scratch: Folder for the file until it is complete.
 
         Raises:
@@ -103,7 +103,7 @@ class ImageStore:
         return digest
 
     def known(self, key: str) -> str:
-        """Return the digest of a layer that was converted before; empty: it was not."""
+        """Return the digest of a converted layer; empty if it was not converted."""
         chain = self.folder / f"{key}{CHAIN_SUFFIX}"
         digest = chain.read_text() if chain.is_file() else ""
         return digest if digest and layer_path(self.folder, digest).is_file() else ""
@@ -122,7 +122,7 @@ class ImageStore:
         return [layer_path(self.folder, digest) for digest in digests]
 
     def merged(self, layers: Sequence[str], scratch: Path) -> list[str]:
-        """Return a stack that machines can mount: at most `LAYERS_MAX`, the uppermost first."""
+        """Return a stack that machines can mount: at most `LAYERS_MAX` layers, uppermost first."""
         if len(layers) <= LAYERS_MAX:
             return list(layers)
         above, below = list(layers[: 1 - LAYERS_MAX]), list(layers[1 - LAYERS_MAX :])
@@ -151,7 +151,7 @@ class ImageStore:
             source: Where it comes from, for people.
 
         Raises:
-            ImageError: Its settings are out of bounds, or name a user that it does not have.
+            ImageError: Its settings exceed a bound, or name a user that it does not have.
 
         """
         if NAME.fullmatch(name) is None:
@@ -168,7 +168,8 @@ class ImageStore:
         fresh = scratch / "image"
         fresh.write_bytes(msgspec.json.encode(image))
         image_digest = digest_file(fresh)
-        # Layers before the image, and the image before its name: none refers to a missing file.
+        # Layers before the image and the image before its name, so that none refers to a missing
+        # file.
         install(fresh, self.folder / f"{image_digest}{IMAGE_SUFFIX}", 0o644)
         entry = ImageLayer(
             name=name,
@@ -183,7 +184,7 @@ class ImageStore:
         return entry
 
     def load(self, name: str) -> tuple[list[str], ContainerConfig] | None:
-        """Return the layers of an image, the uppermost first, and its settings; None: no image."""
+        """Return an image's layers, uppermost first, and its settings; None if it is no image."""
         try:
             path, entry = load_layer(name, self.folder.parent)
             config = parse_json(entry.config.encode(), ContainerConfig, name)
@@ -193,7 +194,7 @@ class ImageStore:
 
 
 class _StoreLock:
-    """Block that holds the build lock and owns a scratch folder."""
+    """Context manager that holds the build lock and owns a scratch folder."""
 
     def __init__(self, store: ImageStore) -> None:
         self._lock = build_lock(store.folder, store.say)
@@ -210,14 +211,14 @@ class _StoreLock:
 
 
 def read_settings(config: ContainerConfig, layers: Sequence[Node]) -> ImageSettings:
-    """Return what a machine needs of an image's settings.
+    """Return the settings of an image that a machine needs.
 
     Args:
-        config: As the image says.
+        config: The image's own settings.
         layers: Trees of its layers, the uppermost first.
 
     Raises:
-        ImageError: They are out of bounds, or name a user that the image does not have.
+        ImageError: They exceed a bound, or name a user that the image does not have.
 
     """
     env = config.Env or []
@@ -239,7 +240,7 @@ def read_settings(config: ContainerConfig, layers: Sequence[Node]) -> ImageSetti
 
 
 def find_user(user: str, layers: Sequence[Node]) -> tuple[int, int, str]:
-    """Return user id, group id and home of a `USER`: a name or a number, with a group or without.
+    """Return the user id, group id and home of a `USER`: a name or number, optionally with a group.
 
     Raises:
         ImageError: The image has no such user or group.
@@ -264,7 +265,7 @@ def find_user(user: str, layers: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def read_small(layers: Sequence[Node], path: bytes) -> str:
-    """Return a small text file of an image; empty: there is none."""
+    """Return a small text file of an image, or an empty text if it does not exist."""
     found = find(layers, path)
     return found[1].data.decode(errors="replace") if found and not found[1].is_folder else ""
 
@@ -280,7 +281,7 @@ def top_layer(settings: ImageSettings, layers: Sequence[Node]) -> Node:
             top.children[name.encode()] = Node(0o041777)
     home = find(layers, b"/home")
     if (home is None or home[0] == b"/home") and find(layers, b"/home/agent") is None:
-        # Where an episode's own files lie outside of the working directory.
+        # Directories of an episode's files outside the working directory.
         own = Node(0o040755, settings.uid, settings.gid)
         top.children[b"home"] = Node(children={b"agent": own})
     if settings.workdir in {"/", "/work"}:

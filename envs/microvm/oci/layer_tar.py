@@ -1,6 +1,7 @@
-"""Turns a layer's tar stream into an erofs image, in a process of its own without privileges.
+"""Converts a layer's tar stream to an erofs image, in an unprivileged process.
 
-A hostile layer meets bounds: of bytes, files, names, depth, memory and time. Devices and sockets
+Bytes, files, names, depth, memory and time are bounded, since layers may be hostile.
+Devices and sockets
 are dropped. Nothing is unpacked into this host's file system. `python -m` runs `main`; `convert`
 starts it.
 """
@@ -57,14 +58,14 @@ _DAMAGED = (tarfile.TarError, zlib.error, zstandard.ZstdError, EOFError, gzip.Ba
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make of a layer."""
+    """The inputs of a conversion."""
 
     blobs: list[str] = []
-    """Tar streams, plain, gzip or zstd; the lowest first. More than one become one layer."""
+    """Tar streams, plain, gzip or zstd, lowest first; several become one layer."""
     diff_ids: list[str] = []
-    """Hex SHA-256 of each unpacked stream; empty: not compared."""
+    """Hex SHA-256 of each unpacked stream; not compared if empty."""
     merged: list[str] = []
-    """Instead of them: erofs images that become one, the uppermost first."""
+    """Instead of blobs: erofs images to merge, uppermost first."""
     lowers: list[str] = []
     """erofs images of the layers below, the uppermost first."""
     is_overlay: bool = False
@@ -73,7 +74,7 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConvertReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a layer was found to hold."""
+    """Results of a conversion."""
 
     error: str = ""
     num_files: int = 0
@@ -82,7 +83,7 @@ class ConvertReport(msgspec.Struct, frozen=True, kw_only=True):
     num_attributes: int = 0
     """Files whose extended attributes were left out."""
     foreign: list[str] = []
-    """Some programs that this kind of machine cannot run: not for x86-64."""
+    """Some of the programs that are not for x86-64."""
 
 
 class _CheckedInfo(tarfile.TarInfo):
@@ -111,7 +112,7 @@ class _HashStream(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened_stream(path: Path) -> Iterator[BinaryIO]:
-    """Open a tar stream that may be compressed by gzip or zstd, as its first bytes say."""
+    """Open a tar stream; its first bytes tell whether it is compressed by gzip or zstd."""
     with path.open("rb") as file:
         head = file.read(4)
         file.seek(0)
@@ -127,7 +128,7 @@ def opened_stream(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Layer:
-    """A layer's tree as a stream fills it."""
+    """A layer's tree, filled from a stream."""
 
     def __init__(self, writer: ErofsWriter, *, is_overlay: bool) -> None:
         self.root = Node()
@@ -136,14 +137,14 @@ class _Layer:
         self.foreign: list[str] = []
 
     def fill(self, stream: BinaryIO) -> None:
-        """Take every member of an archive."""
+        """Add every member of an archive."""
         with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20, tarinfo=_CheckedInfo) as tar:
             for member in tar:
                 self.num_files += 1
                 if self.num_files > FILES_MAX:
                     raise ImageError(f"a layer has more than {FILES_MAX} files")
                 self._take(tar, member)
-                # Otherwise the archive would keep every header that it has read.
+                # Otherwise the archive would keep all headers in memory.
                 tar.members = []  # type: ignore[attr-defined]
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -180,7 +181,7 @@ class _Layer:
             self._check_program(node, head.head, member.name)
 
     def _node(self, member: tarfile.TarInfo) -> Node | None:
-        """Return what a member makes, without its content; None: it is dropped."""
+        """Return a member's node without its content; None if it is dropped."""
         self.num_attributes += any(
             key.startswith("SCHILY.xattr.") and "trusted.overlay." not in key
             for key in member.pax_headers
@@ -241,7 +242,7 @@ class _Layer:
             return
         removed = name.removeprefix(_REMOVED)
         if removed in {b"", b".", b".."} or removed.startswith(_REMOVED):
-            return  # Marks of other file systems (.wh..wh.plnk), which mean nothing here.
+            return  # Markers of other file systems (.wh..wh.plnk), which have no meaning here.
         there = folder.children.get(removed)
         if there is None:
             folder.children[removed] = Node(WHITEOUT)
@@ -287,7 +288,7 @@ def convert_here(request: ConvertRequest, target: BinaryIO) -> ConvertReport:
             hashed = _HashStream(stream)
             layer.fill(cast("BinaryIO", hashed))
             while request.diff_ids and hashed.read(1 << 20):
-                pass  # What follows the archive counts for the digest.
+                pass  # Bytes after the archive are part of the digest.
         if request.diff_ids and hashed.state.hexdigest() != request.diff_ids[number]:
             raise ImageError(f"a layer's content does not match its digest {hashed.state.name}:"
                              f"{request.diff_ids[number]}")  # fmt: skip
@@ -308,7 +309,7 @@ def convert_here(request: ConvertRequest, target: BinaryIO) -> ConvertReport:
 
 
 def _settle(root: Node, lowers: Sequence[Path], between: Sequence[Node] = ()) -> None:
-    # Reading the layers below takes time, and hardly any layer has a folder that replaces one.
+    # Read lower layers only if needed: few layers have a folder that replaces another.
     if _is_any_opaque(root):
         settle(root, [*between, *map(read_erofs, lowers)])
 
@@ -338,10 +339,10 @@ def _copy_content(writer: ErofsWriter, root: Node, paths: Sequence[Path]) -> Non
 
 
 def convert(request: ConvertRequest) -> ConvertReport:
-    """Convert a layer in a process of its own.
+    """Convert a layer in a separate process.
 
     Raises:
-        ImageError: The layer is damaged, hostile or beyond a bound.
+        ImageError: The layer is damaged or hostile, or exceeds a bound.
 
     """
     # The target is opened here: the process sees this host read-only, has no network and no
@@ -372,7 +373,7 @@ def convert(request: ConvertRequest) -> ConvertReport:
 
 
 def main() -> None:
-    """Read a request from standard input, and write what was found to standard output."""
+    """Read a request from standard input and write the report to standard output."""
     request = parse_json(sys.stdin.buffer.read(), ConvertRequest, "request")
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CPU, (int(LAYER_S_MAX), int(LAYER_S_MAX)))

@@ -1,6 +1,6 @@
-"""Turns an image reference or a Dockerfile folder into an image that machines boot.
+"""Turns an image reference or a Dockerfile folder into an image that machines can boot.
 
-This is what readers of tasks call: `prepare_image` gives the digest for `Task.image`, and settings.
+Readers of tasks call `prepare_image`, which returns the settings and the digest for `Task.image`.
 A machine of that image has the image's own root; its `/work` is the image's working directory.
 """
 
@@ -39,20 +39,20 @@ class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
 async def prepare_image(
     source: str | Path, *, name: str = "", options: BuildOptions | None = None, say: Say
 ) -> PreparedImage:
-    """Return an image that machines boot, which is pulled or built unless it is there already.
+    """Return an image that machines can boot; pull or build it unless it exists already.
 
     Args:
-        source: Reference such as `python:3.12`, as a text; or the path of an archive, an image
-            folder, or a folder with a `Dockerfile`.
+        source: Reference such as `python:3.12` as a str; or the Path of an archive, an image
+        folder, or a folder with a `Dockerfile`.
         name: Its name in the store; by default the reference, or the name of the file or folder.
         options: How to build, and whether the network may be used.
         say: Function that shows one line of progress.
 
     Raises:
-        ImageError: The image or the Dockerfile is damaged, hostile, beyond a bound, or asks for
-            what no machine has; the text names the line, the file or the field.
-        RegistryError: A registry cannot be reached or refuses: a reason outside of the image.
-        BackendUnavailable: Machines cannot be started here, which builds need.
+        ImageError: The image or the Dockerfile is damaged or hostile, exceeds a bound, or requires
+        what no machine has; the error names the line, the file or the field.
+        RegistryError: A registry cannot be reached or refuses.
+        BackendUnavailable: Machines, which builds need, cannot be started here.
 
     """
     options = options or BuildOptions()

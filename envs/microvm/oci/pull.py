@@ -1,4 +1,4 @@
-"""Converts the layers of an image that any source has, each once."""
+"""Converts the layers of an image from any source, each once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.envs.microvm.oci.sources import ImageSource
 async def fetch_layers(
     source: ImageSource, store: ImageStore, scratch: Path
 ) -> tuple[list[str], ContainerConfig]:
-    """Return the layers of an image, the uppermost first, converted, and its settings."""
+    """Return the converted layers of an image, uppermost first, and its settings."""
     config, layers = await source.config()
     found: list[str] = []
     key = digest_bytes(RECIPE.encode())

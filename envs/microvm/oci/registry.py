@@ -1,8 +1,8 @@
 """Pulls an image from a registry, by the OCI distribution protocol.
 
 Every wait has a deadline, every answer a bound, and every blob is verified by its digest before it
-is used. Credentials go to the registry that they are for and to the token service it names, and
-not along a redirect to another host.
+is used. Credentials are sent only to their registry and to the token service that it names, and
+never along a redirect to another host.
 
 Source: github.com/opencontainers/distribution-spec, and Docker's token authentication.
 """
@@ -72,7 +72,7 @@ class RegistryError(ImageError):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an image is."""
+    """The location of an image."""
 
     host: str
     name: str
@@ -81,16 +81,16 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> URL:
-        """Return the registry's address: plain HTTP on this host alone, as elsewhere."""
+        """Return the registry's address; plain HTTP is only used on this host."""
         plain = self.host.partition(":")[0] in {"localhost", "127.0.0.1"}
         return URL(f"{'http' if plain else 'https'}://{self.host}")
 
 
 def parse_reference(text: str) -> Reference:
-    """Return what an image reference means.
+    """Parse an image reference.
 
     Raises:
-        ImageError: It is none.
+        ImageError: It is not an image reference.
 
     """
     match = _REFERENCE.fullmatch(text)
@@ -116,7 +116,7 @@ def read_credentials(path: Path | None, host: str) -> str:
         host: Of the registry.
 
     Raises:
-        ImageError: The file was named and cannot be read, or is damaged.
+        ImageError: The named file cannot be read, or is damaged.
 
     """
     file = path or Path(os.environ.get("DOCKER_CONFIG", "~/.docker")).expanduser() / "config.json"
@@ -149,7 +149,7 @@ class RegistrySource:
         say: Function that shows one line of progress.
 
     Raises:
-        ImageError: The reference is none, or the credentials are damaged.
+        ImageError: The reference is invalid, or the credentials are damaged.
 
     """
 
@@ -194,7 +194,7 @@ class RegistrySource:
     async def _get(
         self, what: str, target: Path, bytes_max: int, digest: Descriptor | None
     ) -> None:
-        """Fetch one file of the repository; what is temporary is tried again."""
+        """Fetch one file of the repository; retry temporary failures."""
         url = self._at.origin / "v2" / self._at.name / what
         deadline_s = 60.0 + bytes_max / BYTES_PER_S_MIN
         for last in (False,) * (TRIES_MAX - 1) + (True,):
@@ -213,7 +213,7 @@ class RegistrySource:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_S_MAX, sock_read=STALL_S_MAX
         )
-        # Blobs are digested as they are sent: a registry's own compression is not undone.
+        # Digests are of the bytes as sent, so the registry's own compression is not undone.
         return aiohttp.ClientSession(timeout=timeout, trust_env=True, auto_decompress=False)
 
     async def _fetch(
@@ -244,7 +244,7 @@ class RegistrySource:
     async def _answer(
         self, session: aiohttp.ClientSession, url: URL
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask, with a token once the registry wants one, and follow redirects."""
+        """Send a request, with a token if the registry demands one, and follow redirects."""
         num_redirects, has_asked, at = 0, False, url
         while True:
             is_own = at.origin() == url.origin()
@@ -275,13 +275,13 @@ class RegistrySource:
         return to
 
     def _check_address(self, to: URL) -> None:
-        """Refuse an address that a registry could not reach itself: on this host or its network."""
+        """Refuse a redirect to an address on this host or its private network."""
         if to.scheme != "https" and to.origin() != self._at.origin:
             raise RegistryError(f"{self._at.host}: leads to {to.origin()}; expected https")
         try:
             is_private = not ipaddress.ip_address(to.host or "").is_global
         except ValueError:
-            return  # A name.
+            return  # A name, not an address.
         if is_private and to.host != self._at.origin.host:
             raise RegistryError(f"{self._at.host}: leads to the private address {to.host}")
 

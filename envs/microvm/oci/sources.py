@@ -1,7 +1,7 @@
 """Images as files: OCI layouts, `docker save` archives and skopeo folders.
 
-An archive's members go into a scratch folder under numbers, so that no name of one is ever a path
-of this host.
+An archive's members are stored in a scratch folder by number, so that no member's name becomes a
+path of this host.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ S = TypeVar("S")
 
 
 class Platform(msgspec.Struct, frozen=True):
-    """What an image runs on."""
+    """Operating system and processor of an image."""
 
     architecture: str = ""
     os: str = ""
@@ -72,13 +72,13 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RootFs(msgspec.Struct, frozen=True, kw_only=True):
-    """Which unpacked layers an image has."""
+    """The unpacked layers of an image."""
 
     diff_ids: list[str] = []
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An image's own description."""
+    """The configuration of an image."""
 
     architecture: str = ""
     os: str = ""
@@ -94,10 +94,10 @@ class SavedImage(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class ImageSource(Protocol):
-    """Where the blobs of one image come from."""
+    """Source of the blobs of one image."""
 
     async def config(self) -> tuple[ImageConfig, list[Descriptor]]:
-        """Return the image's description, and its layers, the lowest first."""
+        """Return the image's configuration and its layers, lowest first."""
         ...
 
     async def layer(self, layer: Descriptor) -> Path:
@@ -106,10 +106,10 @@ class ImageSource(Protocol):
 
 
 def decoded(data: bytes, kind: type[S], name: str) -> S:
-    """Return bytes of an image as what they should be.
+    """Decode a JSON document of an image.
 
     Raises:
-        ImageError: They are not.
+        ImageError: They do not decode to the type.
 
     """
     if len(data) > MANIFEST_BYTES_MAX:
@@ -121,10 +121,11 @@ def decoded(data: bytes, kind: type[S], name: str) -> S:
 
 
 def checked(config: ImageConfig, layers: Sequence[Descriptor]) -> list[Descriptor]:
-    """Return an image's layers.
+    """Check an image's layers and return them.
 
     Raises:
-        ImageError: It is for another platform, has too many layers, or names others.
+        ImageError: It is for another platform, has too many layers, or its layers do not match its
+        configuration.
 
     """
     found = (config.os or SYSTEM, config.architecture or ARCHITECTURE)
@@ -140,7 +141,7 @@ def checked(config: ImageConfig, layers: Sequence[Descriptor]) -> list[Descripto
 
 
 def chosen(index: ImageManifest, name: str) -> Descriptor:
-    """Return the manifest of an index that is for machines here.
+    """Return the manifest for this platform from an index.
 
     Raises:
         ImageError: None is.
@@ -169,14 +170,14 @@ def check_digest(path: Path, digest: Descriptor) -> Path:
 
 
 class FileSource:
-    """An image whose files are all there.
+    """An image whose files are all local.
 
     Args:
         files: Path of each file, by its name in the layout.
-        name: Of the archive or folder, for errors.
+        name: Name of the archive or folder, for errors.
 
     Raises:
-        ImageError: It is no image.
+        ImageError: It is not an image.
 
     """
 
@@ -219,7 +220,7 @@ class FileSource:
             raise ImageError(f"{self._name}: expected one image, got {len(saved)}: save one")
         config = self._json(saved[0].config, ImageConfig)
         diff_ids = config.rootfs.diff_ids
-        # Verified by the digest of the unpacked layer, when it is converted.
+        # The conversion verifies the digest of the unpacked layer.
         layers = [Descriptor(digest=one) for one in diff_ids[: len(saved[0].layers)]]
         for layer, name in zip(layers, saved[0].layers, strict=False):
             self._saved[layer.digest] = self._file(name)
@@ -252,14 +253,14 @@ def open_files(path: Path, scratch: Path) -> FileSource:
         scratch: Folder for an archive's members.
 
     Raises:
-        ImageError: It is damaged, hostile, beyond a bound, or no image.
+        ImageError: It is damaged or hostile, exceeds a bound, or is not an image.
 
     """
     if path.is_dir():
         files: dict[str, Path] = {}
         for at, folders, names in os.walk(path):
             folders[:] = [] if len(Path(at).relative_to(path).parts) >= INDEX_DEPTH_MAX else folders
-            # Links could lead to any file of this host.
+            # Links could point to any file of this host.
             inside = [one for name in names if not (one := Path(at, name)).is_symlink()]
             files |= {str(one.relative_to(path)): one for one in inside if one.is_file()}
             if len(files) > ARCHIVE_FILES_MAX:
@@ -293,5 +294,5 @@ def _unpacked(path: Path, scratch: Path) -> dict[str, Path]:
                 with files[name].open("wb") as out:
                     while piece := content.read(_PIECE):
                         out.write(piece)
-    # `docker save` once linked equal layers.
+    # Older versions of `docker save` linked equal layers.
     return files | {name: files[to] for name, to in links.items() if to in files}

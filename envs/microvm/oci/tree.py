@@ -1,8 +1,8 @@
-"""A file tree in memory: what a layer of a container image holds, and how layers stack. Pure.
+"""A file tree in memory: the content of a container image's layers, and how they stack. Pure.
 
-A layer is a `Node` of its root. What a layer removes is in it as a whiteout, as overlays know it: a
-character device 0:0. A folder that replaces a lower one is `opaque` until `settle` has written that
-out as whiteouts, since machines' file systems have no extended attributes.
+A layer is the `Node` of its root. A removed file is a whiteout, as in overlayfs: a character device
+0:0. A folder that replaces a lower one is `opaque` until `settle` replaces that by whiteouts, since
+machines' file systems have no extended attributes.
 """
 
 import stat
@@ -21,7 +21,7 @@ FOLDER, WHITEOUT = stat.S_IFDIR | 0o755, stat.S_IFCHR
 
 
 class ImageError(PenstockError, ValueError):
-    """An image, an archive or a registry's answer is damaged, hostile, or beyond a bound."""
+    """An image, an archive or a registry's answer is damaged or hostile, or exceeds a bound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def is_whiteout(self) -> bool:
-        """Whether it stands for a removed file."""
+        """Whether it represents a removed file."""
         return stat.S_ISCHR(self.mode)
 
 
@@ -62,7 +62,7 @@ def parts_of(path: bytes) -> list[bytes]:
     """Return the names in a path of an archive.
 
     Raises:
-        ImageError: It climbs out, is too deep, or a name is too long.
+        ImageError: It leaves the root, is too deep, or has a name that is too long.
 
     """
     parts = [part for part in path.split(b"/") if part not in {b"", b"."}]
@@ -88,7 +88,7 @@ def walk(root: Node) -> Iterator[tuple[bytes, Node]]:
 
 
 def settle(root: Node, lowers: Sequence[Node]) -> None:
-    """Write out which files of lower layers an opaque folder hides.
+    """Replace opaque folders by whiteouts of the lower files that they hide.
 
     Args:
         root: The layer's root, changed in place.
@@ -111,7 +111,7 @@ def settle(root: Node, lowers: Sequence[Node]) -> None:
 
 
 def _below(lowers: Sequence[Node], name: bytes) -> list[Node]:
-    """Return what lower layers show under a name: one file, or folders that merge."""
+    """Return what lower layers have under a name: one file, or folders that merge."""
     found: list[Node] = []
     for lower in lowers:
         child = lower.children.get(name)
@@ -127,9 +127,9 @@ def _below(lowers: Sequence[Node], name: bytes) -> list[Node]:
 
 
 def merge(layers: Sequence[Node]) -> Node:
-    """Return one layer that stands for several settled ones, the uppermost first.
+    """Merge settled layers, uppermost first, into one.
 
-    Whiteouts stay: there may be layers below.
+    Whiteouts stay, since there may be layers below.
     """
     merged = Node(layers[0].mode, layers[0].uid, layers[0].gid)
     stack = [(merged, list(layers))]
@@ -143,7 +143,8 @@ def merge(layers: Sequence[Node]) -> Node:
                 continue
             folders = [one for one in tops[: _until_other(tops)]]
             child = Node(first.mode, first.uid, first.gid)
-            # A file or a removal between folders hides the folders below it, also of other layers.
+            # A file or a whiteout between folders hides the folders below it, including other
+            # layers'.
             child.opaque = len(folders) < len(tops)
             node.children[name] = child
             stack.append((child, folders))
@@ -155,9 +156,9 @@ def _until_other(nodes: Sequence[Node]) -> int:
 
 
 def find(layers: Sequence[Node], path: bytes) -> tuple[bytes, Node] | None:
-    """Return the real path and the node that a path means in a stack, the uppermost layer first.
+    """Return the real path and node of a path in a stack of layers, uppermost first, or None.
 
-    Links are followed inside the image. None: there is nothing, or links lead in circles.
+    Links are followed inside the image. None if there is nothing, or if links form a cycle.
     """
     todo, done, here = parts_lenient(path), [], list(layers)
     stack: list[list[Node]] = [here]
@@ -185,5 +186,5 @@ def find(layers: Sequence[Node], path: bytes) -> tuple[bytes, Node] | None:
 
 
 def parts_lenient(path: bytes) -> list[bytes]:
-    """Return the names in a path, those that climb included."""
+    """Return the names in a path, including `..`."""
     return [part for part in path.split(b"/") if part not in {b"", b"."}]

@@ -1,1 +1,1 @@
-"""Harbor's task format, both ways: reading folders, strangers' ones included, and writing them."""
+"""Reads and writes tasks in Harbor's format, including untrusted folders."""

@@ -16,7 +16,7 @@ DEPTH_MAX = 8
 
 
 class FolderSource:
-    """Task folders at any depth below a root, the root itself included; none lies in another."""
+    """Task folders at any depth below a root, including the root; they are never nested."""
 
     format = "folders"
 

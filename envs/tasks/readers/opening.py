@@ -1,4 +1,4 @@
-"""Finds out what a path holds, and reads it: all tasks, or a survey of what is wrong with them."""
+"""Detects the format of a path and reads its tasks, or surveys what is wrong with them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +12,10 @@ from penstock.envs.tasks.source import TaskCandidate
 
 
 def open_sources(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> Iterator[TaskCollection]:
-    """Yield the sources of a path: of a file one, of a folder its files' and its task folders'.
+    """Yield the sources of a path: one for a file; those of all files and task folders in a folder.
 
     Raises:
-        MalformedTaskError: There is no such path, or the file has no known format.
+        MalformedTaskError: The path does not exist, or the file has an unknown format.
 
     """
     if path.is_file():
@@ -36,7 +36,7 @@ def read_tasks(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> list[TaskC
     """Read all tasks of a path.
 
     Raises:
-        MalformedTaskError: One of them is malformed, two have one id, or there is none.
+        MalformedTaskError: A task is malformed, two have the same id, or there is none.
 
     """
     candidates: dict[str, TaskCandidate] = {}

@@ -1,4 +1,4 @@
-"""What a reader of tasks gives: entries, read one by one, so that none stops the others."""
+"""The interface of task readers: entries are read one by one, so a malformed one stops no other."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,11 +14,11 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of its folder, or its id."""
     read: Callable[[], TaskCandidate]
-    """Raises MalformedTaskError."""
+    """Function that reads the task; raises MalformedTaskError."""
 
 
 class TaskCollection(Protocol):
-    """Tasks of one format at one place."""
+    """The tasks of one format at one place."""
 
     format: str
     """Name of the format, for reports."""

@@ -1,10 +1,10 @@
-"""SWE-bench and its kin (SWE-smith, SWE-rebench, SWE-Gym): instances in JSON lines or Parquet.
+"""SWE-bench and its relatives (SWE-smith, SWE-rebench, SWE-Gym): JSON lines or Parquet.
 
 ```
  instance ─▶ image of its repository at `base_commit` (`image_name`, `docker_image`, or by its id)
    problem_statement ─▶ instruction
    test_patch ─▶ applied before the tests, over whatever the episode did to those files
-   FAIL_TO_PASS, PASS_TO_PASS ─▶ what pytest must report as passed: the reward is all or nothing
+   FAIL_TO_PASS, PASS_TO_PASS ─▶ tests that pytest must report as passed: the reward is 0 or 1
    patch ─▶ the known solution (SWE-smith: the bug, so the solution is its reverse)
 ```
 An image has the repository in `/testbed`. Source: `swebench.harness` 4; the data sets' cards.
@@ -104,7 +104,7 @@ def _parquet(path: Path) -> Iterator[Any]:
                 yield from batch.to_pylist()
     except ImportError as error:
         raise MalformedTaskError(f"{path}: {error}: pip install pyarrow") from error
-    except (OSError, ValueError) as error:  # pyarrow's own errors are both.
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from both.
         raise MalformedTaskError(f"{path}: no Parquet: {error}") from error
 
 
@@ -112,7 +112,7 @@ def read_instance(row: Any, where: str, options: ReadOptions) -> TaskCandidate:
     """Read one instance.
 
     Raises:
-        MalformedTaskError: A field is missing or malformed; or its image is not here.
+        MalformedTaskError: A field is missing or malformed, or its image is missing.
 
     """
     if not isinstance(row, dict):
@@ -145,7 +145,7 @@ def read_instance(row: Any, where: str, options: ReadOptions) -> TaskCandidate:
 
 
 def image_name(row: Mapping[str, Any]) -> str:
-    """Return the image of an instance: as it says, else as SWE-bench's harness names it."""
+    """Return the image of an instance: its own field, or the name that SWE-bench's harness uses."""
     for field in ("image_name", "docker_image", "image"):
         if isinstance(name := row.get(field), str) and name:
             return name
@@ -154,7 +154,7 @@ def image_name(row: Mapping[str, Any]) -> str:
 
 
 def _is_smith(row: Mapping[str, Any]) -> bool:
-    """Return whether an instance's patch makes the bug, instead of mending it."""
+    """Return whether an instance's patch introduces the bug instead of fixing it."""
     return _SMITH in image_name(row) or (
         "test_patch" not in row and str(row.get("repo", "")).startswith("swesmith/")
     )
@@ -191,7 +191,7 @@ def _text(row: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def _names(row: Mapping[str, Any], field: str, where: str) -> list[str]:
-    """Return a list of tests, which some sets write as a text of JSON."""
+    """Return a list of tests, which some data sets write as JSON text."""
     value = row.get(field, row.get(field.lower(), []))
     if isinstance(value, str):
         try:

@@ -3,7 +3,7 @@
 ```
  task.yaml      instruction, limits      solution.sh   known solution
  Dockerfile     and what it copies       run-tests.sh  verifier: its exit code is the reward
- tests/         laid in /tests, which TEST_DIR names
+ tests/         copied to /tests, which TEST_DIR names
 ```
 Source: `TerminalBenchMapper` of Harbor; `TrialHandler` of terminal-bench 0.2.
 """
@@ -41,7 +41,7 @@ _Seconds = float | int
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """`task.yaml`; what it has besides is metadata."""
+    """Content of `task.yaml`; other fields are metadata."""
 
     instruction: str
     category: str = "terminal-bench"
@@ -54,7 +54,7 @@ def read_terminal_bench(folder: Path, options: ReadOptions) -> TaskCandidate:
     """Read one task.
 
     Raises:
-        MalformedTaskError: A part is missing or malformed, or it has several services.
+        MalformedTaskError: A part is missing or malformed, or the task has several services.
 
     """
     settings, unknown = _settings(folder)
@@ -125,7 +125,7 @@ def _seconds(folder: Path, settings: _Settings, field: str, maximum: float) -> f
 
 
 def _services(folder: Path, name: str) -> list[str]:
-    """Return what is wrong with a compose file: one service stands for the task's one machine."""
+    """Return what is wrong with a compose file, which must have exactly one service."""
     if not (folder / name).exists():
         return []
     try:

@@ -1,5 +1,5 @@
 """The older part of the log, in the object store: streams stay small however old a run is.
 
-`segments.py` is what is stored, `reading.py` reads it in front of a stream, `archiver.py` moves
-events there and says how full the streams are.
+`segments.py` defines the stored format, `reading.py` reads it before a stream, and `archiver.py`
+moves events there and reports how full the streams are.
 """

@@ -4,8 +4,9 @@
  stream half full ─▶ segments stored ─▶ LogArchived ──PURGE_AFTER_S──▶ purged from the stream
                         │ killed here: not announced, deleted and stored again
 ```
-One archiver runs for each run, in its launcher. Killed at any point it loses nothing, as only what
-is announced is purged, and readers take each sequence once, from the archive or from the stream.
+Each run has one archiver, in its launcher. If it is killed at any point nothing is lost: only
+announced events are purged, and readers read each sequence once, from the archive or from the
+stream.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ LINEAGE_TYPES = frozenset({"LiveSampleJoined", "ErasureRequested", "ErasurePrepa
 
 
 class Archiver:
-    """Archives, purges and reports the streams of one run."""
+    """Archives and purges the streams of one run, and reports how full they are."""
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class Archiver:
         self._alarms: dict[Stream, float] = {}
 
     async def look(self) -> None:
-        """Do what is due for every stream.
+        """Do the due work of every stream.
 
         Raises:
-            BusError: The server does not answer; the next look goes on.
-            OSError: The store takes nothing; nothing is purged.
+            BusError: The server does not answer; the next call continues.
+            OSError: The store refuses; nothing is purged.
 
         """
         for stream, spec in STREAMS.items():
@@ -84,7 +85,7 @@ class Archiver:
             if known and last > self._purged.get(stream, 0):
                 await self._purge(stream, known)
             wanted = self._num_to_archive(num_events, num_bytes, bytes_max)
-            # Not before the former ones are purged: they are still counted.
+            # Not before the previous ones are purged, because they are still counted.
             if wanted and last == self._purged.get(stream, 0):
                 last = await self._archive(stream, last, wanted)
             await self._end_retention(stream)
@@ -94,7 +95,7 @@ class Archiver:
             await self._announce(stream, last, known.at if known else self._now())
 
     def _num_to_archive(self, num_events: int, num_bytes: int, bytes_max: int) -> int:
-        """Return how many of the oldest events should go; 0 while there is room."""
+        """Return how many of the oldest events to archive; 0 while there is room."""
         is_full = 0 < bytes_max < 2 * num_bytes
         if num_events <= self._settings.events_max and not is_full:
             return 0
@@ -143,7 +144,7 @@ class Archiver:
         return index.last
 
     async def _needed_after(self, stream: Stream) -> int | None:
-        """Return the last sequence that no restart and no worker needs; None: no bound."""
+        """Return the last sequence that no restart and no worker needs; None if all may go."""
         snapshots = (await oldest_positions(self._store)).values()
         bounds = [positions[stream] for positions in snapshots if stream in positions]
         acked = await self._bus.acked_to(stream)
@@ -158,7 +159,7 @@ class Archiver:
         log.info("purged %s up to %d, which is in the archive", stream, known.last)
 
     async def _end_retention(self, stream: Stream) -> None:
-        """Reduce the segments whose retention has ended to what lineage names."""
+        """Reduce the segments whose retention has ended to what lineage needs."""
         kept_s = self._settings.kept_s
         if not kept_s:
             return
@@ -178,7 +179,7 @@ class Archiver:
         log.info("retention of %s %d to %d ended", stream, index.first, index.last)
 
     async def _delete(self, key: SegmentKey) -> None:
-        # The index first: without it the rest is no segment.
+        # Delete the index first: without it, the rest is not a segment.
         await self._store.delete(f"{key.path}.index")
         await self._store.delete(f"{key.path}.log")
 
@@ -207,9 +208,9 @@ class Archiver:
 
 
 async def archive_if_possible(archiver: Archiver) -> None:
-    """Look now; on a failure, leave it to the next look."""
+    """Archive now; leave failures to the next call."""
     try:
         async with asyncio.timeout(ARCHIVE_S_MAX):
             await archiver.look()
-    except (PenstockError, OSError) as error:  # A TimeoutError is one.
+    except (PenstockError, OSError) as error:  # OSError includes TimeoutError.
         log.warning("the log was not archived: %s", error)

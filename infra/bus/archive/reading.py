@@ -1,8 +1,8 @@
-"""Reads the archive in front of a stream, for readers that do not know where the stream begins.
+"""Reads the archive before a stream, for readers that do not know where the stream begins.
 
 The archiver announces what it has archived (`LogArchived`) and removes it from the stream no
-sooner than `PURGE_AFTER_S` later. A reader looks for announcements more often, so it reads from the
-archive whatever the stream may lack by then.
+sooner than `PURGE_AFTER_S` later. Readers look for announcements more often than that, so they read
+from the archive whatever the stream may lack by then.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ NUM_INDEXES_MAX = 64
 
 
 class Archive:
-    """The archive of one run, as readers see it.
+    """Read access to the archive of one run.
 
     Args:
         store: Object store of the run.
@@ -49,7 +49,7 @@ class Archive:
         self._indexes: OrderedDict[str, SegmentIndex] = OrderedDict()
 
     async def end(self, stream: Stream) -> int:
-        """Return the last archived sequence of a stream, as of a minute ago at most."""
+        """Return the last archived sequence of a stream, at most a minute old."""
         if stream not in ARCHIVED:
             return 0
         now = asyncio.get_running_loop().time()
@@ -65,7 +65,7 @@ class Archive:
         """Yield the archived events after a sequence, of some types or of all, in order.
 
         Raises:
-            CorruptDataError: A segment is damaged; the text names it.
+            CorruptDataError: A segment is damaged; the error names it.
 
         """
         end = await self.end(stream)
@@ -83,7 +83,7 @@ class Archive:
                     yield event
 
     async def newest(self, stream: Stream, event_type: str, subject: str) -> ArchivedEvent | None:
-        """Return the newest archived event of a subject, or, if it is empty, of a type."""
+        """Return the newest archived event of a subject or, if that is empty, of a type."""
         if not await self.end(stream):
             return None
         for key in reversed(await segment_keys(self._store, stream)):

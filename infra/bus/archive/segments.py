@@ -2,10 +2,10 @@
 
 ```
  archive/<stream>/<first>-<last>-<digest>.log      zstd of entries, each after its length (u32)
- archive/<stream>/<first>-<last>-<digest>.index    what a reader asks before it reads the entries
+ archive/<stream>/<first>-<last>-<digest>.index    what readers check before they read the entries
 ```
-Both have the digest of the `.log` in their names. The index is stored last: with it the segment is
-complete, and a `.log` alone is what a killed archiver left. Sequences are those of the stream.
+Both names have the digest of the `.log`. The index is stored last and completes the segment; a
+`.log` without an index was left by a killed archiver. Sequences are those of the stream.
 """
 
 import struct
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ArchivedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
-    """One stored message, as the stream had it."""
+    """One stored message, unchanged from the stream."""
 
     stream: Stream
     sequence: int
@@ -46,28 +46,28 @@ class ArchivedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What a segment holds, and what it held before its retention ended."""
+    """The content of a segment, and its former content if its retention has ended."""
 
     format: int = FORMAT
     first: int
     last: int
     first_at: float
     last_at: float
-    """When the newest event was stored, unix seconds."""
+    """Unix time at which the newest event was stored."""
     num_bytes: int
     counts: dict[str, int]
-    """Type -> events that were archived, also those that retention has deleted since."""
+    """Type -> number of archived events, including those that retention has deleted."""
     newest: dict[str, int]
-    """Type -> sequence of the newest event that is there."""
+    """Type -> sequence of the newest event that remains."""
     object_keys: list[str]
     """Objects that its events name."""
     subjects: bytes
     """Sorted 64-bit hashes of the subjects."""
     is_reduced: bool = False
-    """Whether only what lineage needs is left."""
+    """Whether only what lineage needs remains."""
 
     def may_hold(self, subject: str) -> bool:
-        """Return whether an event of a subject may be there: false positives are rare."""
+        """Return whether the segment may have an event of a subject; false positives are rare."""
         hashes = array("Q", self.subjects)
         wanted, low, high = subject_hash(subject), 0, len(hashes)
         while low < high:
@@ -89,12 +89,12 @@ class SegmentKey(msgspec.Struct, frozen=True, order=True):
 
 
 def subject_hash(subject: str) -> int:
-    """Return the hash that an index has of a subject."""
+    """Return the hash of a subject in an index."""
     return xxhash.xxh3_64_intdigest(subject.encode())
 
 
 async def segment_keys(store: ObjectStore, stream: Stream) -> list[SegmentKey]:
-    """Return the complete segments of a stream in order, one of each range."""
+    """Return the complete segments of a stream in order, one per range."""
     found: dict[tuple[int, int], SegmentKey] = {}
     for key in await store.keys(f"{ARCHIVE_PREFIX}{stream}/"):
         if key.endswith(".index"):
@@ -115,11 +115,11 @@ async def store_segment(
     """Store events of a stream, in order, as one segment.
 
     Args:
-        store: Where.
-        stream: Whose.
-        events: At least one, unless `before` is given.
-        object_keys: What they name.
-        before: Index of the segment that these events are the rest of.
+        store: Object store.
+        stream: Name of the stream.
+        events: Events; at least one, unless `before` is given.
+        object_keys: Objects that they refer to.
+        before: Index of the segment of which these events remain.
 
     """
     body = b"".join(_entry(each) for each in events)

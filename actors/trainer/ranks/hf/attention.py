@@ -1,14 +1,14 @@
 """Attention over packed trees of sequences, without a mask over all pairs of packed tokens.
 
-Registered once with transformers under `NAME`, for every architecture. A pass has one layout, which
-all its layers read; a piece sees itself and the pieces that it continues:
+Registered once with transformers under `NAME`, for every architecture. Each pass has one layout
+that all layers read. A piece attends to itself and to the pieces that it continues:
 
     CPU                                SDPA by pieces, by blocks of queries where a mask is needed
     CUDA, sequences that share nothing `torch.nn.attention.varlen`
     CUDA, else                         FlexAttention with a mask by blocks
 
-Memory grows with the tokens and, for a piece that continues others, with its keys; never with the
-square of the pack. Shapes: T packed tokens, H heads, D of a head; queries [H, T, D].
+Memory grows with the number of tokens and, for a piece that continues others, with its keys, never
+with the square of the pack. Shapes: T packed tokens, H heads, D of a head; queries [H, T, D].
 """
 
 from collections.abc import Callable, Iterator
@@ -32,11 +32,11 @@ _TILE = 128
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Where the pieces of a pack are, and which of them each piece continues."""
+    """The pieces of a pack, and which pieces each one continues."""
 
     lengths: tuple[int, ...]
     chains: tuple[tuple[int, ...], ...]
-    """Pieces before each piece in its sequence, first to last."""
+    """Preceding pieces of each piece in its sequence, first to last."""
     device: torch.device
 
     @property
@@ -52,13 +52,13 @@ class PackedLayout:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """First position of each piece in its sequence, and the one after its last."""
+        """First position of each piece in its sequence, and the one after its last position."""
         starts = [sum(self.lengths[i] for i in chain) for chain in self.chains]
         return [(s, s + n) for s, n in zip(starts, self.lengths, strict=True)]
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """int64 [T], of each token in its sequence; on the device."""
+        """Position of each token in its sequence, int64 [T] on the device."""
         parts = [torch.arange(*span) for span in self.spans]
         return torch.cat(parts).to(self.device)
 
@@ -69,7 +69,7 @@ class PackedLayout:
 
     @cached_property
     def ends(self) -> torch.Tensor:
-        """int64 [T], one past the last token that sees each token; on the device.
+        """For each token, one past the last token that attends to it, int64 [T] on the device.
 
         Raises:
             ValueError: A piece is not directly followed by all that continue it.
@@ -90,23 +90,23 @@ class PackedLayout:
 
     @cached_property
     def block_masks(self) -> dict[int | None, BlockMask]:
-        """Made by `block_mask`, by window."""
+        """Results of `block_mask`, by window."""
         return {}
 
 
 class Scores(NamedTuple):
-    """What an architecture does to its scores."""
+    """Modifications of the attention scores by an architecture."""
 
     scale: float | None
     window: int | None = None
-    """Tokens that each token sees, itself included."""
+    """Tokens that each token attends to, including itself."""
     softcap: float | None = None
     sinks: torch.Tensor | None = None
-    """[H], logits that take a share of the attention and give nothing."""
+    """Attention sinks [H]: logits that take a share of the attention and contribute nothing."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether SDPA computes them."""
+        """Whether SDPA supports them."""
         return self.softcap is None and self.sinks is None
 
 
@@ -117,7 +117,7 @@ class Layouts:
 
 
 def watch(model: nn.Module) -> Layouts:
-    """Have the attention of a model read the layout that the returned object holds."""
+    """Make the attention of a model read its layout from the returned object."""
     layouts = Layouts()
     for module in model.modules():
         module.__dict__["packed_layouts"] = layouts
@@ -137,17 +137,17 @@ def packed_attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute what transformers asks of an attention function.
+    """Compute attention, as transformers calls it.
 
     Args:
-        module: of the model that `watch` was called with.
-        query: [B, H, S, D], whose rows of S tokens are the layout's T one after the other.
+        module: Attention module of the model passed to `watch`.
+        query: [B, H, S, D]; its rows of S tokens are the layout's T tokens in order.
         key: [B, H', S, D], H a multiple of H'.
         value: [B, H', S, D'].
         attention_mask: None.
-        scaling: of the scores.
-        sliding_window: tokens that each token sees.
-        softcap: bound of the scores, by tanh.
+        scaling: Factor of the scores.
+        sliding_window: Tokens that each token attends to.
+        softcap: Bound on the scores, applied by tanh.
         s_aux: [H] sinks.
 
     Returns:
@@ -160,7 +160,7 @@ def packed_attention(  # noqa: PLR0913, PLR0917 - transformers' signature
     q, k, v = (each.transpose(0, 1).flatten(1, 2) for each in (query, key, value))
     scores = Scores(scaling, sliding_window, softcap, s_aux)
     if q.shape[-1] != v.shape[-1] and (scores.is_plain or q.is_cuda):
-        # Fused kernels want one width for all three.
+        # Fused kernels require the same width for all three.
         v = F.pad(v, (0, width - v.shape[-1]))
     attend = _by_pieces if not q.is_cuda else _varlen if _is_varlen(layout, scores) else _flex
     out = attend(q, k, v, layout, scores)[..., : value.shape[-1]]
@@ -212,7 +212,7 @@ def _blocks(
         part = (query[:, start:stop], key[:, low : first + stop], value[:, low : first + stop])
         if scores.is_plain:
             yield _sdpa(*part, mask, scores.scale)
-        else:  # Computed again in the backward pass: no block's scores outlive it.
+        else:  # Recomputed in the backward pass, so no block's scores are kept.
             yield checkpoint(_explicit, *part, mask, scores, use_reentrant=False)
 
 
@@ -223,7 +223,7 @@ def _sdpa(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    # With a batch dimension: without one, the CPU takes the way that stores all scores.
+    # With a batch dimension, since without one the CPU uses the path that stores all scores.
     return F.scaled_dot_product_attention(
         query[None], key[None], value[None], mask, is_causal=mask is None, scale=scale
     )[0]
@@ -311,7 +311,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def block_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    """Return which tiles of 128 x 128 tokens see each other, without any larger mask."""
+    """Return which tiles of 128 x 128 tokens attend to each other, without a larger mask."""
     if window in layout.block_masks:
         return layout.block_masks[window]
     ends, positions = layout.ends, layout.positions
@@ -341,6 +341,6 @@ def block_mask(layout: PackedLayout, window: int | None) -> BlockMask:
 
 
 def _listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bool [N, N] -> how many tiles each row has, and which, as FlexAttention wants them."""
+    """Bool [N, N] -> number and indices of the tiles of each row, as FlexAttention expects them."""
     order = tiles.int().argsort(dim=1, descending=True, stable=True)
     return tiles.sum(1).int()[None, None], order.int()[None, None]

@@ -1,8 +1,8 @@
-"""Checks of a model before it is trained: what is computed, and what is published, by name.
+"""Checks of a model before training: its log-probabilities, and the names of its published tensors.
 
-An architecture that nobody has tried may see its tokens in another way than by pieces, bound its
-logits, or keep a state. Instead of a list of what works, each model computes a few tokens twice: as
-transformers does, one sequence after the other, and as a rank does, in a packed tree.
+An untested architecture may attend differently, bound its logits, or keep a state. Instead of
+listing what works, each model computes a few tokens twice: as transformers does, one sequence at a
+time, and as a rank does, in a packed tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _SHARE_MAX = 0.1
 
 @torch.no_grad()
 def reference_logprobs(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
-    """Return what transformers' own attention gives the check's tokens, [N, V], float32."""
+    """Return transformers' own log-probabilities of the check's tokens, float32 [N, V]."""
     pieces = _tokens(model.config.vocab_size).split(_LENGTHS)
     model.set_attn_implementation("eager")
     found = []
@@ -39,10 +39,10 @@ def reference_logprobs(model: PreTrainedModel, device: torch.device) -> torch.Te
 
 @torch.no_grad()
 def check_policy(policy: Policy, expected: torch.Tensor, model_type: str) -> None:
-    """Check that a policy gives its tokens what `reference_logprobs` returned.
+    """Check that a policy computes what `reference_logprobs` returned.
 
     Raises:
-        ModelFormatError: It does not; the text names the architecture.
+        ModelFormatError: It does not; the error names the architecture.
 
     """
     ids = _tokens(policy.config.vocab_size).to(policy.device)
@@ -64,10 +64,10 @@ def check_policy(policy: Policy, expected: torch.Tensor, model_type: str) -> Non
 def check_names(
     published: Mapping[str, Sequence[int]], stored: Mapping[str, Sequence[int]], model_type: str
 ) -> None:
-    """Check that all tensors that are published are the folder's; it may have more, such as MTP's.
+    """Check that the folder has all published tensors; it may have more, such as MTP's.
 
     Raises:
-        ModelFormatError: Some are not; the text names them.
+        ModelFormatError: Some are missing; the error names them.
 
     """
     missing = [n for n, shape in published.items() if list(stored.get(n, ())) != list(shape)]
