@@ -138,7 +138,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     targets: Annotated[tuple[_Target, ...], msgspec.Meta(min_length=1, max_length=64)] = (
         ADAPTER_TARGETS
     )
-    """Last names of the modules that are adapted, in every layer."""
+    """Last names of the modules that are adapted, in every layer; by default all of a dense model,
+    and those of attention where there are experts."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""

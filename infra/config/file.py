@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.policy.config import ADAPTER_TARGETS, PolicyConfig
 from penstock.actors.relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
@@ -167,7 +168,7 @@ def _parse_value(text: str) -> Any:
 
 _TABLES = (
     *("trainer", "pacer", "prepare", "sandbox_host", "rollout_worker", "judge", "relay"),
-    *("model", "generator", "gateway", "evaluator"),
+    *("model", "policy", "generator", "gateway", "evaluator"),
 )
 
 
@@ -198,8 +199,11 @@ def _derive(data: Table) -> None:
         midtrain = data.setdefault("trainer", {}).setdefault("midtrain", {})
         if _is_table(midtrain):
             midtrain.setdefault("num_tokens", 0)
-    if trainer.get("adapter") is not None:
-        data.setdefault("policy", {}).setdefault("adapter", trainer["adapter"])
+    if _is_table(adapter := trainer.get("adapter")):
+        policy = data.setdefault("policy", {})
+        if policy.get("num_experts", PolicyConfig().num_experts):
+            adapter.setdefault("targets", list(ADAPTER_TARGETS[:4]))
+        policy.setdefault("adapter", adapter)
     context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
     data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
     if _num_gateways(data.get("processes", {})) > 1:

@@ -52,7 +52,9 @@ def _fill(table: Table, values: Table, name: str, file: Path) -> None:
     """Set what a file says, which the table must not contradict."""
     for key, value in values.items():
         found = table.setdefault(key, value)
-        if (tuple(found) if isinstance(found, list) else found) != value:
+        # Names of modules have no order.
+        same = tuple(sorted(map(str, found))) if isinstance(found, list) else found
+        if same != value:
             text = f"expected {value!r}, as {file} says, got {found!r}"
             raise ConfigError(f"{name}.{key}: {text}; leave it out")
 

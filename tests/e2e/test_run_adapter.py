@@ -1,64 +1,108 @@
-"""Whole runs with LoRA: trained, published as small deltas, sampled, replayed, taken elsewhere."""
+"""Whole runs with LoRA, as docs/lora.md prints them: trained, published, replayed, exported."""
 
 import json
 import shutil
+import subprocess
+import tomllib
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
-from tests.e2e.test_run_outside_model import STEPS, difference, exported, run_from
+from tests.docs.commands import ROOT, blocks, commands
+from tests.e2e.test_run_outside_model import STEPS, config_from, difference
 from tests.outside_model import write_model
 
 from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.policy.probe import NUM_PROMPTS
 
-from .launched import penstock
+from .launched import PENSTOCK, penstock
 
 pytest.importorskip("transformers")
 pytest.importorskip("renderers")
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
 ]
+PAGE = ROOT / "docs/lora.md"
 SIZES = {"sequence_tokens": 512, "batch_tokens": 2048, "pass_tokens": 1024}
 MIDTRAIN = {"num_tokens": 8_000, "report_steps": 1, "learning_rate": 0.01} | SIZES
 # Random weights solve nothing: no advantage, but the entropy has a gradient.
 LOSS = {"entropy_bonus": 1.0}
 
 
-def versions(launched):
-    shown = penstock(launched.runs, "log", "cat", "r1", "--type", "WeightsPublished")
-    return [json.loads(line) for line in shown.stdout.splitlines()]
-
-
-def adapter_of(launched, folder, *chosen):
-    """A version's adapter as a folder of PEFT has it."""
-    done = penstock(launched.runs, "export", "r1", "--format", "peft", "-o", str(folder), *chosen)
-    assert done.returncode == 0, done.stderr
-    return load_file(folder / "adapter_model.safetensors")
-
-
-def test_adapters_train_in_every_phase_and_start_another_run(tmp_path):
-    model, texts = tmp_path / "model", tmp_path / "texts"
-    write_model(model, dense=True)
+def write_config(folder):
+    """The tiny configuration with the page's tables, as `my.toml`."""
+    texts = folder / "texts"
     texts.mkdir()
     shutil.copy(__file__, texts)
-    launched = run_from(
-        tmp_path,
-        model,
-        adapter={"rank": 2, "alpha": 4.0},
+    write_model(folder / "model", dense=True)
+    [text] = [content for _, language, content in blocks(PAGE) if language == "toml"]
+    table = tomllib.loads(text)
+    assert table["model"] == {"checkpoint": "DIR"}
+    config = config_from(
+        folder,
+        folder / "model",
         model={"corpora": [{"path": str(texts)}]},
         midtrain=MIDTRAIN,
         loss=LOSS,
+        **table["trainer"],
     )
-    tuned = launched.summary["midtrain"]
+    config.rename(folder / "my.toml")
+
+
+def follow(folder, monkeypatch):
+    """Execute the page's commands as printed."""
+    monkeypatch.chdir(folder)
+    printed = [each for each in commands() if each.page == "docs/lora.md"]
+    assert len(printed) == 4
+    for command in printed:
+        if "further" in command.words:
+            leave_out_midtraining(folder / "my.toml")
+        done = subprocess.run(
+            [*PENSTOCK, *command.words[1:]],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, command.name + done.stdout + done.stderr
+
+
+def leave_out_midtraining(path):
+    config = tomllib.loads(path.read_text())
+    del config["model"]["corpora"], config["trainer"]["midtrain"]
+    path.write_text(tomli_w.dumps(config))
+
+
+def check_sound(run):
+    found = json.loads((run / "summary.json").read_text())
+    assert found["rl"]["steps"] == found["replay"]["steps_compared"] == STEPS
+    assert found["ledger"]["balanced"] is True
+    assert found["replay"]["identical"] is True
+    assert found["sync"]["full_uploads_after_v0"] == 0
+    return found
+
+
+def versions(runs, name):
+    shown = penstock(runs, "log", "cat", name, "--type", "WeightsPublished")
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def test_the_page_is_right(tmp_path, monkeypatch):
+    write_config(tmp_path)
+    follow(tmp_path, monkeypatch)
+    runs = tmp_path / "runs"
+    tuned = check_sound(runs / "tuned")["midtrain"]
     assert tuned["loss_last"] < tuned["loss_first"]
-    first, *later = versions(launched)
+    check_sound(runs / "further")
+    first, *later = versions(runs, "tuned")
     assert len(later) == STEPS
-    num_base = sum(torch.Size(shape).numel() for shape in shapes_of(model).values())
+    shapes = tensor_shapes(read_hf_config(tmp_path / "model"))
+    num_base = sum(torch.Size(shape).numel() for shape in shapes.values())
     for version in later:
         assert version["kind"] == "delta"
         assert 0 < version["num_changed"] <= first["num_params"] - num_base
@@ -66,19 +110,17 @@ def test_adapters_train_in_every_phase_and_start_another_run(tmp_path):
     assert adapted != base, "mid-training gave the adapter an effect"
     assert later[-1]["probe"][NUM_PROMPTS:] == base, "the base stays as it is"
     assert later[-1]["probe"][:NUM_PROMPTS] != adapted
-    # Merged, transformers computes what ours does; the adapter alone goes into another run.
-    merged = exported(launched, tmp_path / "out")
-    assert difference(merged, "Qwen3ForCausalLM") < 1e-4
-    folder = tmp_path / "peft"
-    trained = adapter_of(launched, folder)
-    again = tmp_path / "again"
-    again.mkdir()
-    second = run_from(again, model, model={"adapter": str(folder)}, loss=LOSS)
-    taken = adapter_of(second, again / "v0", "--version", "0")
-    assert taken.keys() == trained.keys()
-    assert all(torch.equal(value, taken[name]) for name, value in trained.items())
-    assert versions(second)[0]["probe"][NUM_PROMPTS:] == pytest.approx(base, abs=1e-6)
-
-
-def shapes_of(model):
-    return tensor_shapes(read_hf_config(model))
+    assert difference(tmp_path / "MERGED", "Qwen3ForCausalLM") < 1e-4
+    # The further run's version 0 is the adapter that the first one ended with.
+    taken = tmp_path / "taken"
+    done = penstock(
+        runs, "export", "further", "--version", "0", "--format", "peft", "-o", str(taken)
+    )
+    assert done.returncode == 0, done.stderr
+    trained, found = (
+        load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "ADAPTER", taken)
+    )
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(value, found[name]) for name, value in trained.items())
+    started = versions(runs, "further")[0]["probe"]
+    assert started == pytest.approx(later[-1]["probe"], abs=1e-6)
