@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def check_target(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Generator[Path]:
     """Yield an unfinished folder that gets its name, new or an empty one's, at the block's end.
 
     Raises:

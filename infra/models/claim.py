@@ -53,7 +53,8 @@ def _fill(table: Table, values: Table, name: str, file: Path) -> None:
     for key, value in values.items():
         found = table.setdefault(key, value)
         # Names of modules have no order.
-        same = tuple(sorted(map(str, found))) if isinstance(found, list) else found
+        is_list = isinstance(found, list)
+        same = tuple(sorted(map(str, cast("list[object]", found)))) if is_list else found
         if same != value:
             text = f"expected {value!r}, as {file} says, got {found!r}"
             raise ConfigError(f"{name}.{key}: {text}; leave it out")

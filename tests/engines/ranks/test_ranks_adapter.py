@@ -10,6 +10,7 @@ from tests.numerics.adapter_steps import NUM_STEPS, OPTIMIZER, SHAPE
 
 from penstock.actors.policy.checkpoint import save_checkpoint
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.probe import NUM_PROMPTS
 
 KINDS = ("smollm2", "qwen3", "gemma2")
 ADAPTER = {"adapter": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}}
@@ -66,6 +67,8 @@ def test_steps_change_adapters_which_are_published_with_the_base(name, found):
     assert len({step["weights"] for step in seen["steps"]}) == 2
     assert seen["published"] == seen["whole"]
     assert len(set(seen["published"])) == 3
+    assert len(seen["probe"]) == 2 * NUM_PROMPTS
+    assert seen["probe"][:NUM_PROMPTS] != seen["probe"][NUM_PROMPTS:], "the adapter acts"
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "-rl-" not in name])

@@ -39,6 +39,7 @@ from penstock.actors.policy.adapter import merge
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
+from penstock.actors.policy.probe import probe_policy
 from penstock.actors.relay.core.flat_snapshot import tensor_table
 from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.publish.rank_committer import Committer
@@ -212,6 +213,9 @@ def train(spec, world) -> None:
     if place is not None and spec["steps"]:
         asyncio.run(save(place, learner, result, spec["steps"], world))
     found["logits"] = logits(learner)
+    if config.adapter:
+        with torch.no_grad(), learner.published_weights():
+            found["probe"] = probe_policy(learner.policy)
     if world.rank == 0:
         Path(spec["out"]).write_text(json.dumps(found))
 

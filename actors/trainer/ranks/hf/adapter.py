@@ -37,8 +37,9 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int, folder
         ModelFormatError: A target is no matrix of this model, or the folder's adapters are others.
 
     """
-    from peft import LoraConfig  # Only here: it takes a second, and most runs have no adapter.
-    from peft.functional import inject_adapter_in_model
+    # Only here: it takes a second, and most runs have no adapter.
+    from peft import LoraConfig  # pyright: ignore[reportMissingImports]
+    from peft.functional import inject_adapter_in_model  # pyright: ignore[reportMissingImports]
 
     _check_targets(model, config.targets)
     model.requires_grad_(False)
@@ -55,7 +56,8 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int, folder
 def set_adapter_scale(model: PreTrainedModel, scale: float) -> None:
     """Set the factor of all adapters' products; 0 leaves the base alone."""
     for module in model.modules():
-        if scaling := getattr(module, "scaling", None):
+        # Attention has a number of this name.
+        if isinstance(scaling := getattr(module, "scaling", None), dict):
             scaling[_NAME] = scale
 
 
