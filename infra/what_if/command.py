@@ -104,6 +104,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     trainer = dict(data.get("trainer", {}))
     trainer |= {"steps_max": 0, "midtrain": {**trainer.get("midtrain", {}), "num_tokens": 0}}
     trainer["midtrain"].pop("seconds", None)
+    trainer.pop("adapter", None)  # The model has it merged.
     data["trainer"] = trainer
     data["pacer"] = {**data.get("pacer", {}), "steps_max": 0}
     # Port 0: the original run may still be serving.
