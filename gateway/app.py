@@ -164,7 +164,7 @@ def _outer(services: Services) -> Middleware:
             log.debug("%s: the client closed the connection", name)
             response = web.Response(status=499)
         except (ApiError, PenstockError, web.HTTPException, web.RequestPayloadError) as error:
-            api_error = _as_api_error(error)
+            api_error = _as_api_error(error, request)
             _log_refusal(name, request, api_error)
             response = error_response(api_error, request.path)
         except Exception:
@@ -199,11 +199,15 @@ def _prefix(path: str) -> str:
     return ROUTES[path][1] if path in ROUTES else "req"
 
 
-def _as_api_error(error: Exception) -> ApiError:
+def _as_api_error(error: Exception, request: web.Request) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError(413, "body_too_large", "the body is larger than this gateway accepts")
+    if isinstance(error, web.HTTPNotFound):
+        served = ", ".join(ROUTES)
+        text = f"no route {request.method} {request.path[:100]}; models are asked by POST {served}"
+        return ApiError(404, "unknown_route", text)
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
     if isinstance(error, web.RequestPayloadError):

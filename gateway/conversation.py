@@ -22,6 +22,8 @@ NUM_STOPS_MAX = 16
 NUM_STOP_IDS_MAX = 1024
 NUM_BIASES_MAX = 1024
 STOP_CHARS_MAX = 256
+INSTRUCTIONS = "instructions"
+"""Place of the message made from the field `instructions` of a Responses body."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +158,10 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     session_id: str = ""
     """Session id from the body; a header takes precedence."""
+    continues: str = ""
+    """Id of the response whose conversation this request continues; empty for none."""
+    keeps_response: bool = False
+    """Whether a later request may continue after the reply by its id."""
 
     @property
     def offered(self) -> Mapping[str, Tool]:

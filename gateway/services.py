@@ -19,6 +19,7 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.kept_responses import KeptResponses
 from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.exchange.recorder import Recorder
 from penstock.gateway.exchange.sessions import Sessions, Thread
@@ -234,6 +235,7 @@ class Services:
         self.sessions = Sessions()
         self.summary = summary
         self.summaries = Summaries()
+        self.responses = KeptResponses()
         self.index = RequestIndex()
         self.signals = by_name(signals)
         self.fates = FeedbackFates()
@@ -287,6 +289,7 @@ class Services:
         self.planner.memory.forget((tenant, user))
         self.sessions.forget((tenant, user))
         self.summaries.forget((tenant, user))
+        self.responses.forget((tenant, user))
         self.index.forget(tenant, user)
 
     def admit_viewer(self, request: web.Request) -> None:

@@ -294,6 +294,8 @@ class Exchange:
         if kind is not None and not choice.index and not choice.starts_segment:
             services.metrics.prefixes.labels(kind).inc()
         services.sessions.remember(thread, choice.text, choice.sent_calls, now)
+        if self._conversation.keeps_response:
+            services.responses.put(thread.owner, self._conversation, choice, now)
         return chain
 
     def _log_end(self) -> None:

@@ -98,6 +98,9 @@ async def _answer(
     conversation = parsed.conversation
     may_store = consent_of(key, conversation.store, conversation.metadata).storage
     user = services.pseudonyms.user(key, conversation.user)
+    now = services.ctx.monotonic()
+    conversation = services.responses.extended((key.tenant, user), conversation, now)
+    parsed = parsed._replace(conversation=conversation)
     with hold_places(services, conversation.num_choices):
         # Before any work: an erasure from now on covers the request.
         erasures = await services.num_erasures(key.tenant, user) if may_store else 0

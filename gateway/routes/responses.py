@@ -1,8 +1,8 @@
 """`POST /v1/responses`: OpenAI's Responses body and its responses.
 
-The gateway keeps no state between responses: a client sends the whole input, as Codex and the
-Agents SDK do, and fields such as `previous_response_id` are refused by name. Responses are
-`response` objects, or a stream of the events that build one.
+A client sends the whole input, as Codex and the Agents SDK do, or continues a recent response by
+`previous_response_id`. Fields for other stored state, such as `conversation`, are refused by name.
+Responses are `response` objects, or a stream of the events that build one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.actors.policy.chat.format import Role
 from penstock.gateway.conversation import (
+    INSTRUCTIONS,
     NUM_MESSAGES_MAX,
     NUM_TOOLS_MAX,
     Call,
@@ -210,7 +211,7 @@ class ResponsesReplyWriter:
             "model": asked.model,
             "output": list(self._items),
             "parallel_tool_calls": asked.allows_parallel_calls,
-            "previous_response_id": None,
+            "previous_response_id": asked.continues or None,
             "reasoning": {"effort": None, "summary": None},
             "store": asked.store,
             "temperature": 1.0 if wishes.temperature is None else wishes.temperature,
@@ -326,10 +327,9 @@ def read_responses(body: bytes) -> ParsedRequest:
 
     """
     read, ignored = read_body(body, ResponsesBody)
-    for name in ("previous_response_id", "conversation", "prompt", "background"):
+    for name in ("conversation", "prompt", "background"):
         if getattr(read, name):
-            text = "the service keeps no state between responses; send the whole input instead"
-            raise invalid(text, name)
+            raise invalid("not supported: send the whole input, or previous_response_id", name)
     given = read.input
     items = [ResponsesItem(role="user", content=given)] if isinstance(given, str) else given
     if not 0 < len(items) <= NUM_MESSAGES_MAX:
@@ -352,13 +352,15 @@ def read_responses(body: bytes) -> ParsedRequest:
         session_id=client_user(user).session,
         store=read.store,
         metadata=read.metadata,
+        continues=read.previous_response_id,
+        keeps_response=read.store,
     )
     writer = partial(ResponsesReplyWriter, tools=tools, instructions=read.instructions)
     return ParsedRequest(conversation, writer, [*ignored, *tools.left_out])
 
 
 def _instructions(text: str) -> list[RequestMessage]:
-    return [RequestMessage(role=Role.SYSTEM, text=text, place="instructions")] if text else []
+    return [RequestMessage(role=Role.SYSTEM, text=text, place=INSTRUCTIONS)] if text else []
 
 
 def _messages(items: Sequence[ResponsesItem]) -> list[RequestMessage]:

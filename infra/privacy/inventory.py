@@ -74,7 +74,7 @@ PLACES = (
     ),
     DataPlace(
         name="gateways' memory",
-        where="sessions, summaries, ids of replies, keys",
+        where="sessions, summaries, responses that may be continued, ids of replies, keys",
         form="plain",
         erasure="forgotten when `ErasureRequested` and `UserErased` are read",
         deadline=f"at once; without any erasure {SESSION_S_MAX / 3600:.0f} h or the table's bound",

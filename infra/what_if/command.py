@@ -29,7 +29,7 @@ from penstock.infra.config.file import load_config, read_toml
 from penstock.infra.config.former_names import with_present_prepare
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
-from penstock.infra.output import print_result, write_to
+from penstock.infra.output import print_line, print_result, write_to
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log, open_vault
 from penstock.infra.what_if.settings import read_question, reward_function
@@ -78,7 +78,11 @@ async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted
     write_atomic(config, tomli_w.dumps(data).encode())
     command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(folder), "run",
                "--config", str(config), "--run-id", RUN_ID, "--no-replay"]  # fmt: skip
-    process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
+    output = folder / "evaluation.log"
+    # Not shown: the summary of a run without steps would be taken for the answer.
+    with output.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    print_line(f"evaluating the new weights on held-out tasks; output in {output}", file=sys.stderr)
     wall_s_max = load_config(config).run.wall_s_max + STOPPING_S_MAX
     try:
         code = await asyncio.wait_for(process.wait(), wall_s_max)
@@ -87,7 +91,7 @@ async def evaluate(run: RunDir, model: Path, folder: Path) -> list[EvalCompleted
             process.terminate()  # Not `kill`: the launcher has to stop its actors.
         raise
     if code:
-        raise EvaluationFailedError(f"the evaluation in {folder / RUN_ID} ended with code {code}")
+        raise EvaluationFailedError(f"the evaluation ended with code {code}; see {output}")
     async with open_log(RunDir(folder / RUN_ID), "replay") as bus:
         return await evaluations(bus)
 

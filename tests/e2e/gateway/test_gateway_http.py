@@ -135,6 +135,15 @@ async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http)
         assert reply.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/batches", "/v1/x"])
+async def test_a_route_that_is_not_here_is_refused_with_those_that_are(http, path):
+    reply = await http.post(path, json={"model": "policy", "input": "x"}, headers=bearer())
+    error = (await reply.json())["error"]
+    assert (reply.status, error["code"]) == (404, "unknown_route")
+    assert path in error["message"]
+    assert "/v1/chat/completions" in error["message"]
+
+
 async def test_a_key_s_rate_is_limited_and_said_in_headers(site, http):
     for _ in range(2):
         site.will_reply(site.chat.render_turn("ok"))

@@ -96,7 +96,48 @@ async def test_custom_tools_take_a_text_and_those_of_a_service_are_left_out(site
     (item,) = raw.parse().output
     assert (item.type, item.input) == ("custom_tool_call", "*** Begin")
     with pytest.raises(openai.BadRequestError, match="whole input"):
-        await client.responses.create(model="policy", input="x", previous_response_id="r")
+        await client.responses.create(model="policy", input="x", conversation="c")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_continued_by_its_id(site, client, stream):
+    first = site.chat.render_turn("Look: café", [CALL])
+    site.will_reply(first)
+    asked = {"model": "policy", "tools": [FUNCTION]}
+    begun = await client.responses.create(input="Fix add.", instructions="Be brief.", **asked)
+    call = begun.output[-1]
+    site.will_reply(site.chat.render_turn("done"))
+    output = [{"type": "function_call_output", "call_id": call.call_id, "output": "x = 1"}]
+    again = client.responses.create(
+        input=output, previous_response_id=begun.id, stream=stream, **asked
+    )
+    if stream:
+        again = [event async for event in await again][-1].response
+    else:
+        again = await again
+    assert (again.output_text, again.previous_response_id) == ("done", begun.id)
+    # The context has the first turn exactly as it was sampled, without its instructions.
+    whole = [{"role": "user", "content": "Fix add."}, *(one.model_dump() for one in begun.output)]
+    site.will_reply(site.chat.render_turn("done"))
+    await client.responses.create(input=[*whole, *output], **asked)
+    contexts = [ints(one.token_ids) for one in site.generator.asked]
+    assert contexts[1] == contexts[2]
+    site.will_reply(site.chat.render_turn("bye"))
+    last = await client.responses.create(input="More.", previous_response_id=again.id, **asked)
+    assert last.output_text == "bye"
+    assert ints(site.generator.asked[3].token_ids)[: len(contexts[1])] == contexts[1]
+
+
+async def test_a_response_is_not_continued_unless_it_is_kept(site, client):
+    asked = {"model": "policy", "input": "x"}
+    site.will_reply(site.chat.render_turn("a"))
+    unkept = await client.responses.create(store=False, **asked)
+    site.will_reply(site.chat.render_turn("b"))
+    of_other = await client.responses.create(user="someone", **asked)
+    for name in (unkept.id, of_other.id, "resp_unknown"):
+        with pytest.raises(openai.NotFoundError) as found:
+            await client.responses.create(previous_response_id=name, **asked)
+        assert found.value.code == "previous_response_not_found"
 
 
 async def test_a_response_that_breaks_off_says_so(site, client):

@@ -60,7 +60,7 @@ class Service:
             return dict(answer.headers), json.loads(answer.read())
 
     def ask(self, text: str = "hello", **headers: str) -> tuple[int, str]:
-        """Ask until a generator answers; return the version and the request's id."""
+        """Ask until a generator answers; return version (-1: not named) and request id."""
         deadline = time.monotonic() + WAIT_S
         body = {"model": "policy", "messages": [{"role": "user", "content": text}]}
         while True:
@@ -68,7 +68,7 @@ class Service:
                 found, reply = self.post(
                     "/v1/chat/completions", body | {"max_tokens": 8}, **headers
                 )
-                return int(found["x-policy-version"]), reply["id"]
+                return int(found.get("x-policy-version", -1)), reply["id"]
             except urllib.error.HTTPError as error:
                 assert error.code == 503, error.read()
                 assert time.monotonic() < deadline, self.output
