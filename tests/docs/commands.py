@@ -33,7 +33,7 @@ SLOW = (
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
 ADAPTED = ("penstock export tuned",)
-"""Executed by tests/e2e/test_run_adapter.py, which follows docs/lora.md."""
+"""Executed by tests/e2e/corpora/test_run_adapter.py, which follows docs/lora.md."""
 JUDGES = ("penstock judge calibrate", "penstock judge audit")
 """Executed there with a judge that answers."""
 SERVED = (

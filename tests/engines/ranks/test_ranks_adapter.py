@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.engines.ranks import test_ranks_models
 from tests.engines.ranks.test_ranks_models import command, finish, free_port
-from tests.numerics.adapter_steps import NUM_STEPS, OPTIMIZER, SHAPE
+from tests.numerics.adapters.adapter_steps import NUM_STEPS, OPTIMIZER, SHAPE
 
 from penstock.actors.policy.checkpoint import save_checkpoint
 from penstock.actors.policy.model import Policy

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.engines.ranks.batches import manifest, rollouts
-from tests.numerics.adapter_steps import (
+from tests.numerics.adapters.adapter_steps import (
     ADAPTER,
     OPTIMIZER,
     freeze_identity,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from tests.numerics.adapter_steps import (
+from tests.numerics.adapters.adapter_steps import (
     ADAPTED,
     ADAPTER,
     IDS,

@@ -1,6 +1,6 @@
 """What a step of a folder's model takes by full training and by adapters, one line of JSON each.
 
-python -m tests.numerics.adapter_speed FOLDER [RANK...]     by default full, 16 and 32
+python -m tests.numerics.adapters.adapter_speed FOLDER [RANK...]     by default full, 16 and 32
 """
 
 import json

@@ -10,14 +10,13 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 from tests.docs.commands import ROOT, blocks, commands
+from tests.e2e.launched import PENSTOCK, penstock
 from tests.e2e.test_run_outside_model import STEPS, config_from, difference
 from tests.outside_model import write_model
 
 from penstock.actors.policy.checkpoint import tensor_shapes
 from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.policy.probe import NUM_PROMPTS
-
-from .launched import PENSTOCK, penstock
 
 pytest.importorskip("transformers")
 pytest.importorskip("renderers")
