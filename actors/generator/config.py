@@ -25,6 +25,8 @@ _ON_GPUS = {
     "batch_invariant": False,
 }
 """Settings of vLLM that a CPU does not have, and the values that they must have there."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Bounds of an adapter's rank that vLLM can be started with."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -63,7 +63,8 @@ def tasks(seed: int) -> Iterator[penstock.TaskCandidate]:
             task=penstock.Task(
                 task_id=task_id,
                 category=kind,
-                split=penstock.Split.HELDOUT if number % 4 == 0 else penstock.Split.TRAIN,
+                # Of each kind one in four.
+                split=(penstock.Split.TRAIN, penstock.Split.HELDOUT)[number // len(KINDS) % 4 == 0],
                 instruction=instruction,
                 files={"README.md": "An empty project.\n"},
                 limits=LIMITS,

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.policy.config import ADAPTER_TARGETS, PolicyConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.engines.config import NUM_RANKS_MAX, RanksConfig
 from penstock.envs.backends import backend_class, backends
@@ -166,7 +167,7 @@ def _parse_value(text: str) -> Any:
 
 _TABLES = (
     *("trainer", "pacer", "prepare", "sandbox_host", "rollout_worker", "judge"),
-    *("model", "generator", "gateway", "evaluator"),
+    *("model", "policy", "generator", "gateway", "evaluator"),
 )
 
 
@@ -197,6 +198,11 @@ def _derive(data: Table) -> None:
         midtrain = data.setdefault("trainer", {}).setdefault("midtrain", {})
         if _is_table(midtrain):
             midtrain.setdefault("num_tokens", 0)
+    if _is_table(adapter := trainer.get("adapter")):
+        policy = data.setdefault("policy", {})
+        if policy.get("num_experts", PolicyConfig().num_experts):
+            adapter.setdefault("targets", list(ADAPTER_TARGETS[:4]))
+        policy.setdefault("adapter", adapter)
     context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
     data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
     if _num_gateways(data.get("processes", {})) > 1:

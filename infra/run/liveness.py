@@ -19,7 +19,9 @@ from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.rpc import Ack
 from penstock.messages.telemetry import ActorReported
 
-LAUNCHER, TRAINER = "launcher", "trainer"
+# Each by itself: permissions on the bus are derived from these lines.
+LAUNCHER = "launcher"
+TRAINER = "trainer"
 ANSWER_S = 3.0
 START_S_MAX = 600.0
 """Longest wait in seconds of a process for its run to start."""

@@ -108,6 +108,7 @@ def evaluation_tables(tables: dict[str, Any], model: Path) -> dict[str, Any]:
     trainer = dict(data.get("trainer", {}))
     trainer |= {"steps_max": 0, "midtrain": {**trainer.get("midtrain", {}), "num_tokens": 0}}
     trainer["midtrain"].pop("seconds", None)
+    trainer.pop("adapter", None)  # The model has it merged.
     data["trainer"] = trainer
     data["pacer"] = {**data.get("pacer", {}), "steps_max": 0}
     # Port 0: the original run may still be serving.
@@ -231,7 +232,9 @@ async def ask(
         tokenizer = await tokenizer_files(run.store(), config.policy.max_position_embeddings)
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
     text = config_json(config.policy, **tokenizer.special_ids)
-    await asyncio.to_thread(write_model, folder / "model", text, tensors, tokenizer)
+    await asyncio.to_thread(
+        write_model, folder / "model", text, tensors, tokenizer, config.policy.adapter
+    )
     version = int(steps[-1]["step"]) if steps else 0
     return {
         "run_id": run.run_id,

@@ -39,13 +39,17 @@ DEADLINE_S = 120.0
 NUM_STEPS = 4
 
 
+def set_fields(settings):
+    """TOML has no null."""
+    return {n: v for n, v in msgspec.structs.asdict(settings).items() if v is not None}
+
+
 def run_folder(path, world):
     run = RunDir(path / "run-1")
     run.path.mkdir()
-    trainer = msgspec.structs.asdict(world.config)
     tables = {
-        "trainer": {name: value for name, value in trainer.items() if value is not None},
-        "policy": world.policy,
+        "trainer": set_fields(world.config),
+        "policy": set_fields(world.policy),
         "pacer": {"groups_per_batch": 2, "staleness_max": 20, "steps_max": NUM_STEPS},
         "regions": [{"name": "west", "serves": ["train", "eval", "live"]}],
         "processes": {"trainer": ["trainer"]},

@@ -32,6 +32,8 @@ SLOW = (
     *("penstock mismatch latest", "penstock run --resume"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
+ADAPTED = ("penstock export tuned",)
+"""Executed by tests/e2e/corpora/test_run_adapter.py, which follows docs/lora.md."""
 JUDGES = ("penstock judge calibrate", "penstock judge audit")
 """Executed there with a judge that answers."""
 SERVED = (
@@ -53,7 +55,7 @@ IN_MACHINES = (
     *("penstock tasks stats", "penstock images build mytask", "penstock images gc"),
 )
 """Executed by `test_commands_in_machines.py`."""
-EXECUTED = (*FAST, *SLOW, *JUDGES, *ERASING, *SERVED, *SERVING, *SINKS, *IN_MACHINES)
+EXECUTED = (*FAST, *SLOW, *ADAPTED, *JUDGES, *ERASING, *SERVED, *SERVING, *SINKS, *IN_MACHINES)
 NOT_RUN = {
     "pip install": "changes the environment",
     "make": "whole targets, of which CI runs `make test`; that they exist is checked",

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from tests.docs.commands import (
+    ADAPTED,
     ERASING,
     JUDGES,
     ROOT,
@@ -58,7 +59,7 @@ def printed(*beginnings: str) -> list[Command]:
     """Return the commands, one where pages mean the same by `r1`, `latest` and `RUN`."""
     found: dict[tuple[str, ...], Command] = {}
     for each in commands():
-        if each.text.startswith(beginnings):
+        if each.text.startswith(beginnings) and not each.text.startswith(ADAPTED):
             found.setdefault(tuple(NAMES.get(word, word) for word in each.words), each)
     return list(found.values())
 

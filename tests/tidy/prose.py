@@ -32,6 +32,7 @@ FOREIGN = {
     "task.toml": "Harbor's task format",
     "own.py": "of a project that `penstock init` writes",
     "judged.toml": "a user's own, on docs/rewards.md",
+    "my.toml": "a user's own, on docs/lora.md",
     "instruction.md": "Harbor's task format",
     "setup.sh": "Harbor's task format",
     "tests/test.sh": "Harbor's task format",

@@ -2,20 +2,27 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.actors.generator.vllm.library import import_from_vllm
-from penstock.actors.generator.vllm.options import VllmOptions, engine_arguments, set_environment
+from penstock.actors.generator.vllm.options import (
+    LORA,
+    VllmOptions,
+    engine_arguments,
+    set_environment,
+)
 from penstock.actors.generator.vllm.turns import EXTRA, TurnSettings
+from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE
 from penstock.actors.runtime.processor_time import processor_s_of
 from penstock.messages.errors import ConfigError, DeadlineError
 
+Result = TypeVar("Result")
 _CALL_S = 120.0
 """Longest wait for a call to a worker in seconds."""
 
@@ -23,8 +30,10 @@ _CALL_S = 120.0
 class VllmClient:
     """Wrapper of one `AsyncLLM`; construct it, then `start()` it."""
 
-    def __init__(self, options: VllmOptions) -> None:
-        self._options = options
+    def __init__(self, options: VllmOptions, adapter: AdapterConfig | None = None) -> None:
+        self._options, self._adapter = options, adapter
+        self._lora: Any = None
+        """vLLM's name for the adapter that every request uses."""
         self._llm: Any = None
         self._params: Any = None
         self._pid = 0
@@ -59,7 +68,7 @@ class VllmClient:
             output_kind=import_from_vllm("sampling_params.RequestOutputKind").DELTA,
         )
         make_arguments = import_from_vllm("engine.arg_utils.AsyncEngineArgs")
-        values = make_arguments(**engine_arguments(self._options, folder))
+        values = make_arguments(**engine_arguments(self._options, folder, self._adapter))
         self._llm = import_from_vllm("v1.engine.async_llm.AsyncLLM").from_engine_args(values)
         self._pid = await self.call("penstock_start", *arguments)
 
@@ -89,7 +98,19 @@ class VllmClient:
             extra_args={EXTRA: msgspec.msgpack.encode(settings)},
         )
         request = {"prompt_token_ids": prompt, "cache_salt": cache_salt}
-        return self._llm.generate(request, params, settings.key)
+        return self._llm.generate(request, params, settings.key, lora_request=self._lora)
+
+    async def load_adapter(self, folder: Path) -> None:
+        """Have vLLM read the adapter in a PEFT folder in place of the one before.
+
+        Raises:
+            DeadlineError: It took too long.
+
+        """
+        make_request = import_from_vllm("lora.request.LoRARequest")
+        again = make_request(*LORA, str(folder), load_inplace=True)
+        await self._within("add_lora", self._llm.add_lora(again))
+        self._lora = make_request(*LORA, str(folder))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker and return the result of its first rank.
@@ -98,11 +119,14 @@ class VllmClient:
             DeadlineError: The call took too long.
 
         """
+        return (await self._within(method, self._llm.collective_rpc(method, args=arguments)))[0]
+
+    async def _within(self, what: str, begun: Awaitable[Result]) -> Result:
         try:
             async with asyncio.timeout(_CALL_S):
-                return (await self._llm.collective_rpc(method, args=arguments))[0]
+                return await begun
         except TimeoutError as error:
-            raise DeadlineError(f"vLLM: {method} not finished within {_CALL_S:g} s") from error
+            raise DeadlineError(f"vLLM: {what} not finished within {_CALL_S:g} s") from error
 
     async def pause(self) -> None:
         """Freeze all requests after the current step."""

@@ -27,7 +27,8 @@ from penstock.actors.generator.vllm.mirror import WeightMirror
 from penstock.actors.generator.vllm.options import VllmOptions
 from penstock.actors.generator.vllm.streaming import TurnStream
 from penstock.actors.generator.vllm.turns import TurnSettings
-from penstock.actors.policy.checkpoint import tensor_shapes
+from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
+from penstock.actors.policy.checkpoint import adapter_shapes, tensor_shapes, write_adapters
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.probe import check_probe, probe_prompts
@@ -63,9 +64,8 @@ class VllmEngine(BaseEngine[WeightMirror]):
                 suffices where the built-in policy computes it, too.
 
         """
-        super().__init__(
-            config, options, WeightMirror({} if config.is_foreign else tensor_shapes(config))
-        )
+        shapes = {} if config.is_foreign else tensor_shapes(config) | adapter_shapes(config)
+        super().__init__(config, options, WeightMirror(shapes))
         self._cache_block = options.cache_block
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._config_text = config_text or config_json(config)
@@ -80,7 +80,7 @@ class VllmEngine(BaseEngine[WeightMirror]):
         self._metrics = EngineMetrics()
         self._busy_since = 0.0
         self._version, self._is_proven, self._is_paused = -1, False, False
-        self._client = VllmClient(options)
+        self._client = VllmClient(options, config.adapter)
 
     async def start(self) -> None:
         """Start vLLM's processes; takes about ten seconds.
@@ -198,8 +198,9 @@ class VllmEngine(BaseEngine[WeightMirror]):
             await self._client.pause()
             try:
                 await self._exchange(path, policy_version)
-                check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
-                self._is_proven = True
+                tolerance = self._options.probe_tolerance
+                check_probe(self._probe, probe, tolerance, policy_version, self._expected)
+                self._is_proven, self._expected = True, probe
             # Also on cancellation: from here on it is unknown which weights vLLM holds.
             except BaseException:
                 log.exception("commit of version %d failed, engine not ready", policy_version)
@@ -217,6 +218,11 @@ class VllmEngine(BaseEngine[WeightMirror]):
         changes = self._weights.changes
         await self._client.call("penstock_load", self._weights.rows, path, changes, policy_version)
         self._weights.swap()
+        if (adapter := self._config.adapter) is not None:
+            folder = Path(self._folder.name) / "adapter"
+            tensors = self._weights.starting_with(ADAPTER_PREFIX)
+            await asyncio.to_thread(write_adapters, folder, tensors, adapter)
+            await self._client.load_adapter(folder)
         self._version, self._epoch = policy_version, self._epoch + 1
         prompts = probe_prompts(self._config.vocab_size).tolist()
         self._probe = await self._client.call("penstock_probe", prompts)

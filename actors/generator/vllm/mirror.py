@@ -136,6 +136,10 @@ class WeightMirror:
         self._live, self._standby, self._is_open = self._standby, self._live, False
         self._is_growing = False
 
+    def starting_with(self, prefix: str) -> dict[str, np.ndarray]:
+        """Return the live tensors whose names start so."""
+        return {name: each for name, each in self._live[1].items() if name.startswith(prefix)}
+
     def digest(self) -> str:
         """Return the root digest of the live weights."""
         return root_digest(self._live[1])

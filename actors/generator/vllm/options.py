@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.actors.generator.config import LORA_RANKS
+from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.probe import PROBE_TOLERANCE
 from penstock.messages.task import TOP_LOGPROBS_MAX
 
@@ -24,6 +26,8 @@ _WORKER = ("penstock.actors.generator.vllm.worker", "PenstockWorker")
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Full name of vLLM's single-process executor. With the short name "uni", vLLM uses two processes
 on the CPU, which are pinned to cores and spin while they wait for each other."""
+LORA = ("policy", 1)
+"""Name and number by which vLLM knows the policy's adapter, in every version."""
 _BATCHED_TOKENS_MIN = 4096
 _GIB = 1 << 30
 
@@ -65,8 +69,18 @@ def set_environment(options: VllmOptions, environment: MutableMapping[str, str])
     environment["LD_PRELOAD"] = ":".join(filter(None, preloaded))
 
 
-def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
+def engine_arguments(
+    options: VllmOptions, folder: Path, adapter: AdapterConfig | None = None
+) -> dict[str, Any]:
     """Return the arguments of `AsyncEngineArgs` for a model folder without weights."""
+    lora: dict[str, Any] = {}
+    if adapter is not None:
+        lora = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "lora_target_modules": list(adapter.targets),
+            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= adapter.rank),
+        }
     is_cpu = options.device == "cpu"
     gpu_only: dict[str, Any] = {
         "gpu_memory_utilization": options.gpu_memory_utilization,
@@ -92,5 +106,6 @@ def engine_arguments(options: VllmOptions, folder: Path) -> dict[str, Any]:
         "disable_log_stats": True,
         "distributed_executor_backend": _EXECUTOR if options.tensor_parallel_size == 1 else "mp",
         "worker_extension_cls": ".".join(_WORKER),
+        **lora,
         **(cpu_only if is_cpu else gpu_only),
     }

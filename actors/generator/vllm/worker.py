@@ -37,7 +37,9 @@ from penstock.actors.generator.sampler import (
 )
 from penstock.actors.generator.vllm.library import import_from_vllm
 from penstock.actors.generator.vllm.mirror import TensorChange, TensorRow
+from penstock.actors.generator.vllm.options import LORA
 from penstock.actors.generator.vllm.turns import EXTRA, TurnRecord, TurnSettings
+from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.kernels.ops import delta_apply, raise_deferred_errors, routes_pack
 from penstock.kernels.reference.routing import bits_per_id
@@ -370,7 +372,7 @@ class PenstockWorker:
         masks = GrammarMasks(Tokenizer.from_json(tokenizer, "tokenizer"), stop_ids, vocab_size)
         self._sampler = TurnSampler(runner, masks, vocab_size)
         self._routes = RouteRecorder(runner, *routing)
-        self._weights = DeviceWeights(runner.device)
+        self._weights, self._has_base = DeviceWeights(runner.device), False
         self._ended: OrderedDict[str, tuple[SampledTurn, bytes, bytes]] = OrderedDict()
         """Ended turns whose last record was not fetched yet, with their routes and versions."""
         runner.sampler = self._sampler
@@ -400,6 +402,11 @@ class PenstockWorker:
         On a GPU only what changed is copied to it.
         """
         runner = self.model_runner
+        self._sampler.policy_version = policy_version
+        rows = [row for row in rows if not row[0].startswith(ADAPTER_PREFIX)]
+        if self._has_base and all(name.startswith(ADAPTER_PREFIX) for name, _ in changes):
+            return  # vLLM reads the adapter by itself.
+        self._has_base = False
         model = runner.get_model()
         for module in model.modules():
             # On the CPU a kernel holds a packed copy of the experts; vLLM would keep the old one.
@@ -423,7 +430,7 @@ class PenstockWorker:
             # A head tied to the embedding is packed, too, but not loaded under its own name.
             pack = import_from_vllm("model_executor.layers.utils.dispatch_cpu_unquantized_gemm")
             pack(model.lm_head, remove_weight=False)
-        self._sampler.policy_version = policy_version
+        self._has_base = True
         log.info("loaded version %d, %d tensors", policy_version, len(rows))
 
     def penstock_probe(self, prompts: list[list[int]]) -> list[float]:
@@ -436,6 +443,7 @@ class PenstockWorker:
         new_request = import_from_vllm("v1.core.sched.output.NewRequestData")
         nothing = import_from_vllm("v1.core.sched.output.SchedulerOutput").make_empty
         runner, values, names = self.model_runner, list[float](), list[str]()
+        lora = import_from_vllm("lora.request.LoRARequest")(*LORA, "-")
         for index, prompt in enumerate(prompts):
             name = f"probe-{index}"
             request = new_request(
@@ -446,7 +454,7 @@ class PenstockWorker:
                 pooling_params=None,
                 block_ids=([_SPARE_BLOCK],),
                 num_computed_tokens=0,
-                lora_request=None,
+                lora_request=lora if runner.lora_config else None,
             )
             scheduled = replace(
                 nothing(),

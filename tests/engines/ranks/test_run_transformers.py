@@ -26,7 +26,7 @@ pytestmark = [
 def run_of(tmp_path, **tables):
     """The summary of a whole run of two ranks, replayed by one process."""
     ranks = {"num_ranks": 2, "model": "transformers"} | tables.pop("ranks", {})
-    tables |= {"optimizer": {"weight_decay": 200.0}, "engine": "ranks", "ranks": ranks}
+    tables = {"optimizer": {"weight_decay": 200.0}} | tables | {"engine": "ranks", "ranks": ranks}
     config = config_from(tmp_path, tmp_path / "model", **tables)
     more = ["--set", "generator.probe_tolerance=0.05"] if "dtype" in ranks else []
     runs = tmp_path / "runs"
@@ -69,3 +69,16 @@ def test_two_ranks_tune_a_dense_model_in_bfloat16_and_train_it(tmp_path):
     )
     assert summary["midtrain"]["loss_last"] < summary["midtrain"]["loss_first"]
     assert abs(summary["objective"]["mismatch_engine_k3"]) < 1e-3
+
+
+def test_two_ranks_train_adapters_that_the_native_generator_merges(tmp_path):
+    write_model(tmp_path / "model", dense=True)
+    # Random weights solve nothing: no advantage, but the entropy has a gradient.
+    summary = run_of(
+        tmp_path,
+        adapter={"rank": 4, "targets": ["q_proj", "v_proj", "down_proj"]},
+        optimizer={"learning_rate": 0.01},
+        loss={"entropy_bonus": 1.0},
+    )
+    assert abs(summary["objective"]["mismatch_engine_k3"]) < 1e-9
+    assert summary["sync"]["full_uploads_after_v0"] == 0

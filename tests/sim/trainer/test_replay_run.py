@@ -37,18 +37,19 @@ def run_dir(tmp_path, make_world):
     run = RunDir(tmp_path / "run-1")
     run.path.mkdir()
     tables = {
-        "trainer": {
-            name: value
-            for name, value in msgspec.structs.asdict(world.config).items()
-            if value is not None
-        },
-        "policy": world.trainer()._policy_config,
+        "trainer": set_fields(world.config),
+        "policy": set_fields(world.trainer()._policy_config),
         "pacer": {"groups_per_batch": 2, "staleness_max": 20, "steps_max": 4},
         "regions": [{"name": "west", "serves": ["train", "eval", "live"]}],
         "processes": {"all": ["trainer"]},
     }
     run.config.write_text(tomli_w.dumps(msgspec.to_builtins(tables)))
     return run, world
+
+
+def set_fields(settings):
+    """TOML has no null."""
+    return {n: v for n, v in msgspec.structs.asdict(settings).items() if v is not None}
 
 
 async def train(run, world):
