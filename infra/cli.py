@@ -236,8 +236,11 @@ def _add_export(commands: Commands) -> None:
     text = "write a version of a run's policy as a folder for transformers and vLLM, or its traces"
     out = add_command(commands, "export", "export.command:export", text, of_run=True, has_json=True)
     out.add_argument("--version", type=int, metavar="N", help="policy version (default: newest)")
-    text = "hf: a folder (default); solved rollouts as JSON lines (traces) or trajectories (atif)"
-    formats = ("hf", "traces", "atif", "preferences")
+    text = (
+        "hf: a folder, adapters merged (default); peft: the adapter alone; solved rollouts as JSON "
+        "lines (traces) or trajectories (atif)"
+    )
+    formats = ("hf", "peft", "traces", "atif", "preferences")
     out.add_argument("--format", choices=formats, default="hf", help=text)
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)

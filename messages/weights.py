@@ -71,7 +71,8 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     """Object with digests of tensors and tiles, which locate damage."""
     probe: list[float] = []
     """Values in nats that the trainer computes with these weights for the probe's prompts
-    (`actors/policy/probe.py`); empty if there is nothing to compare with."""
+    (`actors/policy/probe.py`), and with adapters then those of the base alone; empty if there is
+    nothing to compare with."""
 
     def key(self) -> str:
         """Return the key: one event per version, so that two publishers cannot both publish it."""

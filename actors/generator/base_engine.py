@@ -55,6 +55,8 @@ class BaseEngine(ABC, Generic[B]):
         self._config, self._options, self._weights = config, options, weights
         self._weights_lock = asyncio.Lock()
         self._probe: list[float] = []
+        self._expected: Sequence[float] = ()
+        """What the trainer computed with the weights in use."""
 
     @abstractmethod
     def health(self) -> EngineHealth:

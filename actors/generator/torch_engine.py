@@ -417,10 +417,12 @@ class TorchEngine(BaseEngine[StagedWeights]):
         self._worker.emit(self._core.swap_model(model, policy_version))
         self._probe = self._core.probe()
         try:
-            check_probe(self._probe, probe, self._options.probe_tolerance, policy_version)
+            tolerance = self._options.probe_tolerance
+            check_probe(self._probe, probe, tolerance, policy_version, self._expected)
         except CorruptDataError:
             self._worker.emit(self._core.drop_weights())
             raise
+        self._expected = probe
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.last_pause_ms = pause_ms
         log.info("version %d in use, steps paused for %.1f ms", policy_version, pause_ms)

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
+from penstock.actors.policy.adapter import is_adapter, merge, tensor_name
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
 from penstock.actors.policy.hf.weights import find_weights, write_weights
@@ -41,6 +43,9 @@ def hf_views(policy: Policy) -> dict[str, torch.Tensor]:
         assert isinstance(layer, TransformerLayer)
         prefix = f"model.layers.{index}."
         views |= {prefix + name: view for name, view in _layer_views(layer, policy.config).items()}
+    if policy.config.adapter is not None:
+        parameters = policy.named_parameters()
+        views |= {tensor_name(name): each for name, each in parameters if is_adapter(name)}
     return {name: view.detach() for name, view in views.items()}
 
 
@@ -71,6 +76,27 @@ def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, tor
         views[prefix + "up_proj.weight"] = up
         views[prefix + "down_proj.weight"] = experts.down[expert]
     return views
+
+
+@torch.no_grad()
+def merged_policy(policy: Policy) -> Policy:
+    """Return the policy with its adapters' products added to its matrices, and no adapters.
+
+    One without adapters is returned itself; a copy shares what has none.
+    """
+    adapter = policy.config.adapter
+    if adapter is None:
+        return policy
+    with torch.device("meta"):
+        plain = Policy(msgspec.structs.replace(policy.config, adapter=None))
+    own = {name: value.detach() for name, value in policy.named_parameters()}
+    adapted = ("attention.qkv", "attention.output", "experts.gate_up", "experts.down")
+    names = {name for name, _ in plain.named_parameters()}
+    state = {name: own[name].clone() if name.endswith(adapted) else own[name] for name in names}
+    plain.load_state_dict(state, assign=True)
+    plain.cos, plain.sin = policy.cos, policy.sin
+    merge(hf_views(policy) | hf_views(plain), adapter.scale)
+    return plain.requires_grad_(False)
 
 
 def publishable_state(policy: Policy) -> dict[str, torch.Tensor]:
@@ -168,7 +194,21 @@ def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Pol
 
 
 def tensor_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a policy's tensors without allocating them."""
+    """Return the names and shapes of a policy's tensors without allocating them.
+
+    Those of its adapters are left out: a model's folder has none (`adapter_shapes`).
+    """
+    shapes = _all_shapes(config)
+    return {name: shapes[name] for name in shapes if not name.startswith(ADAPTER_PREFIX)}
+
+
+def adapter_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a policy's adapters without allocating them."""
+    shapes = _all_shapes(config)
+    return {name: shapes[name] for name in shapes if name.startswith(ADAPTER_PREFIX)}
+
+
+def _all_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         policy = Policy(config)
     return {name: tuple(view.shape) for name, view in hf_views(policy).items()}

@@ -119,6 +119,40 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"policy.rope_scaling.high_freq_factor: {text}")
 
 
+ADAPTER_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+"""Matrices that the built-in policy adapts; those of its feed-forward layers only if it is
+dense."""
+_Target = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_]{1,64}\Z")]
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LoRA (arXiv 2106.09685): beside each target W, alpha / rank * B A trains, and W does not."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=2**14)] = 16
+    """Rows of A and columns of B."""
+    alpha: PositiveFloat = 32.0
+    """The product counts alpha / rank."""
+    targets: Annotated[tuple[_Target, ...], msgspec.Meta(min_length=1, max_length=64)] = (
+        ADAPTER_TARGETS
+    )
+    """Last names of the modules that are adapted, in every layer."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        for name in self.targets:
+            if self.targets.count(name) > 1:
+                text = f"expected each name once, got {name!r} twice"
+                raise ConfigError(f"trainer.adapter.targets: {text}")
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product B A."""
+        return self.alpha / self.rank
+
+
 FAMILIES = ("qwen3", "llama", "mistral", "qwen2")
 
 
@@ -155,6 +189,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Longest sequence in tokens that the rotary table covers."""
     mtp_num_heads: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
     """Number of multi-token-prediction heads, 0 or 1; only mid-training uses them."""
+    adapter: AdapterConfig | None = None
+    """The run's `trainer.adapter`, which is set there alone; not part of the checkpoint format."""
     numerics: NumericsConfig = NumericsConfig()
     """Numerics of the policy; not part of the checkpoint format."""
 

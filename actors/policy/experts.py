@@ -108,9 +108,11 @@ class ExpertMlp(torch.autograd.Function):
         grad_weights = torch.bmm(per_slot, grad.unsqueeze(2)).squeeze(2)
         sorted_weights = weights.reshape(-1).index_select(0, dispatch.order)
         grad_sorted = grad.index_select(0, dispatch.rows).mul_(sorted_weights.unsqueeze(1))
-        grad_down = dispatch.outer(grad_sorted, activation, down)
+        # Frozen weights, beside which adapters train, need no gradient.
+        has_grads = ctx.needs_input_grad
+        grad_down = dispatch.outer(grad_sorted, activation, down) if has_grads[4] else None
         grad_hidden = _gated_silu_backward(dispatch.times(grad_sorted, down), hidden)
-        grad_gate_up = dispatch.outer(grad_hidden, x_sorted, gate_up)
+        grad_gate_up = dispatch.outer(grad_hidden, x_sorted, gate_up) if has_grads[3] else None
         grad_x_sorted = dispatch.times(grad_hidden, gate_up)
         # Gathered and summed in slot order; scattering would add in any order.
         grad_x = grad_x_sorted.index_select(0, dispatch.inverse).view_as(per_slot).sum(1)

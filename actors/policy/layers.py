@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from penstock.actors.policy.adapter import adapters_of
 from penstock.actors.policy.config import PolicyConfig, RopeScaling
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough
 from penstock.actors.policy.operations import choose_experts, rms_norm
@@ -133,19 +134,32 @@ class Attention(nn.Module):
         self.query_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
         self.key_norm = nn.Parameter(torch.ones(config.head_dim)) if has_norm else None
         self.qkv_bias = nn.Parameter(torch.zeros(rows)) if config.has_qkv_bias else None
+        widths = {"q_proj": config.query_dim, "k_proj": config.key_value_dim}
+        shapes = {
+            name: (width, config.hidden_size)
+            for name, width in (widths | {"v_proj": config.key_value_dim}).items()
+        }
+        shapes["o_proj"] = (config.hidden_size, config.query_dim)
+        self.adapters = adapters_of(config.adapter, shapes)
 
     def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Attend, [T, d] -> [T, d]; a token sees its own sequence up to itself."""
         query, key, value = self.project(x, segments.cos, segments.sin)
-        attended = _attend(query, key, value, segments)
-        return F.linear(attended.flatten(1), self.output)
+        attended = _attend(query, key, value, segments).flatten(1)
+        projected = F.linear(attended, self.output)
+        return adapted(self.adapters, "o_proj", attended, projected)
 
     def project(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project [T, d] to rotated query [T, Hq, D], rotated key and value [T, Hkv, D]."""
         config = self.config
-        heads = F.linear(x, self.qkv, self.qkv_bias).view(x.shape[0], -1, config.head_dim)
+        flat = F.linear(x, self.qkv, self.qkv_bias)
+        if self.adapters:
+            widths = (config.query_dim, config.key_value_dim, config.key_value_dim)
+            parts = zip(("q_proj", "k_proj", "v_proj"), flat.split(widths, 1), strict=True)
+            flat = torch.cat([adapted(self.adapters, name, x, part) for name, part in parts], 1)
+        heads = flat.view(x.shape[0], -1, config.head_dim)
         query, key, value = heads.split(
             (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1
         )
@@ -153,6 +167,13 @@ class Attention(nn.Module):
             query = rms_norm(query, self.query_norm, config.rms_norm_eps)
             key = rms_norm(key, self.key_norm, config.rms_norm_eps)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
+
+
+def adapted(
+    adapters: nn.ModuleDict, name: str, x: torch.Tensor, projected: torch.Tensor
+) -> torch.Tensor:
+    """Return a matrix's product with [T, n], [T, m], and what its adapter adds if it has one."""
+    return projected + adapters[name](x) if name in adapters else projected
 
 
 def _attend(
@@ -195,9 +216,14 @@ class Experts(nn.Module):
         self.expert_format = config.numerics.expert_format
         self.gate_up = nn.Parameter(torch.empty(count, 2 * width, hidden))
         self.down = nn.Parameter(torch.empty(count, hidden, width))
+        shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden)}
+        shapes["down_proj"] = (hidden, width)
+        self.adapters = adapters_of(config.adapter if config.is_dense else None, shapes)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the weighted sum of the chosen experts, [T, d] -> [T, d]."""
+        if self.adapters:
+            return self._dense(x)
         if self.expert_format == "bf16":
             return ExpertMlp.apply(x, ids, weights.to(x.dtype), self.gate_up, self.down)
         operands = (
@@ -206,6 +232,13 @@ class Experts(nn.Module):
         )
         x, gate_up, down = operands
         return ExpertMlp.apply(x, ids, weights.to(x.dtype), gate_up, down, self.expert_format)
+
+    def _dense(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute a dense layer and its adapters, [T, d] -> [T, d]."""
+        gate, up = F.linear(x, self.gate_up[0]).chunk(2, dim=1)
+        gate = adapted(self.adapters, "gate_proj", x, gate)
+        inner = F.silu(gate) * adapted(self.adapters, "up_proj", x, up)
+        return adapted(self.adapters, "down_proj", inner, F.linear(inner, self.down[0]))
 
 
 class TransformerLayer(nn.Module):

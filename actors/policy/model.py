@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from penstock.actors.policy.adapter import LowRank, initial_adapters, is_adapter, tensor_name
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import (
     RoutedTokens,
@@ -107,6 +108,9 @@ class Policy(nn.Module):
         # Derived from the configuration, so not part of a checkpoint.
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        if config.adapter is not None:  # The base stays as it is.
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(is_adapter(name))
         if seed is not None:
             self.initialize(seed)
 
@@ -130,13 +134,26 @@ class Policy(nn.Module):
         """
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
+        shapes: dict[str, tuple[int, ...]] = {}
+        names: dict[str, str] = {}
         for name, parameter in self.named_parameters():
+            if is_adapter(name):
+                names[tensor_name(name)] = name
+                shapes[tensor_name(name)] = tuple(parameter.shape)
+                continue
             fill = 0.0 if name.endswith("_bias") else 1.0
             value = torch.full(parameter.shape, fill, device="cpu")
             if parameter.dim() > 1:
                 std = residual if name.endswith(("attention.output", "experts.down")) else 0.02
                 value.normal_(0.0, std, generator=generator)
             yield name, value
+        yield from ((names[name], value) for name, value in initial_adapters(shapes, seed))
+
+    def set_adapter_scale(self, scale: float) -> None:
+        """Set the factor of all adapters' products; 0 leaves the base alone."""
+        for module in self.modules():
+            if isinstance(module, LowRank):
+                module.scale = scale
 
     def forward(
         self,

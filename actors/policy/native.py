@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from penstock.actors.policy.checkpoint import merged_policy
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import round_to
 from penstock.actors.policy.layers import TransformerLayer
@@ -38,7 +39,8 @@ def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> Dec
 
 
 def pack_policy(policy: Policy) -> DecodeWeights:
-    """Return a copy of a policy's weights in the kernel's layout."""
+    """Return a copy of a policy's weights in the kernel's layout, with adapters merged."""
+    policy = merged_policy(policy)
     head = policy.embedding if policy.config.tie_word_embeddings else policy.head
     return DecodeWeights(
         layers=[

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.actors.policy.config import DEVICES
+from penstock.actors.policy.config import DEVICES, AdapterConfig
 from penstock.actors.trainer.engines.config import RanksConfig
 from penstock.actors.trainer.objective.registry import LOSSES
 from penstock.actors.trainer.preferences.config import PreferencesConfig
@@ -217,6 +217,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """local: the trainer's process holds the weights; ranks: separate processes hold them
     (`ranks`)."""
     ranks: RanksConfig = RanksConfig()
+    adapter: AdapterConfig | None = None
+    """LoRA: adapters alone train, in every phase, and the weights of `model.checkpoint` stay as
+    they are. By default all weights train."""
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"
     groups_per_batch: PositiveInt = 8
     num_passes: Annotated[int, Meta(ge=1, le=1024)] = 1

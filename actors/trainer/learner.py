@@ -19,10 +19,17 @@ from typing import TypeVar
 
 import torch
 
-from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy, hf_views, tensor_shapes
+from penstock.actors.policy.checkpoint import (
+    PUBLISHED_DTYPE,
+    adapter_shapes,
+    as_numpy,
+    hf_views,
+    tensor_shapes,
+)
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import copied_to, fix_threads
-from penstock.actors.policy.hf.weights import find_weights
+from penstock.actors.policy.hf.peft import PEFT_WEIGHTS
+from penstock.actors.policy.hf.weights import find_adapters, find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
 from penstock.actors.trainer.forward import SequenceForward
@@ -206,11 +213,18 @@ class Learner:
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.policy = policy
-        self.parameters = {
+        self.trained = {
             name: parameter
             for name, parameter in self.policy.named_parameters()
+            if parameter.requires_grad
+        }
+        """Parameters that change, by name: all, or those of adapters."""
+        self.parameters = {
+            name: parameter
+            for name, parameter in self.trained.items()
             if not name.startswith("mtp.")
         }
+        """Those of RL: without the second head."""
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=config.learning_rate,
@@ -248,7 +262,7 @@ class Learner:
             The metrics of each pass, in order.
 
         """
-        parameters = list(self.policy.parameters())
+        parameters = list(self.trained.values())
         return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
 
     def gather(self, value: Result) -> list[Result]:
@@ -275,14 +289,22 @@ class Learner:
         return copied_to(self.policy.device, value)
 
     def load_model(self, folder: Path) -> None:
-        """Load the weights of a Hugging Face folder; the optimizer stays as it is.
+        """Load the weights of a Hugging Face folder, and the adapters in it, if any.
+
+        The optimizer stays as it is.
 
         Raises:
             ModelFormatError: Files or tensors are missing or do not fit this policy.
 
         """
-        files = find_weights(folder, tensor_shapes(self.policy.config))
-        files.read_into(hf_views(self.policy))
+        views = hf_views(self.policy)
+        find_weights(folder, tensor_shapes(self.policy.config)).read_into(views)
+        if (folder / PEFT_WEIGHTS).is_file():
+            find_adapters(folder, adapter_shapes(self.policy.config)).read_into(views)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                if not parameter.requires_grad:  # An adapter's base is what is published of it.
+                    parameter.copy_(parameter.to(PUBLISHED_DTYPE))
 
     def set_threads(self, num_threads: int) -> None:
         """Fix torch's thread count in this process: the bits depend on it."""
@@ -411,10 +433,7 @@ class Learner:
             parameter.copy_(values[name])
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {
-            _WEIGHTS + name: parameter.detach()
-            for name, parameter in self.policy.named_parameters()
-        }
+        return {_WEIGHTS + name: parameter.detach() for name, parameter in self.trained.items()}
 
     def _moments(self) -> dict[str, torch.Tensor]:
         return {

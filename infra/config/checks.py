@@ -9,6 +9,7 @@ from penstock.actors.judge.config import REPORTED, JudgeConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
 from penstock.infra.bus.jetstream.access import OWNER
+from penstock.infra.config.adapter_checks import check_adapter
 from penstock.infra.config.prepare import SourceKind
 from penstock.infra.config.ranks_checks import check_model, check_publishers, check_ranks
 from penstock.infra.config.regions import region_of_role, replica_name
@@ -45,6 +46,7 @@ def check_config(config: RunConfig) -> None:
     check_publishers(config)
     check_ranks(config)
     check_model(config)
+    check_adapter(config)
     has_compactor = any("compactor" in specs for specs in config.processes.values())
     if has_compactor == config.store.retain_for_replay:
         raise ConfigError(

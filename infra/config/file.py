@@ -198,6 +198,8 @@ def _derive(data: Table) -> None:
         midtrain = data.setdefault("trainer", {}).setdefault("midtrain", {})
         if _is_table(midtrain):
             midtrain.setdefault("num_tokens", 0)
+    if trainer.get("adapter") is not None:
+        data.setdefault("policy", {}).setdefault("adapter", trainer["adapter"])
     context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
     data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
     if _num_gateways(data.get("processes", {})) > 1:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from penstock.actors.policy.adapter import PREFIX
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
 from penstock.actors.policy.hf.foreign import foreign_config_json
@@ -14,7 +15,8 @@ from penstock.actors.relay.core.store_io import StoreIO
 from penstock.actors.relay.core.version_head import HeadSlot, read_head
 from penstock.actors.relay.publish.history import read_back, read_committed
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.export.folder import check_target, write_model
+from penstock.infra.config.file import load_config
+from penstock.infra.export.folder import check_target, write_adapter, write_model
 from penstock.infra.export.preferences import export_preferences
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.export.traces import export_atif, export_traces
@@ -27,7 +29,7 @@ from penstock.messages.errors import ConfigError, NotFoundError
 
 
 async def export(arguments: argparse.Namespace) -> int:
-    """Write one version of a run's policy as a Hugging Face folder, or its solved rollouts."""
+    """Write one version of a run's policy, or its solved rollouts, in the format that is asked."""
     run = await reached_run(arguments)
     if arguments.format in {"traces", "atif"}:
         return await _export_traces(run, arguments)
@@ -78,18 +80,28 @@ async def _export(run: RunDir, store: ObjectStore, arguments: argparse.Namespace
     except NotFoundError as error:
         text = f"run {run.run_id}: version {version} is no longer in its store: {error}"
         raise NotFoundError(text) from error
-    tokenizer = await tokenizer_files(store, config.max_position_embeddings)
-    if config.is_foreign:
-        text = foreign_config_json(text, **tokenizer.special_ids)
-    else:
-        text = config_json(config, **tokenizer.special_ids)
-    await asyncio.to_thread(write_model, target, text, flat.tensors, tokenizer)
+    adapted = load_config(run.config) if any(n.startswith(PREFIX) for n in flat.tensors) else None
+    adapter = adapted and adapted.trainer.adapter
     result = {
         "run_id": run.run_id,
         "policy_version": version,
         "folder": str(target),
         "root_digest": manifest.target_root_digest,
     }
+    if arguments.format == "peft":
+        if adapted is None or adapter is None:
+            text = "expected a run with trainer.adapter"
+            raise ConfigError(f"--format peft: {text}; {run.run_id} trains all weights")
+        base = adapted.model.checkpoint
+        await asyncio.to_thread(write_adapter, target, flat.tensors, adapter, base)
+        print_result(result, as_json=arguments.json)
+        return 0
+    tokenizer = await tokenizer_files(store, config.max_position_embeddings)
+    if config.is_foreign:
+        text = foreign_config_json(text, **tokenizer.special_ids)
+    else:
+        text = config_json(config, **tokenizer.special_ids)
+    await asyncio.to_thread(write_model, target, text, flat.tensors, tokenizer, adapter)
     print_result(result, as_json=arguments.json)
     return 0
 

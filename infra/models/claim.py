@@ -8,7 +8,8 @@ import msgspec
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.hf.config import read_hf_config, read_json
+from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config, read_json
+from penstock.actors.policy.hf.peft import PEFT_CONFIG, PEFT_WEIGHTS, read_adapter_config
 from penstock.actors.policy.hf.stored import TOKENIZER_FILES, StoredModel, store_model
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, ChatTemplate, Tokenizer, with_chat
 from penstock.infra.models.settings import ModelSection
@@ -21,7 +22,7 @@ _TEMPLATE_CHARS_MAX = 1 << 18
 
 
 def fill_shape(data: Table) -> None:
-    """Set `[policy]` of a configuration's tables from the checkpoint that `[model]` names, if any.
+    """Set `[policy]` from the checkpoint of `[model]`, and `[trainer.adapter]` from its adapter.
 
     Paths become absolute (`whole_paths`).
 
@@ -38,12 +39,22 @@ def fill_shape(data: Table) -> None:
         return
     folder = Path(checkpoint)
     shape: Table = msgspec.to_builtins(read_hf_config(folder))
-    del shape["numerics"]
-    policy = data.setdefault("policy", {})
-    for name, value in shape.items():
-        if policy.setdefault(name, value) != value:
-            text = f"expected {value!r}, as {folder / 'config.json'} says, got {policy[name]!r}"
-            raise ConfigError(f"policy.{name}: {text}; leave it out")
+    del shape["numerics"], shape["adapter"]
+    _fill(data.setdefault("policy", {}), shape, "policy", folder / CONFIG_FILE)
+    trainer = data.setdefault("trainer", {})
+    if isinstance(adapter := model.get("adapter"), str) and adapter and isinstance(trainer, dict):
+        settings: Table = msgspec.to_builtins(read_adapter_config(Path(adapter)))
+        table = cast("Table", trainer).setdefault("adapter", {})
+        _fill(table, settings, "trainer.adapter", Path(adapter) / PEFT_CONFIG)
+
+
+def _fill(table: Table, values: Table, name: str, file: Path) -> None:
+    """Set what a file says, which the table must not contradict."""
+    for key, value in values.items():
+        found = table.setdefault(key, value)
+        if (tuple(found) if isinstance(found, list) else found) != value:
+            text = f"expected {value!r}, as {file} says, got {found!r}"
+            raise ConfigError(f"{name}.{key}: {text}; leave it out")
 
 
 def whole_paths(model: Table) -> None:
@@ -55,7 +66,7 @@ def whole_paths(model: Table) -> None:
     def whole(path: object) -> object:
         return str(Path(path).expanduser().resolve()) if isinstance(path, str) and path else path
 
-    model |= {"checkpoint": whole(model["checkpoint"])} if "checkpoint" in model else {}
+    model |= {name: whole(model[name]) for name in ("checkpoint", "adapter") if name in model}
     if isinstance(paths := model.get("preferences"), list):
         model["preferences"] = [whole(path) for path in cast("list[object]", paths)]
     corpora = model.get("corpora")
@@ -75,6 +86,11 @@ def open_model(section: ModelSection, policy: PolicyConfig) -> ChatFormat:
 
     """
     _weight_files(section, policy)
+    if section.adapter and not policy.is_foreign:  # Others' names transformers knows.
+        from penstock.actors.policy.checkpoint import adapter_shapes
+        from penstock.actors.policy.hf.weights import find_adapters
+
+        find_adapters(Path(section.adapter), adapter_shapes(policy))
     tokenizer = read_tokenizer(Path(section.checkpoint))
     if tokenizer.vocab_size > policy.vocab_size:
         raise ConfigError(
@@ -113,7 +129,10 @@ async def claim_model(
 
     """
     folder = Path(section.checkpoint)
-    stored = await store_model(store, folder, _weight_files(section, policy))
+    paths = [folder / name for name in _weight_files(section, policy)]
+    if section.adapter:
+        paths += [Path(section.adapter) / name for name in (PEFT_CONFIG, PEFT_WEIGHTS)]
+    stored = await store_model(store, folder, paths)
     await store.put(TOKENIZER_KEY, _tokenizer_text(folder).encode())
     return stored
 

@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from penstock.actors.policy.hf.config import CONFIG_FILE
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
-from penstock.actors.runtime.files import sync_folder, write_atomic
+from penstock.actors.runtime.files import write_atomic
 from penstock.envs.microvm.images.assets import vm_cache_dir
-from penstock.infra.export.folder import check_target
+from penstock.infra.export.folder import check_target, new_folder
 from penstock.infra.models.arguments import PACKAGES
 from penstock.infra.models.gguf import GgufModel, as_json, read_gguf
 from penstock.infra.output import print_result
@@ -139,18 +139,11 @@ def _convert(file: Path, folder: Path, source: str, expected: str) -> Source:
     if expected and digest != expected:
         raise ConfigError(f"{file.name} of {source}: expected digest {expected}, got {digest}")
     model = read_gguf(file)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with new_folder(folder) as unfinished:
         _write(model, unfinished)
         digests = {path.name: file_digest(path) for path in sorted(unfinished.iterdir())}
         made = Source(source=source, file=file.name, file_digest=digest, digests=digests)
         write_atomic(unfinished / SOURCE_FILE, msgspec.json.format(msgspec.json.encode(made)))
-        unfinished.chmod(0o755)
-        unfinished.replace(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     log.info("%s: %d tensors of %s", folder, len(model.tensors), file.name)
     return made
 

@@ -27,6 +27,9 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     checkpoint: str = ""
     """Folder of a model in Hugging Face layout; the run uses its shape and its tokenizer."""
+    adapter: str = ""
+    """Folder of PEFT whose LoRA adapters train on, beside `checkpoint`; `trainer.adapter` follows
+    from it. By default adapters begin without an effect."""
     chat: str = "penstock"
     """Chat format of the model: `penstock`; `template`, the chat template of the checkpoint;
     or `renderers:NAME` (for example `renderers:qwen3`), which uses the package `renderers`."""
@@ -41,6 +44,8 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.preferences and not self.checkpoint:
             text = "expected with it model.checkpoint: its tokenizer reads them"
             raise ConfigError(f"model.preferences: {text}")
+        if self.adapter and not self.checkpoint:
+            raise ConfigError("model.adapter: expected with it model.checkpoint, its base")
         if self.chat != "penstock" and not self.checkpoint:
             text = f"expected 'penstock' where there is no model.checkpoint, got {self.chat!r}"
             raise ConfigError(f"model.chat: {text}")

@@ -56,7 +56,7 @@ async def retrain_run(run: RunDir, bus: Bus, folder: Path) -> RetrainingReport |
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
     tokenizer = await tokenizer_files(store, config.policy.max_position_embeddings)
     text = config_json(config.policy, **tokenizer.special_ids)
-    await asyncio.to_thread(write_model, folder, text, tensors, tokenizer)
+    await asyncio.to_thread(write_model, folder, text, tensors, tokenizer, config.policy.adapter)
     return retrained
 
 

@@ -227,7 +227,9 @@ async def ask(
         tokenizer = await tokenizer_files(run.store(), config.policy.max_position_embeddings)
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
     text = config_json(config.policy, **tokenizer.special_ids)
-    await asyncio.to_thread(write_model, folder / "model", text, tensors, tokenizer)
+    await asyncio.to_thread(
+        write_model, folder / "model", text, tensors, tokenizer, config.policy.adapter
+    )
     version = int(steps[-1]["step"]) if steps else 0
     return {
         "run_id": run.run_id,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch, sample
+from penstock.actors.policy.checkpoint import merged_policy
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import round_to, run_experts, sort_by_expert
 from penstock.actors.policy.layers import TransformerLayer
@@ -81,7 +82,11 @@ class Decoder:
 
     @staticmethod
     def prepare(policy: Policy) -> Policy:
-        """Return the policy that `step` takes: the given one, or a copy with rounded experts."""
+        """Return the policy that `step` takes: the given one, or a copy.
+
+        Of a copy, experts are rounded or adapters merged.
+        """
+        policy = merged_policy(policy)
         expert_format = policy.config.numerics.expert_format
         if expert_format == "bf16":
             return policy

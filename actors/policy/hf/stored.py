@@ -43,21 +43,21 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE3 digest of each file, by file name."""
 
 
-async def store_model(store: ObjectStore, folder: Path, weights: Collection[str]) -> StoredModel:
+async def store_model(store: ObjectStore, folder: Path, weights: Collection[Path]) -> StoredModel:
     """Copy the files of a model's folder to the store.
 
     Args:
         store: Object store of the run.
         folder: Folder of the model; the caller has checked it.
-        weights: Names of the weight files, and of their index if there is one.
+        weights: Weight files, their index if there is one, and an adapter's files.
 
     """
     names = [CONFIG_FILE, *(name for name in TOKENIZER_FILES if (folder / name).is_file())]
     digests: dict[str, str] = {}
-    for name in [*names, *sorted(weights)]:
-        data = (folder / name).read_bytes()
-        digests[name] = blake3(data).hexdigest()
-        await store.put(MODEL_PREFIX + name, data)
+    for path in [*(folder / name for name in names), *sorted(weights)]:
+        data = path.read_bytes()
+        digests[path.name] = blake3(data).hexdigest()
+        await store.put(MODEL_PREFIX + path.name, data)
     # The index comes last, so that it only names objects that exist.
     stored = StoredModel(digests=digests)
     await store.put(INDEX_KEY, msgspec.json.encode(stored, order="sorted"))

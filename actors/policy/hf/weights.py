@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from penstock.actors.policy.hf.config import ModelFormatError, read_json
+from penstock.actors.policy.hf.peft import PEFT_WEIGHTS
 from penstock.actors.runtime.files import write_atomic
 
 SINGLE_FILE = "model.safetensors"
@@ -87,12 +88,31 @@ def find_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightF
         names = _check_file(path, announced, shapes, seen)
         files[path] = [name for name in names if name in shapes]
         has_tied_head |= len(files[path]) < len(names)
+    _check_missing(folder, shapes, seen)
+    return WeightFiles(files, has_tied_head)
+
+
+def find_adapters(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> WeightFiles:
+    """Locate the adapters of a PEFT folder, which must have exactly these names and shapes.
+
+    Raises:
+        ModelFormatError: The file or a tensor is missing or not as expected; the text names it.
+
+    """
+    path, seen = folder / PEFT_WEIGHTS, set[str]()
+    if not path.is_file():
+        raise ModelFormatError(f"{path}: no such file; expected the folder of an adapter of PEFT")
+    names = _check_file(path, None, shapes, seen)
+    _check_missing(folder, shapes, seen)
+    return WeightFiles({path: names}, has_tied_head=False)
+
+
+def _check_missing(folder: Path, shapes: Mapping[str, tuple[int, ...]], seen: set[str]) -> None:
     missing = sorted(shapes.keys() - seen)
     if missing:
         raise ModelFormatError(
             f"{folder}: {len(missing)} tensors are missing, e.g. {', '.join(missing[:3])}"
         )
-    return WeightFiles(files, has_tied_head)
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -126,12 +146,12 @@ def write_weights(
         shards[-1][name] = tensor
         room -= tensor.nbytes
     if len(shards) == 1:
-        write_atomic(folder / SINGLE_FILE, _serialized(shards[0]))
+        write_atomic(folder / SINGLE_FILE, serialized(shards[0]))
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_atomic(folder / file, _serialized(shard))
+        write_atomic(folder / file, serialized(shard))
         weight_map |= dict.fromkeys(shard, file)
     # The index comes last: until then a reader finds no folder, rather than half of one.
     total = sum(tensor.nbytes for tensor in state.values())
@@ -139,7 +159,8 @@ def write_weights(
     write_atomic(folder / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True).encode())
 
 
-def _serialized(state: Mapping[str, torch.Tensor]) -> bytes:
+def serialized(state: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the bytes of a safetensors file."""
     return save({name: tensor.contiguous() for name, tensor in state.items()}, {"format": "pt"})
 
 

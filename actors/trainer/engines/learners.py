@@ -28,17 +28,23 @@ def uses_transformers(config: TrainerConfig) -> bool:
 async def open_learner(
     place: Place, policy_config: PolicyConfig, config: TrainerConfig, seed: int
 ) -> Learner:
-    """Return a learner in this process alone: of random weights, or of a model of transformers.
+    """Return a learner in this process alone: of random weights, or of the run's model.
+
+    The model is that of transformers, or the base of adapters.
 
     Raises:
-        NotFoundError: A model of transformers that the store does not have.
+        NotFoundError: The store does not have the model.
         CorruptDataError: The store's model is damaged.
 
     """
     if not uses_transformers(config):
-        return await place.offload(Learner.initialized, policy_config, config.optimizer, seed)
+        learner = await place.offload(Learner.initialized, policy_config, config.optimizer, seed)
+        if policy_config.adapter:
+            async with model_folder(place.store) as folder:
+                await place.offload(learner.load_model, folder)
+        return learner
     return await open_ranked_learner(
-        place, policy_config, config, await place.offload(World.alone, config.device)
+        place, policy_config, config, await place.offload(World.alone, config.device), seed
     )
 
 
@@ -62,16 +68,17 @@ async def open_first_learner(
 
     """
     if world is not None:
-        return await open_ranked_learner(place, policy_config, config, world)
+        return await open_ranked_learner(place, policy_config, config, world, seed)
     learner = await open_learner(place, policy_config, config, seed)
-    if not uses_transformers(config) and await stored_model(place.store) is not None:
+    starts_whole = not uses_transformers(config) and not policy_config.adapter
+    if starts_whole and await stored_model(place.store) is not None:
         async with model_folder(place.store) as folder:
             await place.offload(learner.load_model, folder)
     return learner
 
 
 async def open_ranked_learner(
-    place: Place, policy_config: PolicyConfig, config: TrainerConfig, world: World
+    place: Place, policy_config: PolicyConfig, config: TrainerConfig, world: World, seed: int = 0
 ) -> RankedLearner:
     """Return a rank's part of a learner, whose weights a checkpoint is to replace.
 
@@ -84,7 +91,7 @@ async def open_ranked_learner(
     from penstock.actors.trainer.ranks.hf.learner import load_learner
 
     async with model_folder(place.store) as folder:
-        return await place.offload(load_learner, folder, policy_config, config, world)
+        return await place.offload(load_learner, folder, policy_config, config, world, seed)
 
 
 @asynccontextmanager

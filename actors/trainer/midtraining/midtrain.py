@@ -187,8 +187,8 @@ class Midtrainer:
         self._corpora, self._seed = corpora, seed
         self.step_batches = step_batches(corpora.train, config, np.random.default_rng(seed))
         # Weight decay for matrices only, not for norms.
-        decayed = [p for p in policy.parameters() if p.dim() > 1]
-        plain = [p for p in policy.parameters() if p.dim() <= 1]
+        decayed = [p for p in learner.trained.values() if p.dim() > 1]
+        plain = [p for p in learner.trained.values() if p.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain}],
             lr=config.learning_rate,
@@ -207,7 +207,7 @@ class Midtrainer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return weights, moments and losses by name; tensors share memory with the trainer."""
-        named = dict(self._policy.named_parameters())
+        named = self._learner.trained
         moments = {
             f"{moment}.{name}": value
             for name, parameter in named.items()
@@ -224,7 +224,7 @@ class Midtrainer:
             CorruptDataError: The tensors do not fit this policy.
 
         """
-        named = dict(self._policy.named_parameters())
+        named = self._learner.trained
         for name, parameter in named.items():
             weight = state.get(f"{_WEIGHT}.{name}")
             if weight is None or weight.shape != parameter.shape:
@@ -307,7 +307,7 @@ class Midtrainer:
         if self._learner.is_ranked:
             self._learner.clip(bound)
         else:
-            parameters = list(self._policy.parameters())
+            parameters = list(self._learner.trained.values())
             torch.nn.utils.clip_grad_norm_(parameters, bound, error_if_nonfinite=True)
         self._optimizer.step()
         self._learner.clear()

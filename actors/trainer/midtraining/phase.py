@@ -113,7 +113,8 @@ async def _run(
     purpose = purpose_of(config, learner.policy.config, seed, stored)
     head = SaveHead(purpose=purpose, num_tokens=0, elapsed_s=0.0, num_saves=0, num_resumed=0)
     began = ctx.monotonic()
-    start = await ctx.offload(learner.weights_digest)
+    # Also of what does not train: the base of adapters.
+    start = await ctx.offload(learner.digest, dict(learner.policy.named_parameters()))
     finished = FinishedCache(settings, purpose, start, is_ranked=learner.is_ranked)
     if cached := await ctx.offload(finished.get):
         await ctx.offload(resume, trainer, *cached)

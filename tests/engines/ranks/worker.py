@@ -10,7 +10,8 @@ python worker.py SPEC, with torchrun's variables in the environment; SPEC is JSO
     mode          policy.numerics.mode; `off` ignores the recorded routes
     store         folder of objects to publish to
     checkpoints   folder of objects to save the last step to; without steps, to load from
-    phase         `midtrain` or `preferences`: what is trained instead of rollouts
+    phase         `midtrain` or `preferences`: what is trained instead of rollouts; `full_rank`: the
+                  steps of `adapter_steps.py`, by adapters and by the matrices themselves
     out           file that rank 0 writes
 """
 
@@ -25,8 +26,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.engines.ranks.batches import manifest, rollouts
+from tests.numerics.adapter_steps import (
+    ADAPTER,
+    OPTIMIZER,
+    freeze_identity,
+    is_target,
+    take_steps,
+)
 from torch.distributed.tensor import DTensor
 
+from penstock.actors.policy.adapter import merge
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
@@ -50,7 +59,13 @@ from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import PreferenceExample, PreferenceReply
 from penstock.actors.trainer.preferences.phase import PreferenceTrainer
-from penstock.actors.trainer.ranks.hf.learner import load_learner
+from penstock.actors.trainer.ranks.hf.adapter import folder_name
+from penstock.actors.trainer.ranks.hf.learner import (
+    AdapterLearner,
+    TransformersLearner,
+    load_learner,
+)
+from penstock.actors.trainer.ranks.hf.policy import load_policy
 from penstock.actors.trainer.ranks.world import RankEnvironment, World
 from penstock.actors.trainer.step import train_step
 from penstock.infra.stores.directory import DirectoryStore
@@ -76,7 +91,6 @@ def opened(spec, world):
     """The learner of a spec, its shape and its settings."""
     folder = Path(spec["folder"])
     numerics = NumericsConfig(mode=spec.get("mode", "fast"))
-    config = msgspec.structs.replace(read_hf_config(folder), numerics=numerics)
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
     ranks = RanksConfig(
         num_ranks=world.num_ranks,
@@ -85,11 +99,16 @@ def opened(spec, world):
         **spec.get("ranks", {}),
     )
     more = msgspec.convert(spec.get("trainer", {}), TrainerConfig)
+    shape = read_hf_config(folder)
+    config = msgspec.structs.replace(shape, numerics=numerics, adapter=more.adapter)
     trainer = msgspec.structs.replace(more, micro_batch_tokens=64, optimizer=optimizer, ranks=ranks)
     return load_learner(folder, config, trainer, world), config, trainer
 
 
 def train_phase(spec, world) -> None:
+    if spec["phase"] == "full_rank":
+        full_rank(spec, world)
+        return
     learner, config, settings = opened(spec, world)
     if spec["phase"] == "midtrain":
         phase = midtrainer(learner, config)
@@ -106,6 +125,29 @@ def train_phase(spec, world) -> None:
     found |= {"losses": phase.losses, "weights": learner.weights_digest()}
     if world.rank == 0:
         Path(spec["out"]).write_text(json.dumps(found))
+
+
+def full_rank(spec, world) -> None:
+    """The largest difference between the two, and how far the matrices moved."""
+    folder, ranks = Path(spec["folder"]), RanksConfig(model="transformers")
+    shape = read_hf_config(folder)
+    full = load_policy(folder, shape, ranks, world, 0)
+    for name, parameter in full.named_parameters():
+        parameter.requires_grad_(is_target(name))
+    start = {name: each.detach().clone() for name, each in full.named_parameters()}
+    take_steps(TransformersLearner(full, OPTIMIZER, world, ranks))
+    shape = msgspec.structs.replace(shape, adapter=ADAPTER)
+    adapted = load_policy(folder, shape, ranks, world, 0)
+    freeze_identity(adapted.named_parameters())
+    take_steps(AdapterLearner(adapted, OPTIMIZER, world, ranks))
+    state = {folder_name(name): each.detach() for name, each in adapted.named_parameters()}
+    merge(state, ADAPTER.scale)
+    pairs = [(each.detach(), state[name], start[name]) for name, each in full.named_parameters()]
+    found = {
+        "off": max(float((own - theirs).abs().max()) for own, theirs, _ in pairs),
+        "moved": max(float((own - first).abs().max()) for own, _, first in pairs),
+    }
+    Path(spec["out"]).write_text(json.dumps(found))
 
 
 def midtrainer(learner, config) -> Midtrainer:

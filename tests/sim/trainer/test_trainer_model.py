@@ -20,7 +20,7 @@ DENSE = msgspec.structs.replace(MODEL, num_experts=0, num_experts_per_tok=0, int
 async def started_from(world, folder, config):
     save_checkpoint(Policy(config, seed=5), folder)
     (folder / "tokenizer.json").write_text("{}")
-    await store_model(world.store, folder, ["model.safetensors"])
+    await store_model(world.store, folder, [folder / "model.safetensors"])
     world.policy = config
     for path in folder.iterdir():
         path.unlink()

@@ -167,7 +167,7 @@ def test_only_a_new_or_empty_folder_is_written_to(run, tmp_path, capsys):
 def test_an_export_that_fails_leaves_nothing(tmp_path):
     tensors = {"model.norm.weight": np.zeros(3, np.uint16)}
     with pytest.raises(ModelFormatError):
-        write_model(tmp_path / "out", config_json(SPARSE), tensors, TokenizerFiles({}, {}))
+        write_model(tmp_path / "out", config_json(SPARSE), tensors, TokenizerFiles({}, {}), None)
     assert not list(tmp_path.iterdir())
 
 
@@ -175,7 +175,7 @@ def test_large_models_are_written_in_shards(tmp_path):
     policy = policy_of(SPARSE, 0)
     tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}
     empty = TokenizerFiles({}, {})
-    write_model(tmp_path / "out", config_json(SPARSE), tensors, empty, shard_bytes_max=30_000)
+    write_model(tmp_path / "out", config_json(SPARSE), tensors, empty, None, shard_bytes_max=30_000)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     load_checkpoint(tmp_path / "out")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -5,15 +5,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from penstock.actors.policy.adapter import PREFIX
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.device import fix_threads
 from penstock.actors.policy.hf.weights import stored_shapes
 from penstock.actors.policy.snapshot import TensorRun
 from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.engines.config import RanksConfig
-from penstock.actors.trainer.learner import Pass
+from penstock.actors.trainer.learner import Learner, Pass, published
 from penstock.actors.trainer.ranks.hf.checks import check_names
 from penstock.actors.trainer.ranks.hf.policy import TransformersPolicy, load_policy
 from penstock.actors.trainer.ranks.hf.tensors import TensorNames
@@ -79,7 +82,7 @@ class TransformersLearner(RankedLearner):
 
     def held_runs(self) -> list[TensorRun]:
         """Return what this rank publishes; see `RankedLearner.held_runs`."""
-        return self.tensors.held_runs(has_buffers=self._world.rank == 0)
+        return self.tensors.held_runs(is_first=self._world.rank == 0)
 
     def accumulate(
         self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
@@ -101,8 +104,61 @@ class TransformersLearner(RankedLearner):
         return self._in_order(found)
 
 
+class AdapterLearner(TransformersLearner):
+    """Like `TransformersLearner`, whose adapters alone train: every rank has them whole."""
+
+    @contextmanager
+    def published_weights(self) -> Iterator[None]:
+        """Compute with the adapters as published; the base is always so."""
+        with self.computing_with(published(self.parameters)):
+            yield
+
+    def accumulate(
+        self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
+    ) -> list[Result]:
+        """Add the gradients of passes in their order, alike on every rank."""
+        fix_threads(num_threads)
+        parameters = list(self.trained.values())
+        totals = [parameter.grad for parameter in parameters]
+        found: dict[int, Result] = {}
+        rank = self._world.rank
+        for turn in rounds(len(passes), self._world.num_ranks):
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, figures = passes[turn.index(rank)]()
+            (loss if turn.is_active(rank) else loss * 0.0).backward()
+            if turn.is_active(rank):
+                found[turn.index(rank)] = figures
+            for gradients in self._gathered(parameters)[: turn.num_active]:
+                totals = [
+                    gradient if total is None else total.add_(gradient)
+                    for total, gradient in zip(totals, gradients, strict=True)
+                ]
+        for parameter, total in zip(parameters, totals, strict=True):
+            parameter.grad = total
+        return self._in_order(found)
+
+    def squares(self) -> list[float]:
+        """Return the sums of squares of all rows of the gradient, which every rank has."""
+        return Learner.squares(self)
+
+    def _gathered(self, parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Return the gradients of each rank's pass, by rank."""
+        own = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        num_ranks = self._world.num_ranks
+        if num_ranks == 1:
+            return [own]
+        flat = torch.cat([gradient.flatten() for gradient in own])
+        flats = [torch.empty_like(flat) for _ in range(num_ranks)]
+        dist.all_gather(flats, flat, group=self._world.mesh.get_group())
+        sizes = [gradient.numel() for gradient in own]
+        return [
+            [part.view_as(like) for part, like in zip(each.split(sizes), own, strict=True)]
+            for each in flats
+        ]
+
+
 def load_learner(
-    folder: Path, policy_config: PolicyConfig, config: TrainerConfig, world: World
+    folder: Path, policy_config: PolicyConfig, config: TrainerConfig, world: World, seed: int = 0
 ) -> TransformersLearner:
     """Return a learner of a Hugging Face folder's weights, of which each rank loads its part.
 
@@ -111,13 +167,17 @@ def load_learner(
         policy_config: what `read_hf_config` says of it, and how it is computed.
         config: of the trainer.
         world: all ranks.
+        seed: of an adapter's first values.
 
     Raises:
         ModelFormatError: Ranks do not compute, or do not publish, a model of this architecture.
 
     """
-    policy = load_policy(folder, policy_config, config.ranks, world)
-    learner = TransformersLearner(policy, config.optimizer, world, config.ranks)
+    policy = load_policy(folder, policy_config, config.ranks, world, seed)
+    kind = AdapterLearner if policy_config.adapter else TransformersLearner
+    learner = kind(policy, config.optimizer, world, config.ranks)
     model_type = policy.model.config.model_type
-    check_names(learner.published_shapes(), stored_shapes(folder), model_type)
+    shapes = learner.published_shapes()
+    base = {name: shapes[name] for name in shapes if not name.startswith(PREFIX)}
+    check_names(base, stored_shapes(folder), model_type)
     return learner

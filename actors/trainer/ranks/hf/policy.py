@@ -24,6 +24,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import ModelFormatError
 from penstock.actors.policy.model import Policy, PolicyOutput, ancestors_of
 from penstock.actors.trainer.engines.config import RanksConfig
+from penstock.actors.trainer.ranks.hf.adapter import add_adapter, set_adapter_scale
 from penstock.actors.trainer.ranks.hf.attention import NAME, PackedLayout, watch
 from penstock.actors.trainer.ranks.hf.checks import check_policy, reference_logprobs
 from penstock.actors.trainer.ranks.hf.routing import RouteReplay
@@ -62,6 +63,8 @@ class TransformersPolicy(Policy):
         self.model = model
         self.num_logits_max = ranks.logits_bytes_max // torch.float32.itemsize
         self._offloads = ranks.offload_activations
+        # An adapter's float32 beside a base in bfloat16.
+        self._mixes = config.adapter is not None and ranks.dtype == "bfloat16"
         self._device = device
         self._routes = RouteReplay(model, model.config.model_type)
         self._layouts = watch(model)
@@ -89,7 +92,7 @@ class TransformersPolicy(Policy):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters, all of which train, under transformers' names."""
+        """Yield the parameters under transformers' names, or PEFT's."""
         return self.model.named_parameters(prefix, recurse, remove_duplicate)
 
     def forward(
@@ -141,7 +144,11 @@ class TransformersPolicy(Policy):
         """Run [B, S] tokens; return hidden states [B * S, d] and experts [B * S, L, K]."""
         self._routes.start(recorded)
         self._layouts.current = layout
-        with save_on_cpu(self._device.type == "cuda") if self._offloads else nullcontext():
+        kind = self._device.type
+        with (
+            save_on_cpu(kind == "cuda") if self._offloads else nullcontext(),
+            torch.autocast(kind, torch.bfloat16, enabled=self._mixes),
+        ):
             self.model(
                 input_ids=input_ids, position_ids=positions, attention_mask=None, use_cache=False
             )
@@ -181,6 +188,10 @@ class TransformersPolicy(Policy):
         else:
             self.model.gradient_checkpointing_disable()
 
+    def set_adapter_scale(self, scale: float) -> None:
+        """Set the factor of all adapters' products; see `Policy.set_adapter_scale`."""
+        set_adapter_scale(self.model, scale)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, d] -> [N, vocab_size]; after a forward pass, before the next."""
         logits = F.linear(hidden, self._embedding.weight, self._head.bias)
@@ -203,21 +214,25 @@ class TransformersPolicy(Policy):
 
 
 def load_policy(
-    folder: Path, config: PolicyConfig, ranks: RanksConfig, world: World
+    folder: Path, config: PolicyConfig, ranks: RanksConfig, world: World, seed: int
 ) -> TransformersPolicy:
-    """Load a Hugging Face folder in float32, each rank its part of it.
+    """Load a Hugging Face folder, each rank its part of it.
+
+    It is float32; the base of an adapter has the dtype that it is computed in.
 
     Args:
         folder: of the model.
         config: what `read_hf_config` says of it.
         ranks: how it is computed.
         world: all ranks; one that is alone has the whole model.
+        seed: of an adapter's first values.
 
     Raises:
         ModelFormatError: transformers does not load it, or its layers are not computed so.
         ValueError: The model cannot be divided so.
 
     """
+    mixes = config.adapter is not None and ranks.dtype == "bfloat16"
     divided = DistributedConfig(
         fsdp_size=world.num_ranks,
         ep_size=ranks.num_expert_ranks,
@@ -227,7 +242,7 @@ def load_policy(
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=torch.float32,
+            dtype=torch.bfloat16 if mixes else torch.float32,
             attn_implementation=NAME,
             local_files_only=True,
             trust_remote_code=False,
@@ -237,8 +252,10 @@ def load_policy(
         raise ModelFormatError(f"{folder}: transformers cannot load it: {error}") from error
     if world.num_ranks == 1:
         nn.Module.to(model, world.device)
-        if ranks.dtype == "bfloat16" or ranks.offload_optimizer:
+        if not config.adapter and (ranks.dtype == "bfloat16" or ranks.offload_optimizer):
             _shard_alone(model, ranks, world)
+    if config.adapter:
+        add_adapter(model, config.adapter, seed, folder)
     expected = reference_logprobs(model, world.device)
     # Nothing is dropped out; activations are checkpointed in training mode alone.
     policy = TransformersPolicy(model.train(), config, ranks, world.device)

@@ -18,9 +18,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from penstock.actors.policy.adapter import PREFIX as ADAPTER_PREFIX
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy
 from penstock.actors.policy.hf.config import ModelFormatError
 from penstock.actors.policy.snapshot import TensorRun
+from penstock.actors.trainer.ranks.hf.adapter import folder_name
 
 RowNames = Sequence[Sequence[str]]
 """Tensors of each row of a parameter; a single row: the whole parameter is one tensor."""
@@ -87,11 +89,11 @@ class TensorNames:
             found |= {each: list(part.shape) for each, _, part in self.runs(name, whole, 0)}
         return found | {name: list(buffer.shape) for name, buffer in self.buffers().items()}
 
-    def held_runs(self, *, has_buffers: bool) -> list[TensorRun]:
+    def held_runs(self, *, is_first: bool) -> list[TensorRun]:
         """Return copies of what this rank holds, rounded: over all ranks, everything once.
 
         Args:
-            has_buffers: whether this rank publishes those, which every rank has.
+            is_first: whether this rank publishes what every rank has: buffers and adapters.
 
         Raises:
             ValueError: A parameter is not cut over the ranks by rows.
@@ -99,22 +101,27 @@ class TensorNames:
         """
         runs: list[TensorRun] = []
         for name, parameter in self.model.named_parameters():
+            if not (is_first or isinstance(parameter, DTensor)):
+                continue
             for each, start, values in self.runs(name, *_held_rows(parameter)):
                 rounded = values.to(PUBLISHED_DTYPE, copy=True)
                 runs.append(TensorRun(each, start, as_numpy(rounded).reshape(-1)))
-        if has_buffers:
+        if is_first:
             for name, buffer in self.buffers().items():
                 bits = as_numpy(buffer.to(torch.float32, copy=True)).reshape(-1)
                 runs.append(TensorRun(name, 0, bits.view(np.uint32)))
         return runs
 
     def _row_names(self, name: str, shape: torch.Size) -> RowNames:
+        plain = folder_name(name)
+        if plain.startswith(ADAPTER_PREFIX):
+            return [[plain]]
         # Values that say which row, and which half of it, each stored tensor begins with.
         is_stack = len(shape) == 3
         marks = torch.arange(2.0 * shape[0]).view(-1, 2, 1) if is_stack else torch.zeros(1)
         stored = {
             key: value.flatten()
-            for key, value in revert_weight_conversion(self.model, {name: marks}).items()
+            for key, value in revert_weight_conversion(self.model, {plain: marks}).items()
         }
         if len(stored) == 1:
             (key,) = stored
