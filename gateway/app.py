@@ -31,7 +31,7 @@ from penstock.gateway.routes.completions import read_completions
 from penstock.gateway.routes.generate import read_generate
 from penstock.gateway.routes.messages import read_count, read_messages
 from penstock.gateway.routes.responses import read_responses
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, GatewayMetrics, Services
 from penstock.messages.errors import PenstockError
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
     """
     feed = MonitorFeed(services.ctx)
     app = web.Application(
-        client_max_size=services.config.body_bytes_max, middlewares=[*middlewares, _outer(services)]
+        client_max_size=services.config.body_bytes_max,
+        middlewares=[*middlewares, answering(services.metrics)],
     )
     app.add_routes(
         [
@@ -152,7 +153,9 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
     return app
 
 
-def _outer(services: Services) -> Middleware:
+def answering(metrics: GatewayMetrics) -> Middleware:
+    """Return the middleware that every application here has outermost."""
+
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Assign a request id, convert errors to responses, and count the response."""
@@ -180,7 +183,7 @@ def _outer(services: Services) -> Middleware:
         # The route's pattern and not the path: scanners must not add a metric series per path.
         route = request.match_info.route.resource
         label = route.canonical if route else "unknown"
-        services.metrics.requests.labels(label, str(response.status)).inc()
+        metrics.requests.labels(label, str(response.status)).inc()
         return response
 
     return outer

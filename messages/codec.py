@@ -107,6 +107,7 @@ from penstock.messages.telemetry import (
     ProcessorUsed,
     ReadMonitor,
 )
+from penstock.messages.tinker import TinkerAnswered, TinkerCalled, TinkerKept, TinkerSaved
 from penstock.messages.training import (
     ArithmeticChanged,
     BatchManifest,
@@ -139,6 +140,7 @@ EVENTS = (
     LimitsChanged, ReplyKept,
     MessageRejected, ActorReported, ProcessorUsed, ReplicaReported, MidtrainProgressed,
     PreferencesProgressed,
+    TinkerCalled, TinkerAnswered, TinkerSaved, TinkerKept,
 )  # fmt: skip
 """Messages that are kept on streams."""
 

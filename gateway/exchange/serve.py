@@ -70,7 +70,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
 
     """
     async with admit(services, request) as admitted:
-        body = await read_whole(services, request)
+        body = await read_whole(services.config, request)
         if HEADER not in request.headers:
             return (await _answer(services, _read(services, read, request, body), admitted))[0]
         key = admitted.key
@@ -125,7 +125,7 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
 
     """
     async with admit(services, request) as admitted:
-        parsed = _read(services, read, request, await read_whole(services, request))
+        parsed = _read(services, read, request, await read_whole(services.config, request))
         with hold_places(services, 1):
             services.planner.check_size(parsed.conversation, admitted.charge)
             request[THREAD] = _thread(services, request, admitted.key, parsed.conversation)

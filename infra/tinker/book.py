@@ -1,0 +1,165 @@
+"""What the log says of sessions, models, samplers and saved weights."""
+
+from bisect import bisect_right
+
+import msgspec
+
+from penstock.infra.tinker.requests import LoadBody, LoraBody, ModelBody, SamplerBody
+from penstock.messages.base import Event
+from penstock.messages.errors import PenstockError
+from penstock.messages.tinker import (
+    TinkerAnswered,
+    TinkerBody,
+    TinkerCalled,
+    TinkerKind,
+    TinkerOwner,
+    TinkerSaved,
+)
+
+TYPES: tuple[type[Event], ...] = (TinkerCalled, TinkerAnswered, TinkerSaved)
+"""Events that the book is made of."""
+UNANSWERED = frozenset({TinkerKind.SESSION, TinkerKind.SAMPLER})
+"""Calls whose answer follows from the call."""
+
+
+class NoSuchError(PenstockError, LookupError):
+    """A session, model, sampler or path that the caller does not have."""
+
+
+class Target(msgspec.Struct, kw_only=True):
+    """A model or a sampler."""
+
+    owner: TinkerOwner
+    session_id: str
+    lora: LoraBody | None = None
+    """Of a model."""
+    path: str = ""
+    """Of a sampler: what it samples with; empty for the base alone."""
+    numbers: list[int] = []
+    """Of its calls, ascending."""
+
+    def has(self, number: int) -> bool:
+        """Whether the call is on the log."""
+        at = bisect_right(self.numbers, number)
+        return at > 0 and self.numbers[at - 1] == number
+
+
+class SavedWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Saved weights without their bytes."""
+
+    key: str
+    """Of `TinkerSaved`."""
+    tenant: str
+    lora: LoraBody
+    at: float
+    expires_at: float
+    num_bytes: int
+
+
+class Book:
+    """Follows from the events alone; grows with what clients created, not with their calls."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.sessions: dict[str, TinkerOwner] = {}
+        self.targets: dict[str, Target] = {}
+        self.saved: dict[str, SavedWeights] = {}
+        """By path; a name that was overwritten means the newest."""
+        self.pending: dict[str, TinkerCalled] = {}
+        """Calls without an answer, in the order of the log."""
+
+    def add(self, event: Event) -> None:
+        """Take in an event; one that it has changes nothing."""
+        if isinstance(event, TinkerSaved):
+            self.saved[event.path] = SavedWeights(
+                key=event.key(),
+                tenant=event.tenant,
+                lora=lora_of(event.rank, event.targets),
+                at=event.at,
+                expires_at=event.expires_at,
+                num_bytes=_size(event.state),
+            )
+        elif isinstance(event, TinkerAnswered):
+            self.pending.pop(event.request_id, None)
+        elif isinstance(event, TinkerCalled):
+            self._called(event)
+
+    def _called(self, event: TinkerCalled) -> None:
+        if event.kind is TinkerKind.SESSION:
+            self.sessions[event.session_id] = event.owner
+            return
+        target = self.targets.get(event.target)
+        if target is None:
+            target = Target(owner=event.owner, session_id=event.session_id)
+            self.targets[event.target] = target
+            # A small body is in the event itself.
+            body = event.body.data if isinstance(event.body, TinkerBody) else b""
+            if event.kind is TinkerKind.MODEL:
+                target.lora = msgspec.json.decode(body, type=ModelBody).lora_config
+            elif event.kind is TinkerKind.LOAD:
+                path = msgspec.json.decode(body, type=LoadBody).path
+                target.lora = self.saved[path].lora if path in self.saved else None
+            elif event.kind is TinkerKind.SAMPLER:
+                target.path = msgspec.json.decode(body, type=SamplerBody).model_path or ""
+        if event.kind in UNANSWERED:
+            return
+        at = bisect_right(target.numbers, event.number)
+        if not at or target.numbers[at - 1] != event.number:
+            target.numbers.insert(at, event.number)
+            self.pending[event.request_id] = event
+
+    def open_sampler(self, sampler_id: str, session_id: str, owner: TinkerOwner, path: str) -> None:
+        """Take in a sampler that saving weights made."""
+        self.targets[sampler_id] = Target(owner=owner, session_id=session_id, path=path)
+
+    def target(self, name: str, tenant: str, what: str) -> Target:
+        """Return a model or sampler of a tenant.
+
+        Raises:
+            NoSuchError: It has none of this name; the text begins with `what`.
+
+        """
+        target = self.targets.get(name)
+        # The same words for what another tenant has: names tell nothing.
+        if target is None or target.owner.tenant != tenant:
+            raise NoSuchError(f"{what}: expected one of this key's tenant, got {name!r}")
+        return target
+
+    def weights(self, path: str, tenant: str, folder: str, now: float) -> SavedWeights:
+        """Return the saved weights of a path.
+
+        Raises:
+            NoSuchError: There are none, or they have expired.
+
+        """
+        found = self.saved.get(path)
+        if found is None or found.tenant != tenant or path.split("/")[3] != folder:
+            raise NoSuchError(f"path: expected {folder} that this key's tenant saved, got {path!r}")
+        if found.expires_at and now >= found.expires_at:
+            raise NoSuchError(f"path: {path!r} has expired")
+        return found
+
+    def num_models(self, tenant: str) -> int:
+        """Return how many models a tenant has."""
+        own = (each for each in self.targets.values() if each.owner.tenant == tenant)
+        return sum(each.lora is not None for each in own)
+
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
+
+def targets_of(lora: LoraBody, *, is_dense: bool) -> tuple[str, ...]:
+    """Return the matrices that a request's adapter is for: experts are not adapted."""
+    attention = _ATTENTION if lora.train_attn else ()
+    return attention + (_FEED_FORWARD if lora.train_mlp and is_dense else ())
+
+
+def lora_of(rank: int, targets: tuple[str, ...]) -> LoraBody:
+    """Return the request that gives an adapter."""
+    has = {"train_attn": _ATTENTION[0] in targets, "train_mlp": _FEED_FORWARD[0] in targets}
+    return LoraBody(rank=rank, train_unembed=False, **has)
+
+
+def _size(state: object) -> int:
+    return len(state.data) if isinstance(state, TinkerBody) else getattr(state, "num_bytes", 0)
