@@ -12,7 +12,7 @@ _Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_-]{1,128}\Z")]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^tinker://[A-Za-z0-9:_-]{1,128}/[a-z_]+/[^/]{1,128}\Z")]
 _Seq = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_Seed = Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63)]
+_Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Ttl = Annotated[int, msgspec.Meta(ge=1, le=3650 * 86_400)]
 _Metadata = dict[str, Any] | None
 NUM_TAGS_MAX = 64
@@ -163,7 +163,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_tokens: PositiveInt | None = None
     seed: _Seed | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: str | list[str | int] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
@@ -175,7 +175,7 @@ class SampleBody(_Body, frozen=True, kw_only=True):
     prompt: PromptBody
     sampling_params: SamplingBody
     sampling_session_id: _Id
-    seq_id: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    seq_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     num_samples: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     prompt_logprobs: bool = False
     topk_prompt_logprobs: Literal[0] = 0

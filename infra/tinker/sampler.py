@@ -108,7 +108,7 @@ class Sampler:
             chunks = self._engine.generate(prompt, sampling, request_id=request_id)
             return await self._collected(chunks, stop_ids, texts)
 
-    def _stops(self, stop: str | list[str] | list[int] | None) -> tuple[tuple[int, ...], list[bytes]]:
+    def _stops(self, stop: str | list[str | int] | None) -> tuple[tuple[int, ...], list[bytes]]:
         if stop is None:
             return self._end_ids, []
         listed = [stop] if isinstance(stop, str) else stop
