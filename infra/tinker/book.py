@@ -4,7 +4,13 @@ from bisect import bisect_right
 
 import msgspec
 
-from penstock.infra.tinker.requests import LoadBody, LoraBody, ModelBody, SamplerBody
+from penstock.infra.tinker.requests import (
+    LoadBody,
+    LoraBody,
+    ModelBody,
+    SamplerBody,
+    SaveSamplerBody,
+)
 from penstock.messages.base import Event
 from penstock.messages.errors import PenstockError
 from penstock.messages.tinker import (
@@ -103,14 +109,17 @@ class Book:
                 target.path = msgspec.json.decode(body, type=SamplerBody).model_path or ""
         if event.kind in UNANSWERED:
             return
+        if event.kind is TinkerKind.SAVE_SAMPLER and isinstance(event.body, TinkerBody):
+            asked = msgspec.json.decode(event.body.data, type=SaveSamplerBody)
+            if asked.path is None and asked.sampling_session_seq_id is not None:
+                name = sampler_id(event.session_id, asked.sampling_session_seq_id)
+                sampler = Target(owner=event.owner, session_id=event.session_id)
+                sampler.path = saved_path(event, None)
+                self.targets.setdefault(name, sampler)
         at = bisect_right(target.numbers, event.number)
         if not at or target.numbers[at - 1] != event.number:
             target.numbers.insert(at, event.number)
             self.pending[event.request_id] = event
-
-    def open_sampler(self, sampler_id: str, session_id: str, owner: TinkerOwner, path: str) -> None:
-        """Take in a sampler that saving weights made."""
-        self.targets[sampler_id] = Target(owner=owner, session_id=session_id, path=path)
 
     def target(self, name: str, tenant: str, what: str) -> Target:
         """Return a model or sampler of a tenant.
@@ -163,3 +172,19 @@ def lora_of(rank: int, targets: tuple[str, ...]) -> LoraBody:
 
 def _size(state: object) -> int:
     return len(state.data) if isinstance(state, TinkerBody) else getattr(state, "num_bytes", 0)
+
+
+def saved_path(call: TinkerCalled, name: str | None) -> str:
+    """Return the path of what a call saves; without a name, one that no client can give."""
+    folder = "weights" if call.kind is TinkerKind.SAVE else "sampler_weights"
+    return f"tinker://{call.target}/{folder}/{name or f'~{call.number}'}"
+
+
+def sampler_id(session_id: str, number: int) -> str:
+    """Return the id of a session's sampler."""
+    return f"{session_id}:sample:{number}"
+
+
+def model_id(session_id: str, number: int) -> str:
+    """Return the id of a session's model; the SDK derives the same."""
+    return f"{session_id}:train:{number}"

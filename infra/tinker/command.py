@@ -94,7 +94,12 @@ async def _keep_up(run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: P
 
 
 async def _announce(run_dir: RunDir, progress: Progress) -> None:
-    while not run_dir.tinker_url.is_file():
+    """Print the address of each start of the server."""
+    printed = ""
+    while True:
+        url = run_dir.tinker_url.read_text() if run_dir.tinker_url.is_file() else printed
+        if url != printed:
+            key = f"tml-$(cat {run_dir.gateway_key})"
+            progress.say(f"TINKER_BASE_URL={url} TINKER_API_KEY={key}")
+        printed = url
         await asyncio.sleep(_POLL_S)
-    url = run_dir.tinker_url.read_text()
-    progress.say(f"TINKER_BASE_URL={url} TINKER_API_KEY=tml-$(cat {run_dir.gateway_key})")

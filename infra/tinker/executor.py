@@ -14,7 +14,13 @@ from penstock.actors.policy.config import AdapterConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.learner import NonFiniteError
-from penstock.infra.tinker.book import NoSuchError, lora_of, targets_of
+from penstock.infra.tinker.book import (
+    NoSuchError,
+    lora_of,
+    sampler_id,
+    saved_path,
+    targets_of,
+)
 from penstock.infra.tinker.model import TrainedModel, with_adapters
 from penstock.infra.tinker.protobuf import field
 from penstock.infra.tinker.requests import (
@@ -30,7 +36,7 @@ from penstock.infra.tinker.sampler import Sampler, adapted
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.infra.tinker.wire import read_forward_backward
 from penstock.messages.errors import PenstockError
-from penstock.messages.tinker import TinkerCalled, TinkerKind, TinkerSaved
+from penstock.messages.tinker import TinkerCalled, TinkerKind
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -80,8 +86,13 @@ class Offload(msgspec.Struct, frozen=True):
     run: Callable[..., Awaitable[Any]]
 
 
-ReadSaved = Callable[[str], Awaitable[tuple[TinkerSaved, bytes]]]
-"""Returns the weights of a path, as the caller of the call may have them."""
+ReadSaved = Callable[[str], Awaitable[Saved]]
+"""Returns the weights of a path.
+
+Raises:
+    NoSuchError: There are none.
+
+"""
 
 
 class Executor:
@@ -161,7 +172,7 @@ class Executor:
         return model
 
     async def _load(self, name: str, body: LoadBody) -> Outcome:
-        saved, state = await self._read_saved(body.path)
+        saved = await self._read_saved(body.path)
         model = self.models.get(name)
         if model is None:
             model = await self.make(name, lora_of(saved.rank, saved.targets))
@@ -170,7 +181,7 @@ class Executor:
                 f"path: expected weights of rank {model.adapter.rank} and the same matrices, "
                 f"got {body.path} of rank {saved.rank}"
             )
-        await self._offload.run(lambda: model.load(state, with_optimizer=body.optimizer))
+        await self._offload.run(lambda: model.load(saved.state, with_optimizer=body.optimizer))
         reply = {"type": "load_weights", "path": body.path, "model_id": name}
         return await self._changed_model(name, reply)
 
@@ -233,28 +244,12 @@ class Executor:
             await self._samplers.pop(oldest).stop()
         policy = self.base.policy
         if path:
-            saved, state = await self._read_saved(path)
+            saved = await self._read_saved(path)
             adapter = AdapterConfig(rank=saved.rank, targets=saved.targets)
             policy = await self._offload.run(
-                lambda: adapted(with_adapters(self.base.policy, adapter), state)
+                lambda: adapted(with_adapters(self.base.policy, adapter), saved.state)
             )
         sampler = Sampler(policy, self.base.tokenizer, self.base.end_ids)
         await sampler.start(self.base.context, self._config.num_sampling_max)
         log.info("sampler of %s started", path or "the base")
         return sampler
-
-
-def saved_path(call: TinkerCalled, name: str | None) -> str:
-    """Return the path of what a call saves; without a name, one that no client can give."""
-    folder = "weights" if call.kind is TinkerKind.SAVE else "sampler_weights"
-    return f"tinker://{call.target}/{folder}/{name or f'~{call.number}'}"
-
-
-def sampler_id(session_id: str, number: int) -> str:
-    """Return the id of a session's sampler."""
-    return f"{session_id}:sample:{number}"
-
-
-def model_id(session_id: str, number: int) -> str:
-    """Return the id of a session's model; the SDK derives the same."""
-    return f"{session_id}:train:{number}"

@@ -49,12 +49,11 @@ def score(policy: Policy, data: Sequence[Datum]) -> torch.Tensor:
     """Return the logprobs of all targets, [N], N the targets of all positions of all sequences."""
     tokens = np.concatenate([each.tokens for each in data])
     targets = [each.inputs["target_tokens"] for each in data]
-    output = policy(
-        torch.from_numpy(tokens.astype(np.int64)), [each.tokens.size for each in data]
-    )
-    per_token = np.concatenate(
-        [np.full(one.tokens.size, t.size // one.tokens.size) for one, t in zip(data, targets)]
-    )
+    output = policy(torch.from_numpy(tokens.astype(np.int64)), [each.tokens.size for each in data])
+    counts = [
+        np.full(len(each.tokens), t.size // len(t)) for each, t in zip(data, targets, strict=True)
+    ]
+    per_token = np.concatenate(counts)
     rows = torch.from_numpy(np.arange(tokens.size).repeat(per_token))
     flat = torch.from_numpy(np.concatenate([t.reshape(-1) for t in targets]).astype(np.int64))
     return token_scores(policy, output.hidden.index_select(0, rows), flat).logprobs
@@ -63,7 +62,9 @@ def score(policy: Policy, data: Sequence[Datum]) -> torch.Tensor:
 class TrainedModel:
     """One adapter, its gradients and its optimizer. Used by one thread at a time."""
 
-    def __init__(self, base: Policy, adapter: AdapterConfig, config: TinkerConfig, seed: int = 0):
+    def __init__(
+        self, base: Policy, adapter: AdapterConfig, config: TinkerConfig, seed: int = 0
+    ) -> None:
         """Begin with an adapter without an effect.
 
         Args:
@@ -181,9 +182,7 @@ def _passes(data: Sequence[Datum], tokens_max: int) -> list[list[Datum]]:
     return found
 
 
-def _reply(
-    request: ForwardBackward, found: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> bytes:
+def _reply(request: ForwardBackward, found: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bytes:
     shapes = [each.inputs["target_tokens"].shape for each in request.data]
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
 

@@ -1,6 +1,7 @@
 """Opens the base of a server from its run's store."""
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +17,6 @@ from penstock.infra.tinker.executor import Base
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.reading.parsing import parse_json
-
-import tempfile
 
 
 def names_of(config: RunConfig) -> tuple[str, ...]:

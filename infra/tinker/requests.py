@@ -1,16 +1,19 @@
-"""Bodies of the SDK's JSON requests. Fields that a request may have and that are not here act
-nowhere: such a request is refused with their name."""
+"""Bodies of the SDK's JSON requests.
 
-from typing import Annotated, Any, Literal, TypeVar
+Fields that a request may have and that are not here act nowhere: they are refused by name.
+"""
+
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from penstock.messages.settings import NonNegativeInt, PositiveInt
 
-K = TypeVar("K", bound=str)
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_-]{1,128}\Z")]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
-_Path = Annotated[str, msgspec.Meta(pattern=r"^tinker://[A-Za-z0-9:_-]{1,128}/[a-z_]+/[^/]{1,128}\Z")]
+_Path = Annotated[
+    str, msgspec.Meta(pattern=r"^tinker://[A-Za-z0-9:_-]{1,128}/[a-z_]+/[^/]{1,128}\Z")
+]
 _Seq = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Ttl = Annotated[int, msgspec.Meta(ge=1, le=3650 * 86_400)]
@@ -175,7 +178,7 @@ class SampleBody(_Body, frozen=True, kw_only=True):
     prompt: PromptBody
     sampling_params: SamplingBody
     sampling_session_id: _Id
-    seq_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    seq_id: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
     num_samples: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     prompt_logprobs: bool = False
     topk_prompt_logprobs: Literal[0] = 0

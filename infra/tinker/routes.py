@@ -17,8 +17,7 @@ from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.services import GatewayMetrics
 from penstock.infra.tinker import requests
-from penstock.infra.tinker.book import NoSuchError, Target, targets_of
-from penstock.infra.tinker.executor import model_id, sampler_id
+from penstock.infra.tinker.book import NoSuchError, Target, model_id, sampler_id, targets_of
 from penstock.infra.tinker.losses import LOSSES
 from penstock.infra.tinker.server import Call, TinkerServer
 from penstock.infra.tinker.wire import Datum, ForwardBackward, read_forward_backward
@@ -129,19 +128,16 @@ async def _forward_backward(server: TinkerServer, key: KeySpec, body: bytes) -> 
         asked = read_forward_backward(body)
     except CodecError as error:
         raise ApiError(400, "invalid_body", str(error)) from error
-    target = _model(server, key, asked.model_id)
     _check_loss(asked)
     for index, datum in enumerate(asked.data):
         _check_datum(server, datum, asked.loss_fn, f"data[{index}]")
     count = sum(each.tokens.size for each in asked.data)
     kind = TinkerKind.FORWARD_BACKWARD
-    call = Call(kind, target.session_id, asked.model_id, asked.seq_id, body, 0, count)
-    return await _accepted(server, key, call)
+    call = Call(kind, "", asked.model_id, asked.seq_id, body, num_tokens=count)
+    return await _of_model(server, key, call)
 
 
 def _check_loss(asked: ForwardBackward) -> None:
-    if asked.seq_id < 1:
-        raise invalid(f"expected at least 1, got {asked.seq_id}", "seq_id")
     if asked.loss_fn not in LOSSES:
         raise invalid(f"expected one of {', '.join(LOSSES)}, got {asked.loss_fn!r}", "loss_fn")
     for name, value in asked.settings.items():
@@ -170,36 +166,40 @@ def _check_datum(server: TinkerServer, datum: Datum, loss: str, where: str) -> N
             raise invalid(f"{text}, got {values.shape}", field)
         if not np.isfinite(values).all():
             raise invalid("expected finite values", field)
-    for name, ids in (("model_input", datum.tokens), ("target_tokens", datum.inputs["target_tokens"])):
+    for name, ids in (
+        ("model_input", datum.tokens),
+        ("target_tokens", datum.inputs["target_tokens"]),
+    ):
         if ids.dtype.kind != "i" or int(ids.min()) < 0 or int(ids.max()) >= vocab:
             raise invalid(f"expected token ids below {vocab}", f"{where}.{name}")
 
 
 async def _optim_step(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.StepBody)
-    return await _of_model(server, key, TinkerKind.OPTIM_STEP, asked.model_id, asked.seq_id, body)
+    call = Call(TinkerKind.OPTIM_STEP, "", asked.model_id, asked.seq_id, body)
+    return await _of_model(server, key, call)
 
 
-async def _of_model(
-    server: TinkerServer, key: KeySpec, kind: TinkerKind, name: str, number: int, body: bytes
-) -> Reply:
-    target = _model(server, key, name)
-    if number < 1:
-        raise invalid(f"expected at least 1, got {number}", "seq_id")
-    return await _accepted(server, key, Call(kind, target.session_id, name, number, body))
+async def _of_model(server: TinkerServer, key: KeySpec, call: Call) -> Reply:
+    """Accept a call of a model, whose session follows from it."""
+    target = _model(server, key, call.target)
+    if call.number < 1:
+        raise invalid(f"expected at least 1, got {call.number}", "seq_id")
+    return await _accepted(server, key, call._replace(session_id=target.session_id))
 
 
 async def _save(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.SaveStateBody)
     _check_free(server, asked, "weights")
-    return await _of_model(server, key, TinkerKind.SAVE, asked.model_id, asked.seq_id, body)
+    call = Call(TinkerKind.SAVE, "", asked.model_id, asked.seq_id, body)
+    return await _of_model(server, key, call)
 
 
 async def _save_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.SaveSamplerBody)
     _check_free(server, asked, "sampler_weights")
-    kind = TinkerKind.SAVE_SAMPLER
-    return await _of_model(server, key, kind, asked.model_id, asked.seq_id, body)
+    call = Call(TinkerKind.SAVE_SAMPLER, "", asked.model_id, asked.seq_id, body)
+    return await _of_model(server, key, call)
 
 
 def _check_free(server: TinkerServer, asked: requests.SaveBody, folder: str) -> None:
@@ -214,8 +214,8 @@ async def _load(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     _check_base(server, asked.base_model)
     server.book.weights(asked.path, key.tenant, "weights", time.time())
     if asked.model_id is not None:
-        number = asked.seq_id
-        return await _of_model(server, key, TinkerKind.LOAD, asked.model_id, number, body)
+        call = Call(TinkerKind.LOAD, "", asked.model_id, asked.seq_id, body)
+        return await _of_model(server, key, call)
     if asked.session_id is None:
         raise invalid("expected one, or model_id", "session_id")
     _check_session(server, key, asked.session_id)
@@ -242,7 +242,7 @@ async def _join_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Repl
     name = decode_body(body, requests.JoinBody).sampling_session_id
     _sampler(server, key, name)
     # Its numbers begin at as many billions: drawn, since a restart would forget a counter.
-    counter = secrets.randbits(32) + 1
+    counter = secrets.randbits(22) + 1
     return {"type": "join_sampling_session", "client_counter": counter}
 
 
@@ -343,8 +343,15 @@ def _checkpoints(server: TinkerServer, name: str) -> list[Reply]:
         if model == name:
             kind = "training" if folder == "weights" else "sampler"
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(each.at))
-            found.append({"checkpoint_id": f"{folder}/{last}", "checkpoint_type": kind, "time": when,
-                          "tinker_path": path, "size_bytes": each.num_bytes})  # fmt: skip
+            found.append(
+                {
+                    "checkpoint_id": f"{folder}/{last}",
+                    "checkpoint_type": kind,
+                    "time": when,
+                    "tinker_path": path,
+                    "size_bytes": each.num_bytes,
+                }
+            )
     return found
 
 

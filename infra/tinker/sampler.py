@@ -60,7 +60,9 @@ class Sampler:
         # Twice, so that the engine finds the next sequence waiting, and never too many.
         self._context, self._room = context, asyncio.Semaphore(2 * num_running)
         config = self.policy.config
-        options = EngineOptions(num_running_max=num_running, num_parked_max=0, num_tokens_max=context)
+        options = EngineOptions(
+            num_running_max=num_running, num_parked_max=0, num_tokens_max=context
+        )
         self._engine = TorchEngine(config, options)
         self._engine.start()
         await self._engine.begin_update()
@@ -138,7 +140,9 @@ class Sampler:
                     break
         tokens = np.concatenate([each.token_ids for each in parts])
         is_stopped = cut is not None or (tokens.size > 0 and int(tokens[-1]) in stop_ids)
-        top = _joined({"ids": [p.top_ids for p in parts], "logprobs": [p.top_logprobs for p in parts]})
+        top = _joined(
+            {"ids": [p.top_ids for p in parts], "logprobs": [p.top_logprobs for p in parts]}
+        )
         return Sampled(
             tokens=tokens[:cut],
             logprobs=np.concatenate([each.behavior_logprobs for each in parts])[:cut],
@@ -161,4 +165,3 @@ class Sampler:
 def _joined(parts: Mapping[str, list[np.ndarray | None]]) -> dict[str, np.ndarray] | None:
     found = {name: [a for a in arrays if a is not None] for name, arrays in parts.items()}
     return {n: np.concatenate(a) for n, a in found.items()} if all(found.values()) else None
-

@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
@@ -30,10 +28,8 @@ from penstock.infra.tinker.executor import (
     Executor,
     Offload,
     Outcome,
-    sampler_id,
-    saved_path,
+    Saved,
 )
-from penstock.infra.tinker.requests import SaveSamplerBody
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.base import Claim
 from penstock.messages.bus import Delivery, ObjectStore
@@ -64,7 +60,8 @@ class Call(NamedTuple):
     target: str
     number: int
     body: bytes
-    seed: int | None = None
+    seed: int | None = 0
+    """None: the server draws one."""
     num_tokens: int = 0
     """Charged to the key."""
 
@@ -80,7 +77,7 @@ class TinkerServer(Actor):
     role = "tinker"
     tick_s = 1.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - model, keys, log and bounds are independent
         self,
         config: TinkerConfig,
         gateway: GatewayConfig,
@@ -126,10 +123,7 @@ class TinkerServer(Actor):
         self._limits = LocalLimits(ctx.monotonic)
         self._executor = Executor(self.base, self.config, Offload(ctx.offload), self._saved)
         async for delivery in self._read_log():
-            event = delivery.event
-            self.book.add(event)
-            if isinstance(event, TinkerCalled) and event.kind is TinkerKind.SAVE_SAMPLER:
-                await self._open_sampler(event)
+            self.book.add(delivery.event)
         log.info(
             "%d sessions, %d models and samplers, %d calls to answer",
             *(len(self.book.sessions), len(self.book.targets), len(self.book.pending)),
@@ -202,7 +196,8 @@ class TinkerServer(Actor):
                     target=call.target,
                     number=call.number,
                     owner=TinkerOwner(tenant=key.tenant, key_id=key.key_id),
-                    seed=secrets.randbits(63) if call.seed is None else call.seed % 2**63,
+                    # No more bits: decoders of events take no larger numbers.
+                    seed=secrets.randbits(52) if call.seed is None else call.seed % 2**52,
                     body=TinkerBody(data=call.body),
                 )
                 await self._ctx.publish(event)
@@ -224,7 +219,9 @@ class TinkerServer(Actor):
             return
         # In the client's order: it sends one call of a model after the other.
         if call.number < target.numbers[-1]:
-            raise invalid(f"expected a number above {target.numbers[-1]}, got {call.number}", "seq_id")
+            raise invalid(
+                f"expected a number above {target.numbers[-1]}, got {call.number}", "seq_id"
+            )
 
     def _enqueue(self, call: TinkerCalled) -> None:
         self._pending_bytes += _inline(call)
@@ -255,7 +252,7 @@ class TinkerServer(Actor):
             return None
         return answered, await body_of(self._ctx.store, answered.body)
 
-    async def _saved(self, path: str) -> tuple[TinkerSaved, bytes]:
+    async def _saved(self, path: str) -> Saved:
         entry = self.book.saved.get(path)
         saved = await self._ctx.last(TinkerSaved, entry.key) if entry is not None else None
         if saved is None:
@@ -263,7 +260,7 @@ class TinkerServer(Actor):
         state = await body_of(self._ctx.store, saved.state)
         if digest_of(state) != saved.digest:
             raise CorruptDataError(f"{path}: the bytes do not match their digest")
-        return saved, state
+        return Saved(path, saved.rank, saved.targets, None, state)
 
     async def _train(self) -> None:
         while True:
@@ -301,8 +298,6 @@ class TinkerServer(Actor):
         await self._ctx.publish(*events, answered)
         for event in (*events, answered):
             self.book.add(event)
-        if call.kind is TinkerKind.SAVE_SAMPLER:
-            await self._open_sampler(call)
         self._remember(answered, len(outcome.body))
         self._pending_bytes -= _inline(call)
         self._waiting.pop(call.request_id).set()
@@ -324,22 +319,14 @@ class TinkerServer(Actor):
             state=TinkerBody(data=saved.state),
         )
 
-    async def _open_sampler(self, call: TinkerCalled) -> None:
-        """Take in the sampler that a call for weights without a name makes."""
-        body = await body_of(self._ctx.store, call.body)
-        asked = msgspec.json.decode(body, type=SaveSamplerBody)
-        if asked.path is None and asked.sampling_session_seq_id is not None:
-            name = sampler_id(call.session_id, asked.sampling_session_seq_id)
-            if name not in self.book.targets:
-                path = saved_path(call, None)
-                self.book.open_sampler(name, call.session_id, call.owner, path)
-
     def _remember(self, answered: TinkerAnswered, num_bytes: int) -> None:
         self._answers[answered.request_id] = answered
         self._answers_bytes += num_bytes
         while self._answers_bytes > _ANSWERS_BYTES_MAX:
             _, oldest = self._answers.popitem(last=False)
-            self._answers_bytes -= len(oldest.body.data) if isinstance(oldest.body, TinkerBody) else 0
+            self._answers_bytes -= (
+                len(oldest.body.data) if isinstance(oldest.body, TinkerBody) else 0
+            )
 
     async def _keep_some(self, call: TinkerCalled) -> None:
         """Keep a model that took many steps, and the models for which there is no room."""

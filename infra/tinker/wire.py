@@ -130,7 +130,9 @@ def _packed(data: bytes, what: str) -> list[int]:
     found, at = list[int](), 0
     for index, byte in enumerate(data):
         if byte < 0x80:
-            found += [_as(v, int, what) for _, v in read_fields(b"\x08" + data[at : index + 1], what)]
+            found += [
+                _as(v, int, what) for _, v in read_fields(b"\x08" + data[at : index + 1], what)
+            ]
             at = index + 1
     return found
 
