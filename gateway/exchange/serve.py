@@ -10,6 +10,7 @@ from functools import partial
 from aiohttp import web
 
 from penstock.actors.policy.sampling import with_exploration
+from penstock.gateway.answering import EXTRA_HEADERS, REQUEST_ID
 from penstock.gateway.conversation import LiveRequest, ParsedRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange, KeptReply
@@ -20,7 +21,7 @@ from penstock.gateway.exchange.summarizer import Summarizer, allows_summaries
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
+from penstock.gateway.services import THREAD, Services
 
 SESSION_HEADERS = (
     "X-Session-Id",

@@ -10,12 +10,11 @@ import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from penstock.gateway.app import answering
+from penstock.gateway.answering import GatewayMetrics, answering
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
-from penstock.gateway.services import GatewayMetrics
 from penstock.infra.tinker import requests
 from penstock.infra.tinker.book import NoSuchError, Target, model_id, sampler_id, targets_of
 from penstock.infra.tinker.losses import LOSSES
@@ -363,7 +362,7 @@ def build_app(server: TinkerServer, *middlewares: Middleware) -> web.Application
     """Return the application of a server; the middlewares run around its own."""
     app = web.Application(
         client_max_size=server.gateway.body_bytes_max,
-        middlewares=[*middlewares, answering(GatewayMetrics())],
+        middlewares=[*middlewares, answering(GatewayMetrics(), {})],
     )
     prefix, get = "/api/v1/", partial(_get, server)
     app.add_routes(
