@@ -35,6 +35,7 @@ from penstock.messages.base import Claim
 from penstock.messages.bus import Delivery, ObjectStore
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.claims import digest_of, fetch
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.tinker import (
     TinkerAnswered,
     TinkerBody,
@@ -68,7 +69,9 @@ class Call(NamedTuple):
 
 async def body_of(store: ObjectStore, body: TinkerBody | Claim) -> bytes:
     """Return the bytes of a body that may lie in the store."""
-    return body.data if isinstance(body, TinkerBody) else await fetch(store, body)
+    if isinstance(body, Claim):
+        body = parse_msgpack(await fetch(store, body), TinkerBody, body.object_key)
+    return body.data
 
 
 class TinkerServer(Actor):
