@@ -10,7 +10,7 @@ from typing import Any
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.output import print_result, write_to
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.tinker.book import TYPES, Book, NoSuchError
+from penstock.infra.tinker.book import TYPES, UNANSWERED, Book, NoSuchError
 from penstock.infra.tinker.executor import Base, Executor, Offload, Outcome, Saved
 from penstock.infra.tinker.opening import open_base
 from penstock.infra.tinker.server import body_of
@@ -48,7 +48,7 @@ async def replay_calls(bus: Bus, store: ObjectStore, base: Base, config: TinkerC
     async for delivery in bus.follow(TYPES, stop_at_end=True):
         book.add(delivery.event)
         event = delivery.event
-        if isinstance(event, TinkerCalled) and event.target:
+        if isinstance(event, TinkerCalled) and event.kind not in UNANSWERED:
             calls[event.request_id] = None  # In the order of the log, each once.
     if not calls:
         raise ConfigError(f"run {bus.run_id}: expected calls of clients on its log, there are none")

@@ -184,7 +184,10 @@ class TinkerServer(Actor):
             ApiError: 429, too much waits or was sent; 400, its number is not above the last.
 
         """
-        request_id = f"{call.target}:{call.number}" if call.target else call.session_id
+        # Not a number's: a sampler's first call has the number 0.
+        request_id = call.target or call.session_id
+        if call.kind not in UNANSWERED:
+            request_id = f"{call.target}:{call.number}"
         async with self._accepting:
             target = self.book.targets.get(call.target)
             if target is not None and (target.has(call.number) or call.kind in UNANSWERED):

@@ -143,7 +143,7 @@ async def test_more_models_and_samplers_than_fit_into_memory():
 
 async def test_a_text_or_a_token_ends_a_sequence():
     world = World()
-    async with world.serving() as (client, _):
+    async with world.serving() as (client, actor):
         session = await client.session()
         body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
         _, made = await client.post("create_sampling_session", body)
@@ -159,6 +159,10 @@ async def test_a_text_or_a_token_ends_a_sequence():
             by_text = await client.sample(sampler, 2, params={"seed": 1, "stop": text})
             assert free[0][: len(by_text[0][0])] == by_text[0][0]
             assert by_text[0][2]
+        num_calls = len(actor.book.targets[sampler].numbers)
+    report = await world.replay()
+    assert report["identical"], report["first_difference"]
+    assert report["calls"] == num_calls
 
 
 async def test_other_tenants_have_nothing_of_it():
