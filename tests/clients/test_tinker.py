@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from tests.e2e.launched import PENSTOCK, penstock
 from tests.outside_model import write_tokenizer
 
@@ -35,9 +38,8 @@ PREFIX = [
 class Served:
     """A server in the background, in a folder where the model has a public one's name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path, *settings: str) -> None:
         self.folder, self.runs = folder, folder / "runs"
-        model = folder / NAME
         config = PolicyConfig(
             vocab_size=544,
             hidden_size=64,
@@ -51,10 +53,17 @@ class Served:
             mtp_num_heads=0,
         )
         model.mkdir(parents=True)
-        save_checkpoint(Policy(config, seed=0), model)
+        policy = Policy(config, seed=0)
+        with torch.no_grad():
+            # Of random weights, so that adapters alone can make a token likely.
+            policy.embedding.mul_(10.0)
+        save_checkpoint(policy, model)
         write_tokenizer(model)
         self._url = self.runs / "t1" / "tinker_url"
-        settings = ("gateway.port=0", f"tinker.model={NAME}", "tinker.keep_steps=3")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        settings = (f"gateway.port={port}", "tinker.keep_steps=3", *settings)
         overrides = [word for each in settings for word in ("--set", each)]
         self._start(str(model), "--run-id", "t1", *overrides)
 
@@ -65,29 +74,35 @@ class Served:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self._wait_for_url("")
+        self._wait_for_url()
 
-    def _wait_for_url(self, before: str) -> None:
+    def _wait_for_url(self) -> None:
         until = time.monotonic() + START_S_MAX
-        while not self._url.is_file() or self._url.read_text() == before:
+        while not self._url.is_file():
             assert self._process.poll() is None, (self.folder / "served.out").read_text()
             assert time.monotonic() < until, (self.folder / "served.out").read_text()
             time.sleep(0.2)
 
     def restart(self) -> None:
-        """Kill the whole server with SIGKILL and start it again on the same port."""
+        """Kill the launcher, and with it all its processes; continue the run."""
         self._process.kill()
         self._process.wait()
-        time.sleep(1.0)
         self._url.unlink()
+        until = time.monotonic() + START_S_MAX
+        while self._serving():
+            assert time.monotonic() < until, "the server outlived its launcher"
+            time.sleep(0.1)
         self._start("t1")
 
     def kill_server(self) -> None:
         """Kill the process that serves; the launcher starts another."""
-        before = self._url.read_text()
-        (server,) = [p for p in Path("/proc").iterdir() if self._serves(p)]
-        os.kill(int(server.name), signal.SIGKILL)
-        self._wait_for_url(before)
+        self._url.unlink()
+        (server,) = self._serving()
+        os.kill(server, signal.SIGKILL)
+        self._wait_for_url()
+
+    def _serving(self) -> list[int]:
+        return [int(p.name) for p in Path("/proc").iterdir() if self._serves(p)]
 
     def _serves(self, process: Path) -> bool:
         with contextlib.suppress(OSError):
@@ -106,7 +121,7 @@ class Served:
         key = (self.runs / "t1" / "gateway_key").read_text().strip()
         return self._url.read_text(), f"tml-{key}"
 
-    def program(self, *words: str) -> subprocess.Popen:
+    def program(self, *words: str, **more: str) -> subprocess.Popen:
         """Start a program of the SDK's environment, without any network."""
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TINKER_TELEMETRY": "0"}
         home = {"HF_HOME": str(self.folder / "hf"), "TINKER_API_KEY": self.arguments[1]}
@@ -114,7 +129,7 @@ class Served:
         return subprocess.Popen(
             [str(PYTHON), *words],
             cwd=self.folder,
-            env=environment | offline | home,
+            env=environment | offline | home | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -129,7 +144,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path):
-    server = Served(tmp_path)
+    server = Served(tmp_path, tmp_path / NAME, f"tinker.model={NAME}")
     yield server
     server.stop()
 
@@ -181,6 +196,10 @@ def metrics(log: Path) -> list[dict]:
     return [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
 
 
+def rewards(log: Path) -> list[float]:
+    return [each["reward/total"] for each in metrics(log) if "reward/total" in each]
+
+
 def recipe(served, name: str, *settings: str) -> subprocess.Popen:
     url, _ = served.arguments
     shared = (f"base_url={url}", f"model_name={NAME}", "lora_rank=16", "save_every=4")
@@ -200,11 +219,44 @@ def test_the_recipes_and_their_replay(served, tmp_path):
     losses = [each["train_mean_nll"] for each in metrics(log)]
     assert losses[-1] < 0.5 * losses[0], losses
     # The recipe of RL goes on from the newest checkpoint in the folder, at its number of batches.
-    settings = ("batch_size=4", "group_size=8", "max_tokens=16", "max_steps=46")
-    ended(recipe(served, "rl_loop", f"log_path={log}", *settings, "loss_fn=importance_sampling"))
-    rewards = [each["reward/total"] for each in metrics(log) if "reward/total" in each]
-    assert len(rewards) == 6
-    assert any(0.0 < reward < 1.0 for reward in rewards), rewards
+    settings = ("batch_size=4", "group_size=8", "max_tokens=24", "max_steps=46")
+    loss = "loss_fn=importance_sampling"
+    learning = recipe(served, "rl_loop", f"log_path={log}", *settings, loss)
+    for num_batches, kill in ((1, served.kill_server), (3, served.restart)):
+        until = time.monotonic() + START_S_MAX
+        while len(rewards(log)) < num_batches and learning.poll() is None:
+            assert time.monotonic() < until, "the recipe does not go on"
+            time.sleep(0.05)
+        kill()
+    ended(learning)
+    assert len(rewards(log)) == 6
+    assert any(0.0 < reward < 1.0 for reward in rewards(log)), rewards(log)
     served.stop()
     report = served.replayed()
     assert report["identical"], report
+
+
+def test_the_page_literally(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "tinker.md").read_text()
+    start, _, replay = re.findall(r"```sh\n(.+?)\n```", page)
+    (code,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    assert start == "penstock tinker models/base --run-id t1"
+    server = Served(tmp_path, tmp_path / "models" / "base")
+    try:
+        environment = {
+            "TINKER_BASE_URL": server.arguments[0],
+            "BASE": str(tmp_path / "models/base"),
+        }
+        program = server.program("-c", code, **environment)
+        output, _ = program.communicate(timeout=300)
+        assert program.returncode == 0, output
+        losses = [float(line.split()[0]) for line in output.splitlines() if " {" in line]
+        assert len(losses) == 5
+        assert losses[-1] < losses[0]
+        assert "/weights/first" in output
+    finally:
+        server.stop()
+    assert replay == "penstock replay t1"
+    done = penstock(server.runs, *replay.split()[1:], wait_s=300)
+    assert done.returncode == 0, done.stderr
+    assert "identical, bit for bit" in done.stdout
