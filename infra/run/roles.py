@@ -304,6 +304,7 @@ async def _tinker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.gateway.keys import KeysFile, create_key
     from penstock.infra.tinker.book import TYPES
     from penstock.infra.tinker.opening import names_of, open_base
+    from penstock.infra.tinker.routes import build_app
     from penstock.infra.tinker.server import TinkerServer
 
     run, config = assembly.run, assembly.config
@@ -315,6 +316,7 @@ async def _tinker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
         names_of(config),
         KeysFile([own], config.gateway.keys_file),
         lambda: assembly.bus.follow(TYPES, stop_at_end=True),
+        build_app,
         lambda url: write_atomic(run.tinker_url, url.encode()),
     )
     return [("tinker", server)]

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -135,7 +135,7 @@ class Executor:
             if call.kind in CHANGING:
                 self.models.pop(call.target, None)
             if isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
+                error = cast("Exception", error.exceptions[0])
             refused = isinstance(error, InvalidRequestError | NonFiniteError | NoSuchError)
             if not isinstance(error, PenstockError):
                 log.exception("call %s failed", call.request_id)

@@ -73,6 +73,6 @@ LOSSES: dict[str, Loss] = {
 def flat_inputs(name: str, data: Mapping[str, np.ndarray]) -> Inputs:
     """Return a sequence's inputs of a loss, float32 [N]."""
     return {
-        key: torch.from_numpy(data[key].astype(np.float32).reshape(-1))
+        key: torch.as_tensor(data[key].astype(np.float32).reshape(-1))
         for key in LOSSES[name].inputs
     }

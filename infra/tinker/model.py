@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -49,13 +50,13 @@ def score(policy: Policy, data: Sequence[Datum]) -> torch.Tensor:
     """Return the logprobs of all targets, [N], N the targets of all positions of all sequences."""
     tokens = np.concatenate([each.tokens for each in data])
     targets = [each.inputs["target_tokens"] for each in data]
-    output = policy(torch.from_numpy(tokens.astype(np.int64)), [each.tokens.size for each in data])
+    output = policy(torch.as_tensor(tokens.astype(np.int64)), [each.tokens.size for each in data])
     counts = [
         np.full(len(each.tokens), t.size // len(t)) for each, t in zip(data, targets, strict=True)
     ]
     per_token = np.concatenate(counts)
-    rows = torch.from_numpy(np.arange(tokens.size).repeat(per_token))
-    flat = torch.from_numpy(np.concatenate([t.reshape(-1) for t in targets]).astype(np.int64))
+    rows = torch.as_tensor(np.arange(tokens.size).repeat(per_token))
+    flat = torch.as_tensor(np.concatenate([t.reshape(-1) for t in targets]).astype(np.int64))
     return token_scores(policy, output.hidden.index_select(0, rows), flat).logprobs
 
 
@@ -111,12 +112,15 @@ class TrainedModel:
             losses = loss.function(logprobs, inputs, {**settings, **request.settings})
             return losses.sum(), (logprobs.detach(), losses.detach())
 
+        def scored(data: Sequence[Datum]) -> tuple[torch.Tensor, torch.Tensor]:
+            return run(data)[1]
+
         with self._learner.published_weights():
             if request.forward_only:
-                tasks = [lambda data=data: run(data)[1] for data in passes]
+                tasks = [partial(scored, data) for data in passes]
                 found = self._learner.run_all(tasks, **options)
             else:
-                found = self._learner.accumulate([lambda d=d: run(d) for d in passes], **options)
+                found = self._learner.accumulate([partial(run, d) for d in passes], **options)
         return _reply(request, found)
 
     def optim_step(self, params: AdamBody) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """Samples with saved adapters, or with the base alone: one embedded engine for each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from typing import cast
 
 import numpy as np
 import safetensors.torch
@@ -126,11 +127,11 @@ class Sampler:
         parts: list[TokenChunk] = []
         text, num_tokens = b"", 0
         cut: int | None = None
-        async with aclosing(chunks) as open_chunks:  # pyright: ignore[reportArgumentType]
+        async with aclosing(cast("AsyncGenerator[TokenChunk]", chunks)) as open_chunks:
             async for chunk in open_chunks:
                 parts.append(chunk)
                 # The first token after which a text is there ends the sequence.
-                for token in chunk.token_ids.tolist() if texts else ():
+                for token in cast("list[int]", chunk.token_ids.tolist()) if texts else ():
                     num_tokens += 1
                     text += self._tokenizer.bytes_of(token)
                     if any(each in text for each in texts):

@@ -14,6 +14,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
@@ -88,6 +91,7 @@ class TinkerServer(Actor):
         names: tuple[str, ...],
         keys: KeysFile,
         read_log: Callable[[], AsyncIterator[Delivery]],
+        build_app: "Callable[[TinkerServer, Middleware], web.Application]",
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Prepare; nothing listens before `start`.
@@ -99,12 +103,14 @@ class TinkerServer(Actor):
             names: What clients may call it; the last one is its path, where its tokenizer is.
             keys: Who may call.
             read_log: Yields `book.TYPES` up to the end of the log.
+            build_app: Makes the routes.
             on_listening: Gets the base URL once it listens.
 
         """
         self.config, self.gateway, self.base, self.book = config, gateway, base, Book()
         self.names = names
         self._keys, self._read_log, self._on_listening = keys, read_log, on_listening
+        self._build_app = build_app
         self._listener = Listener(gateway)
         # Both bounded by `num_pending_max`, which `accept` checks.
         self._training: asyncio.Queue[TinkerCalled] = asyncio.Queue()
@@ -136,9 +142,7 @@ class TinkerServer(Actor):
         ctx.spawn("train", self._train())
         for index in range(_NUM_SAMPLE_CALLS_MAX):
             ctx.spawn(f"sample {index}", self._sample())
-        from penstock.infra.tinker.routes import build_app
-
-        url = await self._listener.start(build_app(self, self._listener.note_busy))
+        url = await self._listener.start(self._build_app(self, self._listener.note_busy))
         log.info("listening at %s", url)
         self._on_listening(url)
         return ()

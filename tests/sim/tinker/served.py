@@ -23,6 +23,7 @@ from penstock.infra.tinker.book import TYPES
 from penstock.infra.tinker.executor import Base
 from penstock.infra.tinker.protobuf import field, read_fields
 from penstock.infra.tinker.replay import replay_calls
+from penstock.infra.tinker.routes import build_app
 from penstock.infra.tinker.server import TinkerServer
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.base import Stream
@@ -110,6 +111,7 @@ class World:
             ("tiny", "/models/tiny"),
             KeysFile(KEYS, ""),
             lambda: bus.follow(TYPES, stop_at_end=True),
+            build_app,
             url.set_result,
         )
         host = ActorHost(actor, bus, self.store, name="tinker", seed=0)
