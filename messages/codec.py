@@ -61,6 +61,7 @@ from penstock.messages.requests.ranks import (
     TakeStep,
 )
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+from penstock.messages.requests.tinker import TinkerAnswered, TinkerCalled, TinkerKept, TinkerSaved
 from penstock.messages.reward import (
     EvalAnnounced,
     EvalCompleted,
@@ -107,7 +108,6 @@ from penstock.messages.telemetry import (
     ProcessorUsed,
     ReadMonitor,
 )
-from penstock.messages.tinker import TinkerAnswered, TinkerCalled, TinkerKept, TinkerSaved
 from penstock.messages.training import (
     ArithmeticChanged,
     BatchManifest,

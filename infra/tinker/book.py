@@ -13,7 +13,8 @@ from penstock.infra.tinker.requests import (
 )
 from penstock.messages.base import Event
 from penstock.messages.errors import PenstockError
-from penstock.messages.tinker import (
+from penstock.messages.reading.parsing import parse_json
+from penstock.messages.requests.tinker import (
     TinkerAnswered,
     TinkerBody,
     TinkerCalled,
@@ -32,17 +33,17 @@ class NoSuchError(PenstockError, LookupError):
     """A session, model, sampler or path that the caller does not have."""
 
 
-class Target(msgspec.Struct, kw_only=True):
+class CallTarget(msgspec.Struct, kw_only=True):
     """A model or a sampler."""
 
     owner: TinkerOwner
     session_id: str
     lora: LoraBody | None = None
-    """Of a model."""
+    """Adapter, if it is a model."""
     path: str = ""
-    """Of a sampler: what it samples with; empty for the base alone."""
+    """Weights that a sampler samples with; empty for the base alone."""
     numbers: list[int] = []
-    """Of its calls, ascending."""
+    """Numbers of its calls, ascending."""
 
     def has(self, number: int) -> bool:
         """Whether the call is on the log."""
@@ -51,10 +52,10 @@ class Target(msgspec.Struct, kw_only=True):
 
 
 class SavedWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Saved weights without their bytes."""
+    """SavedState weights without their bytes."""
 
     key: str
-    """Of `TinkerSaved`."""
+    """Key of its `TinkerSaved`."""
     tenant: str
     lora: LoraBody
     at: float
@@ -68,7 +69,7 @@ class Book:
     def __init__(self) -> None:
         """Begin with nothing."""
         self.sessions: dict[str, TinkerOwner] = {}
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, CallTarget] = {}
         self.saved: dict[str, SavedWeights] = {}
         """By path; a name that was overwritten means the newest."""
         self.pending: dict[str, TinkerCalled] = {}
@@ -96,24 +97,24 @@ class Book:
             return
         target = self.targets.get(event.target)
         if target is None:
-            target = Target(owner=event.owner, session_id=event.session_id)
+            target = CallTarget(owner=event.owner, session_id=event.session_id)
             self.targets[event.target] = target
             # A small body is in the event itself.
             body = event.body.data if isinstance(event.body, TinkerBody) else b""
             if event.kind is TinkerKind.MODEL:
-                target.lora = msgspec.json.decode(body, type=ModelBody).lora_config
+                target.lora = parse_json(body, ModelBody, "body").lora_config
             elif event.kind is TinkerKind.LOAD:
-                path = msgspec.json.decode(body, type=LoadBody).path
+                path = parse_json(body, LoadBody, "body").path
                 target.lora = self.saved[path].lora if path in self.saved else None
             elif event.kind is TinkerKind.SAMPLER:
-                target.path = msgspec.json.decode(body, type=SamplerBody).model_path or ""
+                target.path = parse_json(body, SamplerBody, "body").model_path or ""
         if event.kind in UNANSWERED:
             return
         if event.kind is TinkerKind.SAVE_SAMPLER and isinstance(event.body, TinkerBody):
-            asked = msgspec.json.decode(event.body.data, type=SaveSamplerBody)
+            asked = parse_json(event.body.data, SaveSamplerBody, "body")
             if asked.path is None and asked.sampling_session_seq_id is not None:
                 name = sampler_id(event.session_id, asked.sampling_session_seq_id)
-                sampler = Target(owner=event.owner, session_id=event.session_id)
+                sampler = CallTarget(owner=event.owner, session_id=event.session_id)
                 sampler.path = saved_path(event, None)
                 self.targets.setdefault(name, sampler)
         at = bisect_right(target.numbers, event.number)
@@ -121,7 +122,7 @@ class Book:
             target.numbers.insert(at, event.number)
             self.pending[event.request_id] = event
 
-    def target(self, name: str, tenant: str, what: str) -> Target:
+    def target(self, name: str, tenant: str, what: str) -> CallTarget:
         """Return a model or sampler of a tenant.
 
         Raises:

@@ -32,11 +32,12 @@ from penstock.infra.tinker.requests import (
     SaveStateBody,
     StepBody,
 )
-from penstock.infra.tinker.sampler import Sampler, adapted
+from penstock.infra.tinker.sampler import WeightsSampler, adapted
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.infra.tinker.wire import read_forward_backward
 from penstock.messages.errors import PenstockError
-from penstock.messages.tinker import TinkerCalled, TinkerKind
+from penstock.messages.reading.parsing import parse_json
+from penstock.messages.requests.tinker import TinkerCalled, TinkerKind
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ class Base(NamedTuple):
     """Longest sequence in tokens."""
 
 
-class Saved(NamedTuple):
+class SavedState(NamedTuple):
     """Weights that a call saved."""
 
     path: str
@@ -69,13 +70,13 @@ class Saved(NamedTuple):
     state: bytes
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a call gives."""
 
     body: bytes = b""
     weights_digest: str = ""
     optimizer_digest: str = ""
-    saved: Saved | None = None
+    saved: SavedState | None = None
     error: str = ""
     is_refused: bool = False
 
@@ -86,7 +87,7 @@ class Offload(msgspec.Struct, frozen=True):
     run: Callable[..., Awaitable[Any]]
 
 
-ReadSaved = Callable[[str], Awaitable[Saved]]
+ReadSaved = Callable[[str], Awaitable[SavedState]]
 """Returns the weights of a path.
 
 Raises:
@@ -108,7 +109,7 @@ class Executor:
         self._config = config
         self._offload = offload
         self._read_saved = read_saved
-        self._samplers: OrderedDict[str, Sampler] = OrderedDict()
+        self._samplers: OrderedDict[str, WeightsSampler] = OrderedDict()
         """By path; least recently used first."""
         self._changed = asyncio.Condition()
 
@@ -118,7 +119,7 @@ class Executor:
             await sampler.stop()
         self._samplers.clear()
 
-    async def run(self, call: TinkerCalled, body: bytes, path: str = "") -> Outcome:
+    async def run(self, call: TinkerCalled, body: bytes, path: str = "") -> CallOutcome:
         """Compute a call; an error is its outcome, and the model forgets what was half done.
 
         Args:
@@ -139,25 +140,25 @@ class Executor:
             refused = isinstance(error, InvalidRequestError | NonFiniteError | NoSuchError)
             if not isinstance(error, PenstockError):
                 log.exception("call %s failed", call.request_id)
-            return Outcome(error=f"{type(error).__name__}: {error}", is_refused=refused)
+            return CallOutcome(error=f"{type(error).__name__}: {error}", is_refused=refused)
 
-    async def _of_model(self, call: TinkerCalled, body: bytes) -> Outcome:
+    async def _of_model(self, call: TinkerCalled, body: bytes) -> CallOutcome:
         name = call.target
         if call.kind is TinkerKind.MODEL:
-            lora = msgspec.json.decode(body, type=ModelBody).lora_config
+            lora = parse_json(body, ModelBody, "body").lora_config
             await self.make(name, lora, call.seed)
             return await self._changed_model(name, {"type": "create_model", "model_id": name})
         if call.kind is TinkerKind.LOAD:
-            return await self._load(name, msgspec.json.decode(body, type=LoadBody))
+            return await self._load(name, parse_json(body, LoadBody, "body"))
         if name not in self.models:
             raise NoSuchError(f"model_id: {name!r} could not be made")
         model = self.models[name]
         self.models.move_to_end(name)
         if call.kind is TinkerKind.FORWARD_BACKWARD:
             request = read_forward_backward(body)
-            return Outcome(body=await self._offload.run(model.forward_backward, request))
+            return CallOutcome(body=await self._offload.run(model.forward_backward, request))
         if call.kind is TinkerKind.OPTIM_STEP:
-            params = msgspec.json.decode(body, type=StepBody).adam_params
+            params = parse_json(body, StepBody, "body").adam_params
             metrics = await self._offload.run(model.optim_step, params)
             return await self._changed_model(name, {"metrics": metrics})
         return await self._save(call, body, model)
@@ -171,7 +172,7 @@ class Executor:
         self.models[name] = model
         return model
 
-    async def _load(self, name: str, body: LoadBody) -> Outcome:
+    async def _load(self, name: str, body: LoadBody) -> CallOutcome:
         saved = await self._read_saved(body.path)
         model = self.models.get(name)
         if model is None:
@@ -185,16 +186,16 @@ class Executor:
         reply = {"type": "load_weights", "path": body.path, "model_id": name}
         return await self._changed_model(name, reply)
 
-    async def _changed_model(self, name: str, reply: dict[str, Any]) -> Outcome:
+    async def _changed_model(self, name: str, reply: dict[str, Any]) -> CallOutcome:
         weights, optimizer = await self._offload.run(self.models[name].digests)
-        return Outcome(
+        return CallOutcome(
             body=msgspec.json.encode(reply), weights_digest=weights, optimizer_digest=optimizer
         )
 
-    async def _save(self, call: TinkerCalled, body: bytes, model: TrainedModel) -> Outcome:
+    async def _save(self, call: TinkerCalled, body: bytes, model: TrainedModel) -> CallOutcome:
         is_state = call.kind is TinkerKind.SAVE
         kind = SaveStateBody if is_state else SaveSamplerBody
-        asked = msgspec.json.decode(body, type=kind)
+        asked = parse_json(body, kind, "body")
         path = saved_path(call, asked.path)
         state = await self._offload.run(model.state if is_state else model.published)
         reply: dict[str, Any] = {"type": "save_weights", "path": path}
@@ -204,20 +205,20 @@ class Executor:
                 sampler = sampler_id(call.session_id, asked.sampling_session_seq_id)
                 reply = {"type": reply["type"], "sampling_session_id": sampler}
         adapter = model.adapter
-        saved = Saved(path, adapter.rank, adapter.targets, asked.ttl_seconds, state)
-        return Outcome(body=msgspec.json.encode(reply), saved=saved)
+        saved = SavedState(path, adapter.rank, adapter.targets, asked.ttl_seconds, state)
+        return CallOutcome(body=msgspec.json.encode(reply), saved=saved)
 
-    async def _sample(self, call: TinkerCalled, body: bytes, path: str) -> Outcome:
-        asked = msgspec.json.decode(body, type=SampleBody)
+    async def _sample(self, call: TinkerCalled, body: bytes, path: str) -> CallOutcome:
+        asked = parse_json(body, SampleBody, "body")
         async with self._sampler(path) as sampler:
             found = await sampler.sample(call.request_id, asked, call.seed)
             if asked.prompt_logprobs:
                 logprobs = await self._offload.run(sampler.prompt_logprobs, asked.tokens)
                 found += field(2, logprobs.astype("<f4").tobytes())
-        return Outcome(body=found)
+        return CallOutcome(body=found)
 
     @contextlib.asynccontextmanager
-    async def _sampler(self, path: str) -> AsyncGenerator[Sampler]:
+    async def _sampler(self, path: str) -> AsyncGenerator[WeightsSampler]:
         async with self._changed:
             if path not in self._samplers:
                 async with asyncio.timeout(_SAMPLER_S_MAX):
@@ -238,7 +239,7 @@ class Executor:
         idle = any(each.num_users == 0 for each in self._samplers.values())
         return idle or len(self._samplers) < self._config.num_samplers_max
 
-    async def _started(self, path: str) -> Sampler:
+    async def _started(self, path: str) -> WeightsSampler:
         if len(self._samplers) >= self._config.num_samplers_max:
             oldest = next(p for p, each in self._samplers.items() if each.num_users == 0)
             await self._samplers.pop(oldest).stop()
@@ -249,7 +250,7 @@ class Executor:
             policy = await self._offload.run(
                 lambda: adapted(with_adapters(self.base.policy, adapter), saved.state)
             )
-        sampler = Sampler(policy, self.base.tokenizer, self.base.end_ids)
+        sampler = WeightsSampler(policy, self.base.tokenizer, self.base.end_ids)
         await sampler.start(self.base.context, self._config.num_sampling_max)
         log.info("sampler of %s started", path or "the base")
         return sampler

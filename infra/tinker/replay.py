@@ -11,14 +11,14 @@ from penstock.infra.config.settings import RunConfig
 from penstock.infra.output import print_result, write_to
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.tinker.book import TYPES, UNANSWERED, Book, NoSuchError
-from penstock.infra.tinker.executor import Base, Executor, Offload, Outcome, Saved
+from penstock.infra.tinker.executor import Base, CallOutcome, Executor, Offload, SavedState
 from penstock.infra.tinker.opening import open_base
 from penstock.infra.tinker.server import body_of
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.claims import digest_of
-from penstock.messages.tinker import TinkerAnswered, TinkerCalled, TinkerKind, TinkerSaved
+from penstock.messages.requests.tinker import TinkerAnswered, TinkerCalled, TinkerKind, TinkerSaved
 
 Report = dict[str, Any]
 
@@ -88,7 +88,7 @@ class _Replay:
         self._bus, self._store, self._book = bus, store, book
         self._folder = folder
         """Weights that calls saved, in files: all of them together may not fit into memory."""
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, SavedState] = {}
 
     async def repeat(self, request_id: str) -> None:
         called = await self._bus.last(TinkerCalled, request_id)
@@ -115,7 +115,7 @@ class _Replay:
         if call.number == target.numbers[-1]:
             self.executor.models.pop(call.target, None)
 
-    def _compare(self, answered: TinkerAnswered, found: Outcome) -> None:
+    def _compare(self, answered: TinkerAnswered, found: CallOutcome) -> None:
         pairs = {
             "answer": (answered.digest, digest_of(found.body)),
             "weights": (answered.weights_digest, found.weights_digest),
@@ -126,7 +126,7 @@ class _Replay:
             words = found.error or f"another {', '.join(differing)} than on the log"
             self.difference = self.difference or f"{answered.kind} {answered.request_id}: {words}"
 
-    async def _keep(self, call: TinkerCalled, saved: Saved) -> None:
+    async def _keep(self, call: TinkerCalled, saved: SavedState) -> None:
         then = await self._bus.last(TinkerSaved, f"{call.target}.{call.number}")
         event = then.event if then is not None else None
         if not isinstance(event, TinkerSaved) or event.digest != digest_of(saved.state):
@@ -138,7 +138,7 @@ class _Replay:
     def _file(self, path: str) -> Path:
         return self._folder / digest_of(path.encode())
 
-    async def _read_saved(self, path: str) -> Saved:
+    async def _read_saved(self, path: str) -> SavedState:
         if path not in self._saved:
             raise NoSuchError(f"path: there are no weights at {path!r}")
         state = await asyncio.to_thread(self._file(path).read_bytes)

@@ -25,7 +25,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     type: str = ""
 
 
-class SessionBody(_Body, frozen=True, kw_only=True):
+class CreateSessionBody(_Body, frozen=True, kw_only=True):
     """`create_session`."""
 
     tags: Annotated[list[str], msgspec.Meta(max_length=NUM_TAGS_MAX)] = []
@@ -123,7 +123,7 @@ class SaveStateBody(SaveBody, frozen=True, kw_only=True):
     """`save_weights`."""
 
     overwrite: Literal[False] = False
-    """Saved weights stay: a replay loads what was loaded."""
+    """SavedState weights stay: a replay loads what was loaded."""
 
 
 class SaveSamplerBody(SaveBody, frozen=True, kw_only=True):

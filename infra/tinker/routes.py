@@ -16,12 +16,12 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
 from penstock.infra.tinker import requests
-from penstock.infra.tinker.book import NoSuchError, Target, model_id, sampler_id, targets_of
+from penstock.infra.tinker.book import CallTarget, NoSuchError, model_id, sampler_id, targets_of
 from penstock.infra.tinker.losses import LOSSES
-from penstock.infra.tinker.server import Call, TinkerServer
+from penstock.infra.tinker.server import ClientCall, TinkerServer
 from penstock.infra.tinker.wire import Datum, ForwardBackward, read_forward_backward
 from penstock.messages.errors import CodecError
-from penstock.messages.tinker import TinkerKind
+from penstock.messages.requests.tinker import TinkerKind
 
 Reply = dict[str, Any]
 Answer = Callable[[TinkerServer, KeySpec, bytes], Awaitable[Reply]]
@@ -56,9 +56,9 @@ async def _dynamic_config(server: TinkerServer, key: KeySpec, body: bytes) -> Re
 
 
 async def _create_session(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
-    decode_body(body, requests.SessionBody)
+    decode_body(body, requests.CreateSessionBody)
     session = server.new_session()
-    await server.accept(key, Call(TinkerKind.SESSION, session, "", 0, body))
+    await server.accept(key, ClientCall(TinkerKind.SESSION, session, "", 0, body))
     return {"type": "create_session", "session_id": session, "warning_message": _UNEMBED}
 
 
@@ -97,16 +97,16 @@ async def _create_model(server: TinkerServer, key: KeySpec, body: bytes) -> Repl
     name = model_id(asked.session_id, asked.model_seq_id)
     if name not in server.book.targets:
         _check_new_model(server, key)
-    call = Call(TinkerKind.MODEL, asked.session_id, name, 0, body, lora.seed)
+    call = ClientCall(TinkerKind.MODEL, asked.session_id, name, 0, body, lora.seed)
     return await _accepted(server, key, call)
 
 
-async def _accepted(server: TinkerServer, key: KeySpec, call: Call) -> Reply:
+async def _accepted(server: TinkerServer, key: KeySpec, call: ClientCall) -> Reply:
     reply: Reply = {"request_id": await server.accept(key, call)}
     return reply if call.kind is TinkerKind.SAMPLE else reply | {"model_id": call.target}
 
 
-def _model(server: TinkerServer, key: KeySpec, name: str) -> Target:
+def _model(server: TinkerServer, key: KeySpec, name: str) -> CallTarget:
     target = server.book.target(name, key.tenant, "model_id")
     if target.lora is None:
         raise NoSuchError(f"model_id: expected a model, got the sampler {name!r}")
@@ -132,7 +132,7 @@ async def _forward_backward(server: TinkerServer, key: KeySpec, body: bytes) -> 
         _check_datum(server, datum, asked.loss_fn, f"data[{index}]")
     count = sum(each.tokens.size for each in asked.data)
     kind = TinkerKind.FORWARD_BACKWARD
-    call = Call(kind, "", asked.model_id, asked.seq_id, body, num_tokens=count)
+    call = ClientCall(kind, "", asked.model_id, asked.seq_id, body, num_tokens=count)
     return await _of_model(server, key, call)
 
 
@@ -175,11 +175,11 @@ def _check_datum(server: TinkerServer, datum: Datum, loss: str, where: str) -> N
 
 async def _optim_step(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.StepBody)
-    call = Call(TinkerKind.OPTIM_STEP, "", asked.model_id, asked.seq_id, body)
+    call = ClientCall(TinkerKind.OPTIM_STEP, "", asked.model_id, asked.seq_id, body)
     return await _of_model(server, key, call)
 
 
-async def _of_model(server: TinkerServer, key: KeySpec, call: Call) -> Reply:
+async def _of_model(server: TinkerServer, key: KeySpec, call: ClientCall) -> Reply:
     """Accept a call of a model, whose session follows from it."""
     target = _model(server, key, call.target)
     if call.number < 1:
@@ -190,14 +190,14 @@ async def _of_model(server: TinkerServer, key: KeySpec, call: Call) -> Reply:
 async def _save(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.SaveStateBody)
     _check_free(server, asked, "weights")
-    call = Call(TinkerKind.SAVE, "", asked.model_id, asked.seq_id, body)
+    call = ClientCall(TinkerKind.SAVE, "", asked.model_id, asked.seq_id, body)
     return await _of_model(server, key, call)
 
 
 async def _save_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     asked = decode_body(body, requests.SaveSamplerBody)
     _check_free(server, asked, "sampler_weights")
-    call = Call(TinkerKind.SAVE_SAMPLER, "", asked.model_id, asked.seq_id, body)
+    call = ClientCall(TinkerKind.SAVE_SAMPLER, "", asked.model_id, asked.seq_id, body)
     return await _of_model(server, key, call)
 
 
@@ -213,7 +213,7 @@ async def _load(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     _check_base(server, asked.base_model)
     server.book.weights(asked.path, key.tenant, "weights", time.time())
     if asked.model_id is not None:
-        call = Call(TinkerKind.LOAD, "", asked.model_id, asked.seq_id, body)
+        call = ClientCall(TinkerKind.LOAD, "", asked.model_id, asked.seq_id, body)
         return await _of_model(server, key, call)
     if asked.session_id is None:
         raise invalid("expected one, or model_id", "session_id")
@@ -221,7 +221,9 @@ async def _load(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     name = model_id(asked.session_id, asked.model_seq_id)
     if name not in server.book.targets:
         _check_new_model(server, key)
-    return await _accepted(server, key, Call(TinkerKind.LOAD, asked.session_id, name, 0, body))
+    return await _accepted(
+        server, key, ClientCall(TinkerKind.LOAD, asked.session_id, name, 0, body)
+    )
 
 
 async def _create_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
@@ -233,7 +235,7 @@ async def _create_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Re
     elif asked.base_model is None:
         raise invalid("expected one, or model_path", "base_model")
     name = sampler_id(asked.session_id, asked.sampling_session_seq_id)
-    await server.accept(key, Call(TinkerKind.SAMPLER, asked.session_id, name, 0, body))
+    await server.accept(key, ClientCall(TinkerKind.SAMPLER, asked.session_id, name, 0, body))
     return {"type": "create_sampling_session", "sampling_session_id": name}
 
 
@@ -245,7 +247,7 @@ async def _join_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Repl
     return {"type": "join_sampling_session", "client_counter": counter}
 
 
-def _sampler(server: TinkerServer, key: KeySpec, name: str) -> Target:
+def _sampler(server: TinkerServer, key: KeySpec, name: str) -> CallTarget:
     target = server.book.target(name, key.tenant, "sampling_session_id")
     if target.lora is not None:
         raise NoSuchError(f"sampling_session_id: expected a sampler, got the model {name!r}")
@@ -264,7 +266,7 @@ async def _asample(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
     longest = min(asked.sampling_params.max_tokens or context, context)
     count = len(tokens) + asked.num_samples * longest
     name, seed = asked.sampling_session_id, asked.sampling_params.seed
-    call = Call(TinkerKind.SAMPLE, target.session_id, name, asked.seq_id, body, seed, count)
+    call = ClientCall(TinkerKind.SAMPLE, target.session_id, name, asked.seq_id, body, seed, count)
     reply = await _accepted(server, key, call)
     ids = [f"{reply['request_id']}.{index}" for index in range(asked.num_samples)]
     return reply | {"sample_sequence_ids": ids}

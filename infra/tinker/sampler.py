@@ -19,7 +19,7 @@ from penstock.actors.policy.probe import probe_policy
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.infra.tinker.model import score
 from penstock.infra.tinker.requests import SampleBody
-from penstock.infra.tinker.wire import Datum, Sampled, sample_reply
+from penstock.infra.tinker.wire import Datum, SampledSequence, sample_reply
 from penstock.messages.task import Sampling
 
 _SEED_STRIDE = 1 << 64
@@ -36,7 +36,7 @@ def adapted(policy: Policy, data: bytes) -> Policy:
     return policy.requires_grad_(False)
 
 
-class Sampler:
+class WeightsSampler:
     """Weights to sample with, in an engine of their own that runs from `start` to `stop`."""
 
     def __init__(self, policy: Policy, tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> None:
@@ -93,7 +93,9 @@ class Sampler:
             ]
         return sample_reply([task.result() for task in tasks], None)
 
-    async def _one(self, request_id: str, body: SampleBody, seed: int, index: int) -> Sampled:
+    async def _one(
+        self, request_id: str, body: SampleBody, seed: int, index: int
+    ) -> SampledSequence:
         params = body.sampling_params
         prompt = np.array(body.tokens, np.int32)
         stop_ids, texts = self._stops(params.stop)
@@ -123,7 +125,7 @@ class Sampler:
 
     async def _collected(
         self, chunks: AsyncIterator[TokenChunk], stop_ids: tuple[int, ...], texts: list[bytes]
-    ) -> Sampled:
+    ) -> SampledSequence:
         parts: list[TokenChunk] = []
         text, num_tokens = b"", 0
         cut: int | None = None
@@ -144,7 +146,7 @@ class Sampler:
         top = _joined(
             {"ids": [p.top_ids for p in parts], "logprobs": [p.top_logprobs for p in parts]}
         )
-        return Sampled(
+        return SampledSequence(
             tokens=tokens[:cut],
             logprobs=np.concatenate([each.behavior_logprobs for each in parts])[:cut],
             is_stopped=is_stopped,

@@ -28,10 +28,10 @@ from penstock.infra.tinker.book import UNANSWERED, Book, NoSuchError, lora_of
 from penstock.infra.tinker.executor import (
     CHANGING,
     Base,
+    CallOutcome,
     Executor,
     Offload,
-    Outcome,
-    Saved,
+    SavedState,
 )
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.base import Claim
@@ -39,7 +39,7 @@ from penstock.messages.bus import Delivery, ObjectStore
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.claims import digest_of, fetch
 from penstock.messages.reading.parsing import parse_msgpack
-from penstock.messages.tinker import (
+from penstock.messages.requests.tinker import (
     TinkerAnswered,
     TinkerBody,
     TinkerCalled,
@@ -56,7 +56,7 @@ _NUM_SAMPLE_CALLS_MAX = 16
 """Calls that sample at once."""
 
 
-class Call(NamedTuple):
+class ClientCall(NamedTuple):
     """A call that a client asks for, checked but not yet accepted."""
 
     kind: TinkerKind
@@ -181,7 +181,7 @@ class TinkerServer(Actor):
         """Return the id of a new session."""
         return f"s-{secrets.token_hex(8)}"
 
-    async def accept(self, key: KeySpec, call: Call) -> str:
+    async def accept(self, key: KeySpec, call: ClientCall) -> str:
         """Store a call; a repeated one is the first. Return the id that its answer has.
 
         Raises:
@@ -218,7 +218,7 @@ class TinkerServer(Actor):
                 self._enqueue(event)
         return request_id
 
-    def _check_order(self, call: Call) -> None:
+    def _check_order(self, call: ClientCall) -> None:
         pending = self.config.num_pending_max
         too_large = self._pending_bytes + len(call.body) > self.config.pending_bytes_max
         if len(self.book.pending) >= pending or too_large:
@@ -262,7 +262,7 @@ class TinkerServer(Actor):
             return None
         return answered, await body_of(self._ctx.store, answered.body)
 
-    async def _saved(self, path: str) -> Saved:
+    async def _saved(self, path: str) -> SavedState:
         entry = self.book.saved.get(path)
         saved = await self._ctx.last(TinkerSaved, entry.key) if entry is not None else None
         if saved is None:
@@ -270,7 +270,7 @@ class TinkerServer(Actor):
         state = await body_of(self._ctx.store, saved.state)
         if digest_of(state) != saved.digest:
             raise CorruptDataError(f"{path}: the bytes do not match their digest")
-        return Saved(path, saved.rank, saved.targets, None, state)
+        return SavedState(path, saved.rank, saved.targets, None, state)
 
     async def _train(self) -> None:
         while True:
@@ -285,12 +285,12 @@ class TinkerServer(Actor):
             call = await self._sampling.get()
             await self._finish(call, await self._run(call))
 
-    async def _run(self, call: TinkerCalled) -> Outcome:
+    async def _run(self, call: TinkerCalled) -> CallOutcome:
         body = await body_of(self._ctx.store, call.body)
         target = self.book.targets[call.target]
         return await self._executor.run(call, body, target.path)
 
-    async def _finish(self, call: TinkerCalled, outcome: Outcome) -> None:
+    async def _finish(self, call: TinkerCalled, outcome: CallOutcome) -> None:
         events: list[TinkerSaved | TinkerAnswered] = []
         if outcome.saved is not None:
             events.append(self._saved_event(call, outcome))
@@ -313,7 +313,7 @@ class TinkerServer(Actor):
         self._waiting.pop(call.request_id).set()
         log.debug("call %s of kind %s answered %s", call.request_id, call.kind, outcome.error)
 
-    def _saved_event(self, call: TinkerCalled, outcome: Outcome) -> TinkerSaved:
+    def _saved_event(self, call: TinkerCalled, outcome: CallOutcome) -> TinkerSaved:
         saved, now = outcome.saved, self._ctx.now()
         assert saved is not None, "the caller checked"
         return TinkerSaved(

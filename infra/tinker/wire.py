@@ -35,7 +35,7 @@ class ForwardBackward(msgspec.Struct, frozen=True, kw_only=True):
     forward_only: bool = False
 
 
-class Sampled(NamedTuple):
+class SampledSequence(NamedTuple):
     """N sampled tokens."""
 
     tokens: np.ndarray
@@ -183,7 +183,7 @@ def forward_backward_reply(
     return found + b"".join(field(3, field(1, k) + field(2, float(v))) for k, v in metrics.items())
 
 
-def sample_reply(sequences: Sequence[Sampled], prompt_logprobs: np.ndarray | None) -> bytes:
+def sample_reply(sequences: Sequence[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
     """Encode an answer; `prompt_logprobs` float32 [P], NaN where there is none."""
     found = b""
     for each in sequences:

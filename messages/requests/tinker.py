@@ -89,7 +89,7 @@ class TinkerSaved(Event, frozen=True, kw_only=True):
     """`tinker://MODEL/weights/NAME` or `tinker://MODEL/sampler_weights/NAME`."""
     model_id: str
     number: NonNegativeInt
-    """Of the call that saved them."""
+    """Number of the call that saved them."""
     tenant: str
     rank: NonNegativeInt
     targets: tuple[str, ...]
@@ -114,7 +114,7 @@ class TinkerKept(Event, frozen=True, kw_only=True):
     """Keeps the newest event of each subject, on disk."""
     model_id: str
     number: NonNegativeInt
-    """Of the last call that it contains."""
+    """Number of the last call that it contains."""
     rank: NonNegativeInt
     targets: tuple[str, ...]
     weights_digest: str
