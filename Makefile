@@ -5,6 +5,7 @@ VLLM_VENV := .venv-vllm
 RANKS_VENV := .venv-ranks
 GPU_VENV := .venv-gpu
 CLIENTS := .venv-clients
+TINKER_VENV := .venv-tinker
 HARBOR_VENV := .venv-harbor
 DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ FUZZ_SECONDS ?= 600
 WAITING := tests/contract tests/e2e tests/redteam
 STARTED := $(shell date +%s)
 
-.PHONY: run test examples test-slow fuzz lint style types tidy pytest waiting setup vm-qemu vllm-env gpu-env ranks-env test-engines harbor-env clients-env test-clients doctor docs clean help
+.PHONY: run test examples test-slow fuzz lint style types tidy pytest waiting setup vm-qemu vllm-env gpu-env ranks-env test-engines harbor-env clients-env test-clients tinker-env test-tinker doctor docs clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -133,6 +134,19 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/environments/*)
 	  cp tests/clients/environments/package.json $(CLIENTS)/npm/; \
 	  npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm; \
 	else echo "[clients-env] no npm: Codex and Claude Code are left out"; fi
+	@touch $@
+
+tinker-env: $(TINKER_VENV)/.installed  ## The tinker SDK and its cookbook, in an environment of their own (1.2 GB)
+
+test-tinker: $(VENV)/.installed $(TINKER_VENV)/.installed  ## The SDK and the cookbook's recipes against penstock tinker
+	$(BIN)/python -m pytest -m slow tests/clients/test_tinker.py -rA --timeout 900
+
+# The cookbook without what it needs for its makers' own models alone, which not every index has.
+$(TINKER_VENV)/.installed: tests/clients/tinker.txt
+	@echo "[tinker-env] the SDK and its cookbook into $(TINKER_VENV)"
+	@test -x $(TINKER_VENV)/bin/python || $(PYTHON) -m venv $(TINKER_VENV)
+	@$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/tinker.txt
+	@$(TINKER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
 	@touch $@
 
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh

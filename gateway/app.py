@@ -1,17 +1,16 @@
-"""The HTTP application: the table of routes, the middleware around them, and the small endpoints.
+"""The HTTP application: the table of routes, and the small endpoints.
 
-The small endpoints are `/healthz`, `/readyz`, `/metrics` and `/v1/models`. The middleware assigns
-request ids, serializes errors in the route's format, and counts responses.
+The small endpoints are `/healthz`, `/readyz`, `/metrics` and `/v1/models`.
 """
 
-import logging
 from functools import partial
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Middleware
 
-from penstock.gateway.errors import ApiError, error_response
+from penstock.gateway.answering import answering
+from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.serve import Read, count_tokens, serve
 from penstock.gateway.external_sessions import post_session
 from penstock.gateway.feedback import (
@@ -21,7 +20,6 @@ from penstock.gateway.feedback import (
     post_feedback,
     post_feedback_batch,
 )
-from penstock.gateway.identity import random_id
 from penstock.gateway.page.episodes import list_episodes, read_episode
 from penstock.gateway.page.labels import post_label
 from penstock.gateway.page.live_page import live_page
@@ -31,10 +29,8 @@ from penstock.gateway.routes.completions import read_completions
 from penstock.gateway.routes.generate import read_generate
 from penstock.gateway.routes.messages import read_count, read_messages
 from penstock.gateway.routes.responses import read_responses
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+from penstock.gateway.services import Services
 from penstock.messages.errors import PenstockError
-
-log = logging.getLogger(__name__)
 
 
 async def healthz(services: Services, request: web.Request) -> web.Response:
@@ -123,8 +119,10 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
 
     """
     feed = MonitorFeed(services.ctx)
+    prefixes = {path: prefix for path, (_, prefix) in ROUTES.items()}
     app = web.Application(
-        client_max_size=services.config.body_bytes_max, middlewares=[*middlewares, _outer(services)]
+        client_max_size=services.config.body_bytes_max,
+        middlewares=[*middlewares, answering(services.metrics, prefixes)],
     )
     app.add_routes(
         [
@@ -150,66 +148,3 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
         ]
     )
     return app
-
-
-def _outer(services: Services) -> Middleware:
-    @web.middleware
-    async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Assign a request id, convert errors to responses, and count the response."""
-        name = request[REQUEST_ID] = random_id(_prefix(request.path))
-        try:
-            response = await handler(request)
-        except ConnectionResetError:
-            # The client left: nobody reads this response, but metrics count its status.
-            log.debug("%s: the client closed the connection", name)
-            response = web.Response(status=499)
-        except (ApiError, PenstockError, web.HTTPException, web.RequestPayloadError) as error:
-            api_error = _as_api_error(error, request)
-            _log_refusal(name, request, api_error)
-            response = error_response(api_error, request.path)
-        except Exception:
-            # Whatever the handler did not expect fails this one request, not the gateway.
-            log.exception("%s %s: request %s failed", request.method, request.path, name)
-            error = ApiError(500, "internal_error", "the gateway failed on this request")
-            response = error_response(error, request.path)
-        # A stream's headers are out already.
-        if not response.prepared:
-            response.headers.update(request.get(EXTRA_HEADERS, {}))
-            # Not `name`: a replayed reply keeps the id of its first request.
-            response.headers["x-request-id"] = request[REQUEST_ID]
-        # The route's pattern and not the path: scanners must not add a metric series per path.
-        route = request.match_info.route.resource
-        label = route.canonical if route else "unknown"
-        services.metrics.requests.labels(label, str(response.status)).inc()
-        return response
-
-    return outer
-
-
-def _log_refusal(name: str, request: web.Request, error: ApiError) -> None:
-    """Log the status and code of a refusal, never its message: that may quote the user."""
-    # Clients' own mistakes are their business; overload, limits and failures are the operator's.
-    level = logging.WARNING if error.status == 429 or error.status >= 500 else logging.DEBUG
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource else "unknown"
-    log.log(level, "request %s to %s refused: %d %s", name, route, error.status, error.code)
-
-
-def _prefix(path: str) -> str:
-    return ROUTES[path][1] if path in ROUTES else "req"
-
-
-def _as_api_error(error: Exception, request: web.Request) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ApiError(413, "body_too_large", "the body is larger than this gateway accepts")
-    if isinstance(error, web.HTTPNotFound):
-        served = ", ".join(ROUTES)
-        text = f"no route {request.method} {request.path[:100]}; models are asked by POST {served}"
-        return ApiError(404, "unknown_route", text)
-    if isinstance(error, web.HTTPException):
-        return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
-    if isinstance(error, web.RequestPayloadError):
-        return ApiError(400, "invalid_body", "the body was cut short")
-    return ApiError(503, "unavailable", str(error), retry_after_s=1.0)

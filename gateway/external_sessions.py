@@ -54,7 +54,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 async def post_session(services: Services, request: web.Request) -> web.Response:
     """Import a finished session and its outcome."""
     async with admit(services, request) as admitted:
-        body = decode_body(await read_whole(services, request), SessionBody)
+        body = decode_body(await read_whole(services.config, request), SessionBody)
         client = await _client(services, admitted, body)
         if not body.session_id:
             raise invalid("expected a name that no other session of the tenant has", "session_id")

@@ -76,14 +76,14 @@ BATCH_ITEMS_MAX = 256
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
     """Store one piece of feedback; a repeated feedback_id changes nothing."""
     key = services.authenticate(request)
-    data = await read_whole(services, request)
+    data = await read_whole(services.config, request)
     return web.json_response(await _store(data, key, services))
 
 
 async def post_feedback_batch(services: Services, request: web.Request) -> web.Response:
     """Store several pieces of feedback; each result has its own status, so some may be refused."""
     key = services.authenticate(request)
-    batch = decode_body(await read_whole(services, request), FeedbackBatch)
+    batch = decode_body(await read_whole(services.config, request), FeedbackBatch)
     if not 1 <= len(batch.items) <= BATCH_ITEMS_MAX:
         raise invalid(f"expected 1 to {BATCH_ITEMS_MAX} items", "items")
     results: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ async def _check_same(services: Services, event: FeedbackReceived) -> None:
 async def patch_feedback(services: Services, request: web.Request) -> web.Response:
     """Amend feedback; the newest amendment counts."""
     key = services.authenticate(request)
-    data = await read_whole(services, request)
+    data = await read_whole(services.config, request)
     await services.limits.charge_feedback(key, len(data))
     body = decode_body(data, AmendmentBody)
     event = await _find_changeable(services, request, key)

@@ -9,14 +9,14 @@ import zlib
 
 from aiohttp import web
 
+from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
-from penstock.gateway.services import Services
 
 # 32 tells zlib to detect which of the two headers the data has.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
-async def read_whole(services: Services, request: web.Request) -> bytes:
+async def read_whole(config: GatewayConfig, request: web.Request) -> bytes:
     """Return the decompressed body of a request.
 
     Raises:
@@ -24,7 +24,6 @@ async def read_whole(services: Services, request: web.Request) -> bytes:
             `Content-Encoding`; 415, that encoding is not supported.
 
     """
-    config = services.config
     try:
         async with asyncio.timeout(config.body_s_max):
             body = await request.read()

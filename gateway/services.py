@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import HttpVersion11, web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
@@ -19,6 +18,7 @@ from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.fair_table import FairTable
 from penstock.actors.runtime.vault import Vault
+from penstock.gateway.answering import EXTRA_HEADERS, GatewayMetrics
 from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
@@ -41,17 +41,12 @@ PAGE_COOKIE = "penstock_page"
 _NUM_BROWSERS_MAX = 64
 NUM_REQUESTS_KNOWN_MAX = 100_000
 """Maximum recent requests, and sessions, whose owner is kept in memory."""
-# Up to 120 s, the default of `request_s_max`.
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-REQUEST_ID = web.RequestKey("request_id", str)
 _LOCAL_HOST = re.compile(
     r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE | re.ASCII
 )
 """`Host` headers of clients that address this host by a loopback name."""
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 THREAD = web.RequestKey("thread", Thread)
-EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
-"""Headers to send with the response, whether it is a reply or an error."""
 
 
 def is_same_host(request: web.Request) -> bool:
@@ -172,61 +167,6 @@ def _owner(event: InferenceRecorded | InferenceCounted) -> Owner:
     if isinstance(event, InferenceCounted):
         return Owner(tenant=event.tenant, user=f"k-{event.key_id}", is_stored=False)
     return Owner(tenant=event.tenant, user=event.user)
-
-
-class GatewayMetrics:
-    """Prometheus metrics of one gateway, in a registry of its own: a process may host several."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "penstock_gateway_requests",
-            "HTTP requests answered.",
-            ["route", "status"],
-            registry=self.registry,
-        )
-        self.in_progress = Gauge(
-            "penstock_gateway_chat_in_progress", "Chat requests open.", registry=self.registry
-        )
-        self.first_token_s = Histogram(
-            "penstock_gateway_first_token_seconds",
-            "From the request to its first sampled token.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.duration_s = Histogram(
-            "penstock_gateway_chat_seconds",
-            "From the request to the end of its reply.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.tokens = Counter(
-            "penstock_gateway_tokens", "Tokens by kind.", ["kind"], registry=self.registry
-        )
-        self.retries = Counter(
-            "penstock_gateway_retries",
-            "Attempts after the first, over all chat requests.",
-            registry=self.registry,
-        )
-        self.unrecorded = Counter(
-            "penstock_gateway_unrecorded",
-            "Replies refused because neither the log nor the disk took their record.",
-            registry=self.registry,
-        )
-        self.prefixes = Counter(
-            "penstock_gateway_prefixes",
-            "Requests that continue a conversation: exact if their context begins with all that "
-            "was sampled in it, as it was sampled.",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.feedback = Counter(
-            "penstock_gateway_feedback", "Feedback taken.", ["name"], registry=self.registry
-        )
-
-    def render(self) -> bytes:
-        """Return the metrics in Prometheus text format."""
-        return generate_latest(self.registry)
 
 
 class Services:

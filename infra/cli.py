@@ -58,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_serve(commands)
+    _add_tinker(commands)
     actor = add_command(commands, "actor", "run.process:actor_command", "run actors of a run")
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
@@ -161,6 +162,18 @@ def _add_serve(commands: Commands) -> None:
     serve.add_argument("--run-id", help="of a checkpoint: id of the new run")
     serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                        help="override one key, e.g. serve.epoch_samples=64")  # fmt: skip
+
+
+def _add_tinker(commands: Commands) -> None:
+    text = "serve the API of the tinker SDK: adapters in training over one base"
+    tinker = add_command(commands, "tinker", "tinker.command:tinker_command", text)
+    text = "folder of a model in Hugging Face's layout, or id or path of an earlier server's run"
+    tinker.add_argument("target", metavar="CHECKPOINT|RUN", help=text)
+    text = "of a checkpoint: TOML file of the new run (default: infra/configs/tinker.toml)"
+    tinker.add_argument("--config", type=Path, help=text)
+    tinker.add_argument("--run-id", help="of a checkpoint: id of the new run")
+    tinker.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+                        help="override one key, e.g. gateway.port=8123")  # fmt: skip
 
 
 def _add_channel(commands: Commands) -> None:

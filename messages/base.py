@@ -52,6 +52,8 @@ class Stream(StrEnum):
     TRAINING = "training"
     CONTROL = "control"
     METRICS = "metrics"
+    TINKER = "tinker"
+    """Calls of `penstock tinker` with their answers and saved weights."""
     DLQ = "dlq"
 
 

@@ -61,6 +61,7 @@ from penstock.messages.requests.ranks import (
     TakeStep,
 )
 from penstock.messages.requests.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+from penstock.messages.requests.tinker import TinkerAnswered, TinkerCalled, TinkerKept, TinkerSaved
 from penstock.messages.reward import (
     EvalAnnounced,
     EvalCompleted,
@@ -139,6 +140,7 @@ EVENTS = (
     LimitsChanged, ReplyKept,
     MessageRejected, ActorReported, ProcessorUsed, ReplicaReported, MidtrainProgressed,
     PreferencesProgressed,
+    TinkerCalled, TinkerAnswered, TinkerSaved, TinkerKept,
 )  # fmt: skip
 """Messages that are kept on streams."""
 

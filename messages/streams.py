@@ -69,6 +69,7 @@ STREAMS: dict[Stream, StreamSpec] = {
     Stream.METRICS: StreamSpec(
         retention=Retention.LIMITS, dedup=Dedup.NONE, in_memory=True, max_bytes=64 << 20
     ),
+    Stream.TINKER: _LOG,
     Stream.DLQ: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_age_s=30 * 86400.0),
 }
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from penstock.gateway.answering import EXTRA_HEADERS, REQUEST_ID
 from penstock.gateway.conversation import Opening, ParsedRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
@@ -15,7 +16,7 @@ from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
+from penstock.gateway.services import THREAD, Owner, Services
 from penstock.messages.gates import NO_VARIANT
 
 log = logging.getLogger(__name__)

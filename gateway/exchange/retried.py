@@ -15,10 +15,11 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from penstock.gateway.answering import REQUEST_ID
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester
-from penstock.gateway.services import REQUEST_ID, Services
+from penstock.gateway.services import Services
 from penstock.messages.errors import CodecError, ErasedError, PenstockError
 from penstock.messages.feedback import owner_of
 from penstock.messages.reading.sealed import Sealed

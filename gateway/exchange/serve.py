@@ -10,6 +10,7 @@ from functools import partial
 from aiohttp import web
 
 from penstock.actors.policy.sampling import with_exploration
+from penstock.gateway.answering import EXTRA_HEADERS, REQUEST_ID
 from penstock.gateway.conversation import LiveRequest, ParsedRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange, KeptReply
@@ -20,7 +21,7 @@ from penstock.gateway.exchange.summarizer import Summarizer, allows_summaries
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
+from penstock.gateway.services import THREAD, Services
 
 SESSION_HEADERS = (
     "X-Session-Id",
@@ -70,7 +71,7 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
 
     """
     async with admit(services, request) as admitted:
-        body = await read_whole(services, request)
+        body = await read_whole(services.config, request)
         if HEADER not in request.headers:
             return (await _answer(services, _read(services, read, request, body), admitted))[0]
         key = admitted.key
@@ -128,7 +129,7 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
 
     """
     async with admit(services, request) as admitted:
-        parsed = _read(services, read, request, await read_whole(services, request))
+        parsed = _read(services, read, request, await read_whole(services.config, request))
         with hold_places(services, 1):
             services.planner.check_size(parsed.conversation, admitted.charge)
             request[THREAD] = _thread(services, request, admitted.key, parsed.conversation)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from penstock.actors.policy.chat.summary import NoSummaryError, as_summary, read_summary
 from penstock.actors.policy.summaries import SummaryMode
+from penstock.gateway.answering import EXTRA_HEADERS, REQUEST_ID
 from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
@@ -18,7 +19,7 @@ from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.exchange.summaries import SummaryCoverage, asking, ends, shortened
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
+from penstock.gateway.services import THREAD, Owner, Services
 
 log = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ async def post_label(services: Services, request: web.Request) -> web.Response:
         raise ApiError(403, "cross_site", "expected a request from the gateway's own page")
     if request.content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "expected Content-Type application/json")
-    data = await read_whole(services, request)
+    data = await read_whole(services.config, request)
     body = read_label(data)
     # Charged like feedback, so that a script with an operator key cannot flood the log.
     await services.limits.charge_feedback(key, len(data))

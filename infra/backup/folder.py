@@ -48,8 +48,8 @@ _OWN_FOLDERS = ("gateway_spool",)
 _FIRST = ("checkpoints/", "checkpoint-pieces/", SNAPSHOT_PREFIX)
 """Objects that stand for a position of the log: copied before it, so they are never ahead of it."""
 _ORDER = (
-    Stream.TASKS, Stream.CREDITS, Stream.TRAINING, Stream.WEIGHTS, Stream.REWARDS, Stream.CONTROL,
-    Stream.SIGNALS, Stream.FEEDBACK, Stream.TRAJECTORIES, Stream.DLQ,
+    Stream.TASKS, Stream.CREDITS, Stream.TINKER, Stream.TRAINING, Stream.WEIGHTS, Stream.REWARDS,
+    Stream.CONTROL, Stream.SIGNALS, Stream.FEEDBACK, Stream.TRAJECTORIES, Stream.DLQ,
 )  # fmt: skip
 """What names events of other streams comes before these."""
 _LENGTH = struct.Struct("<I")

@@ -35,6 +35,7 @@ _LIVENESS = "penstock.infra.run.liveness"
 """Where a builder makes its process the only one of a role."""
 _FOLLOWED = (
     *("penstock.actors", "penstock.gateway", "penstock.envs", "penstock.infra.ranks"),
+    "penstock.infra.tinker",
     *(_MESSAGES, _LIVENESS),
 )
 """Packages whose imports are followed; others hold no actor's code."""

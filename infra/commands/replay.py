@@ -42,6 +42,10 @@ async def replay_command(arguments: argparse.Namespace) -> int:
     # This process is one of the ranks that `_replay_by_ranks` started.
     if arguments.rank_log is not None:
         await _replay_as_rank(run, config, arguments.rank_log, as_json=arguments.json)
+    if "tinker" in config.processes:
+        from penstock.infra.tinker.replay import replay_command as replay_tinker
+
+        return await replay_tinker(run, config, as_json=arguments.json)
     async with open_log(run, "replay") as bus:
         await check_arithmetic(run.run_id, bus)
         if arguments.ranks > 1:

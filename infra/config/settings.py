@@ -23,6 +23,7 @@ from penstock.infra.bus.settings import ArchiveSection, BusSection
 from penstock.infra.config.prepare import PrepareConfig
 from penstock.infra.models.settings import ModelSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
+from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import (
@@ -149,6 +150,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gatekeeper: GatekeeperConfig = GatekeeperConfig()
     users: UsersSection = UsersSection()
     serve: ServeSection = ServeSection()
+    tinker: TinkerConfig = TinkerConfig()
 
     @property
     def versions_pinned(self) -> set[int]:

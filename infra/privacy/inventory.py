@@ -130,6 +130,13 @@ PLACES = (
         deadline="the operator's",
     ),
     DataPlace(
+        name="calls of `penstock tinker`",
+        where="stream TINKER, large bodies as objects; a server's memory",
+        form="plain tokens, ids of keys",
+        erasure="deleted with the server's run, which has no other users: calls name none",
+        deadline="when an operator does it",
+    ),
+    DataPlace(
         name="backups",
         where="copies of streams, objects and keys",
         form="as above",

@@ -291,6 +291,28 @@ async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("monitor", Monitor())]
 
 
+async def _tinker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.gateway.keys import KeysFile, create_key
+    from penstock.infra.tinker.book import TYPES
+    from penstock.infra.tinker.opening import names_of, open_base
+    from penstock.infra.tinker.routes import build_app
+    from penstock.infra.tinker.server import TinkerServer
+
+    run, config = assembly.run, assembly.config
+    own = create_key(run.gateway_key, key_id="local", has_consent=True)
+    server = TinkerServer(
+        config.tinker,
+        config.gateway,
+        await open_base(assembly.store, config),
+        names_of(config),
+        KeysFile([own], config.gateway.keys_file),
+        lambda: assembly.bus.follow(TYPES, stop_at_end=True),
+        build_app,
+        lambda url: write_atomic(run.tinker_url, url.encode()),
+    )
+    return [("tinker", server)]
+
+
 def _plain(module: str, name: str, section: str) -> Build:
     """Return the builder of an actor that needs only its settings."""
 
@@ -317,6 +339,7 @@ ROLES: dict[str, Build] = {
     "gatekeeper": _gatekeeper,
     "gateway": _gateway,
     "monitor": _monitor,
+    "tinker": _tinker,
 }
 _WORKERS = {
     "rollout_worker": "penstock.actors.rollout_worker.actor:RolloutWorker",

@@ -12,6 +12,7 @@ runs/<run_id>/
   master_key    0600
   machines/<h>/ each host's saved machines, until the run is complete
   gateway_spool/  records of replies that wait for the log
+  tinker_url    where the `tinker` SDK reaches the run
   rollouts_key, rollouts_url  where outside programs take rollouts, and their key, 0600
   in_progress/<process>  items in progress, read by the launcher after a death
   identities/<process>  its user and password on the embedded server, 0600
@@ -106,6 +107,7 @@ class RunDir:
         self.audit = path / "audit.json"
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
+        self.tinker_url = path / "tinker_url"
         self.gateway_spool = path / "gateway_spool"
         self.rollouts_key = path / "rollouts_key"
         self.rollouts_url = path / "rollouts_url"

@@ -40,6 +40,8 @@ def test_decisive_events_have_one_author():
     assert authors["ExperimentDecided"] == authors["ChannelMoved"] == {"gatekeeper"}
     assert authors["InferenceRecorded"] == authors["FeedbackReceived"] == {"gateway"}
     assert authors["LiveSampleJoined"] == {"feedback"}
+    for name in ("TinkerCalled", "TinkerAnswered", "TinkerSaved", "TinkerKept"):
+        assert authors[name] == {"tinker"}, name
     # By the operator's commands alone.
     for name in ("ErasureRequested", "UserErased", "QuarantineReleased"):
         assert authors[name] == set(), name
