@@ -40,6 +40,10 @@ class DraftIndex:
         """Start empty."""
         self._young, self._old = _Generation(), _Generation()
 
+    def __len__(self) -> int:
+        """Return how many tokens are remembered."""
+        return (len(self._young.tokens) + len(self._old.tokens)) // _ITEM
+
     def record(self, token_ids: np.ndarray, start: int) -> None:
         """Remember int32 [N], of which those before `start` are known already."""
         # Enough of the known ones for the first new one to be found by what precedes it.
