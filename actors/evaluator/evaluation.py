@@ -5,7 +5,7 @@ Pure. Evaluations run one at a time. A verdict may arrive before the announcemen
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import comb
 
 import msgspec
@@ -29,6 +29,20 @@ def pass_at_k(num_solved: int, num_attempts: int, k: int) -> float:
     return 1.0 - comb(num_attempts - num_solved, k) / comb(num_attempts, k)
 
 
+def reported_ks(num_samples: int) -> list[int]:
+    """Return k = 1, 2, 4 ... and the number of attempts requested per task, ascending."""
+    return sorted({1 << power for power in range(num_samples.bit_length())} | {num_samples})
+
+
+def counted_verdicts(verdicts: Iterable[Verdict], policy_version: int) -> list[Verdict]:
+    """Return the verdicts that count for an evaluation of a version."""
+    return [
+        verdict
+        for verdict in verdicts
+        if not verdict.outcome.is_masked and _is_from_version(verdict, policy_version)
+    ]
+
+
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], num_samples: int) -> dict[int, float]:
     """Return pass@k averaged over tasks, for k = 1, 2, 4 ... and `num_samples`.
 
@@ -41,9 +55,8 @@ def mean_pass_at_k(counts: Sequence[tuple[int, int]], num_samples: int) -> dict[
         a k that no task reaches is absent.
 
     """
-    ks = {1 << power for power in range(num_samples.bit_length())} | {num_samples}
     found: dict[int, float] = {}
-    for k in sorted(ks):
+    for k in reported_ks(num_samples):
         values = [pass_at_k(solved, num, k) for solved, num in counts if num >= k]
         if values:
             found[k] = sum(values) / len(values)
@@ -133,7 +146,7 @@ def _close_if_full(evaluation: _Evaluation) -> EvalCompleted | None:
 def _close(evaluation: _Evaluation, announced: EvalAnnounced) -> EvalCompleted:
     evaluation.is_closed = True
     judged = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
-    counted = [v for v in judged if _is_from_version(v, announced.policy_version)]
+    counted = counted_verdicts(judged, announced.policy_version)
     by_task = _solved_by(counted, [_task_index(v, announced.num_samples) for v in counted])
     return EvalCompleted(
         eval_id=announced.eval_id,
