@@ -3,5 +3,5 @@
 `sandbox.py` defines the contract of a machine and `backends.py` lists its implementations:
 `microvm/` on this host, `sandbox_client/` for machines on other hosts. `egress/` is the audited
 proxy of a machine. `tasks/` is the task format, `factory/` makes tasks, `harness/` holds the
-agent's tools, `fidelity/` compares machines. To add a part, see its folder's docstring.
+agent's tools. To add a part, see its folder's docstring.
 """

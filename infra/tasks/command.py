@@ -14,7 +14,6 @@ def add_sandbox_commands(commands: Any) -> None:
     _add_tasks(commands)
     add_agent(commands)
     add_chat(commands)
-    _add_fidelity(commands)
 
 
 def _add_tasks(commands: Any) -> None:
@@ -173,24 +172,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _add_fidelity(commands: Any) -> None:
-    fidelity = commands.add_parser("fidelity", help="compare machines by a probe that runs in them")
-    fidelity.set_defaults(command="commands.fidelity:run")
-    actions = fidelity.add_subparsers(required=True, metavar="ACTION", dest="action")
-    probe = actions.add_parser("probe", help="run the probe in a machine and write its findings")
-    probe.add_argument("--backend", default="uml", help="sandbox backend (default: %(default)s)")
-    probe.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
-    diff = actions.add_parser("diff", help="compare two probes; exit 1 on unexplained differences")
-    diff.add_argument("a", type=Path, help="a probe's file")
-    diff.add_argument("b", type=Path, help="another one's")
-    diff.add_argument(
-        "--allow", type=Path, help="allow-list of differences (default: the reviewed one)"
-    )
-    fingerprints = actions.add_parser(
-        "fingerprints", help="list what a model could notice in one machine"
-    )
-    fingerprints.add_argument("probe", type=Path, help="a probe's file")
-    for action in (probe, diff, fingerprints):
-        action.add_argument("--json", action="store_true", help="the last line is one JSON object")

@@ -28,7 +28,7 @@ FAST = (
 SLOW = (
     *("penstock status", "penstock show", "penstock log", "penstock replay", "penstock lineage"),
     *("penstock --runs-dir elsewhere", "penstock export", "penstock experiment"),
-    *("penstock quarantine", "penstock doctor", "penstock fidelity", "penstock label"),
+    *("penstock quarantine", "penstock doctor", "python -m tests.lab fidelity", "penstock label"),
     *("penstock mismatch latest", "penstock run --resume"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""

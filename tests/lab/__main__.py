@@ -29,6 +29,9 @@ PROGRAMS = {
     "age": Program("age.command", "how long a service of any age takes to catch up, and its size"),
     "bus": Program("bench.bus", "rates and latencies of events and objects over nats-server"),
     "engine": Program("bench.engine", "generation and training against transformers, and vLLM"),
+    "fidelity": Program(
+        "fidelity.command", "compare machines by a probe that runs in them", has_json=False
+    ),
     "kernels": Program("bench.kernels", "each CUDA kernel against its roofline and against torch"),
     "learning": Program("bench.learning.command", "what training gains, over whole runs (hours)"),
     "mismatch": Program("mismatch.command", "trainer against sampler: fresh weights, formats"),

@@ -156,7 +156,7 @@ def answered(path: str, data: bytes) -> None:
     planner = Planner(GatewayConfig(), chat())
     planner.check_size(asked.conversation, TokenCharge())
     planned = planner.plan(
-        asked.conversation, key_id="k", session_id="s", seed=1, charge=TokenCharge()
+        asked.conversation, key_id="k", session=(("", "u"), "s"), seed=1, charge=TokenCharge()
     )
     plan = asyncio.run(planned)
     request = asked.conversation

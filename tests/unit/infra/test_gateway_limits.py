@@ -111,7 +111,8 @@ def test_feedback_is_bounded_by_key_by_user_and_by_size():
         found = []
         for user in users:
             with contextlib.suppress(ApiError):
-                account.admit(key, user, num_bytes, 0.0)
+                account.charge(key, num_bytes, 0.0)
+                account.charge_user(key, user, 0.0)
                 found.append(user)
         return found
 
@@ -120,6 +121,7 @@ def test_feedback_is_bounded_by_key_by_user_and_by_size():
     account = FeedbackAccount(key, 0.0)
     assert admitted(account, ["a", "b", "c"], 2048) == ["a", "b"]
     with pytest.raises(ApiError, match="KiB") as caught:
-        account.admit(key, "c", 2048, 0.0)
+        account.charge(key, 2048, 0.0)
     assert caught.value.retry_after_s == pytest.approx(30.0)
-    account.admit(key, "c", 2048, 31.0)
+    account.charge(key, 2048, 31.0)
+    account.charge_user(key, "c", 31.0)

@@ -2,9 +2,8 @@ import subprocess
 import sys
 
 import pytest
-
-from penstock.envs.backends import open_backend
-from penstock.envs.fidelity.compare import (
+from tests.lab.__main__ import main
+from tests.lab.fidelity.compare import (
     PROBE_FILE,
     ProbeError,
     compare,
@@ -13,8 +12,9 @@ from penstock.envs.fidelity.compare import (
     read_probe,
     run_probe,
 )
+
+from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.infra.cli import main
 
 
 def test_unexplained_differences_come_first_and_reasons_stay():

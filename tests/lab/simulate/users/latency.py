@@ -30,7 +30,7 @@ from tests.lab.simulate.users.settings import UsersScenario
 
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.errors import DeadlineError
-from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined, feedback_key
+from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.gates import Arm, ExperimentDecided
 from penstock.messages.training import BatchManifest
 
@@ -71,7 +71,7 @@ class _Times:
         self.name = secrets.token_hex(4)
         """Of this measurement, in the names of its users and feedback: the log may hold others."""
         self.rated: dict[str, float] = {}
-        """Feedback's key on the log -> its 2xx, of the ratings that are measured."""
+        """Request's id -> the 2xx of its rating, of the ratings that are measured."""
         self.first_token: dict[str, float] = {}
         """Request's id -> the first token of its reply."""
         self.newest = -1
@@ -221,7 +221,7 @@ async def _ask_and_rate(
         times.num_failed += 1
     else:
         if is_measured:
-            times.rated[feedback_key(TENANT, name)] = time.monotonic()
+            times.rated[request_id] = time.monotonic()
 
 
 async def _ask(client: openai.AsyncOpenAI, text: str, user: str) -> tuple[str, int, float] | None:
@@ -247,7 +247,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     """What the log says of the service."""
 
     trained: dict[str, int]
-    """Feedback's key -> the first version that trained it."""
+    """Request's id -> the first version that trained its feedback."""
     served: dict[str, dict[str, int]]
     """Channel -> request's id -> the oldest version that sampled a token of its reply."""
     decisions: dict[str, int]
@@ -257,12 +257,15 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 async def _read_log(run: RunDir) -> _Told:
     joined: dict[str, list[str]] = {}
     told = _Told(trained={}, served={arm.value: {} for arm in Arm}, decisions={})
-    types = (LiveSampleJoined, InferenceRecorded, ExperimentDecided)
+    request_of: dict[str, str] = {}
+    types = (FeedbackReceived, LiveSampleJoined, InferenceRecorded, ExperimentDecided)
     async with open_log(run, "users") as bus:
         async for delivery in bus.follow(types, stop_at_end=True):
             match delivery.event:
                 case LiveSampleJoined() as event:
                     joined[event.key()] = event.feedback_ids
+                case FeedbackReceived() as event:
+                    request_of[event.key()] = event.request_id
                 case InferenceRecorded() as event if event.channel in told.served:
                     told.served[event.channel][event.request_id] = event.policy_version
                 case ExperimentDecided() as event:
@@ -274,7 +277,7 @@ async def _read_log(run: RunDir) -> _Told:
             if isinstance(event := delivery.event, BatchManifest):
                 for sample in (one for one in event.live if one.outcome.is_trained):
                     for key in joined.get(f"{sample.rollout_id}.{sample.revision}", []):
-                        told.trained.setdefault(key, event.step)
+                        told.trained.setdefault(request_of[key], event.step)
     return told
 
 

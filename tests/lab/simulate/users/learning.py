@@ -17,7 +17,7 @@ from tests.lab.simulate.users.tiny_policy import TOPICS, TinyPolicy
 from tests.lab.simulate.users.virtual_io import run_virtual_io
 
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.feedback import LiveSampleJoined, feedback_key
+from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined
 
 NUM_DOCUMENTS = 3000
 
@@ -64,7 +64,7 @@ class _Days:
         self._scenario, self._service, self._client = scenario, service, client
         self._people, self._rng = people, rng
         self._rated: set[str] = set()
-        """Feedback that the gateway took, by its key on the log."""
+        """Requests whose feedback the gateway took; ids of feedback are pseudonyms on the log."""
         self._curve: list[tuple[int, float]] = []
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class _Days:
             await asyncio.sleep(wait_s)
             feedback_id = await self._client.rate(person, reply, is_accepted=is_accepted)
             if feedback_id is not None:
-                self._rated.add(feedback_key(person.tenant, feedback_id))
+                self._rated.add(reply.request_id)
 
         ratings.create_task(rate())
 
@@ -120,6 +120,11 @@ class _Days:
         for event in self._service.events(LiveSampleJoined):
             assert isinstance(event, LiveSampleJoined)
             joined[event.key()] = event
+        request_of = {
+            event.key(): event.request_id
+            for event in self._service.events(FeedbackReceived)
+            if isinstance(event, FeedbackReceived)
+        }
         trained: set[str] = set()
         outcomes: dict[str, int] = {}
         for manifest in self._service.manifests():
@@ -127,7 +132,7 @@ class _Days:
                 outcomes[sample.outcome] = outcomes.get(sample.outcome, 0) + 1
                 event = joined.get(f"{sample.rollout_id}.{sample.revision}")
                 if sample.outcome.is_trained and event is not None:
-                    trained |= set(event.feedback_ids)
+                    trained |= {request_of[key] for key in event.feedback_ids}
         snapshots, last = self._service.publisher.snapshots, self._service.version
         wanted = self._service.policy.wanted_traits
         return {

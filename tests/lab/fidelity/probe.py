@@ -95,7 +95,7 @@ def ratio(work: Callable[[], object], times: int = 5) -> int:
 
 def scratch() -> None:
     """Write and sync a file."""
-    path = Path("/tmp/.probe")  # noqa: S108
+    path = Path("/tmp/.probe")
     with path.open("wb") as file:
         file.write(bytes(65536))
         file.flush()
@@ -129,7 +129,7 @@ def processes() -> list[str]:
 
 def git_date() -> bool | str:
     """Return whether git dates a new commit within 2 s of the clock, or why git did not run."""
-    folder = "/tmp/.probe-git"  # noqa: S108
+    folder = "/tmp/.probe-git"
     made = output("sh", "-c", f"rm -rf {folder}; git init -q {folder} && cd {folder} && "
                 "git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x && "
                 "git log -1 --format=%ct; rm -rf " + folder)  # fmt: skip
@@ -186,7 +186,7 @@ CHECKS = {
     "files.root_type": output("stat", "-f", "-c", "%T", "/"),
     "files.work_type": output("stat", "-f", "-c", "%T", "/work"),
     "files.mounts": sorted({line.split()[2] for line in text("/proc/mounts").splitlines()}),
-    "files.tmp": names("/tmp"),  # noqa: S108
+    "files.tmp": names("/tmp"),
     "files.home": names(str(Path.home())),
     "files.etc": names("/etc"),
     "files.release": text("/etc/os-release").split("\n")[0],

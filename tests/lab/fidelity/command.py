@@ -1,4 +1,4 @@
-"""`penstock fidelity probe|diff|fingerprints`: how a machine differs from production."""
+"""`python -m tests.lab fidelity probe|diff|fingerprints`: how a machine differs from production."""
 
 import argparse
 import asyncio
@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from penstock.actors.runtime.files import write_atomic
-from penstock.envs.backends import open_backend
-from penstock.envs.fidelity.compare import (
+from tests.lab.fidelity.compare import (
     ALLOWED_FILE,
     Values,
     compare,
@@ -19,10 +16,33 @@ from penstock.envs.fidelity.compare import (
     read_probe,
     run_probe,
 )
+
+from penstock.actors.runtime.files import write_atomic
+from penstock.envs.backends import open_backend
 from penstock.infra.output import print_result, write_to
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions and their options."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+    probe = actions.add_parser("probe", help="run the probe in a machine and write its findings")
+    probe.add_argument("--backend", default="uml", help="sandbox backend (default: %(default)s)")
+    probe.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
+    diff = actions.add_parser("diff", help="compare two probes; exit 1 on unexplained differences")
+    diff.add_argument("a", type=Path, help="a probe's file")
+    diff.add_argument("b", type=Path, help="another one's")
+    diff.add_argument(
+        "--allow", type=Path, help="allow-list of differences (default: the reviewed one)"
+    )
+    fingerprints = actions.add_parser(
+        "fingerprints", help="list what a model could notice in one machine"
+    )
+    fingerprints.add_argument("probe", type=Path, help="a probe's file")
+    for action in (probe, diff, fingerprints):
+        action.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
