@@ -8,21 +8,15 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from penstock.actors.evaluator.comparison import (
-    Comparison,
-    Counts,
-    Estimate,
-    compare,
-    estimate_pass_at_k,
-)
-from penstock.actors.evaluator.evaluation import counted_verdicts, reported_ks
+from penstock.actors.evaluator.estimates import Counts, compare, estimates_by_k
+from penstock.actors.evaluator.evaluation import counted_verdicts
 from penstock.infra.config.file import load_config
 from penstock.infra.output import print_result, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError
-from penstock.messages.reward import EvalAnnounced, Outcome, Verdict
+from penstock.messages.reward import Estimate, EvalAnnounced, Outcome, Verdict, VersionComparison
 from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import Purpose
 
@@ -45,9 +39,9 @@ class SetReport(msgspec.Struct, frozen=True, kw_only=True):
     eval_set: str
     versions: list[VersionRates]
     """Versions in their order."""
-    compared: tuple[int, int] | None = None
-    """Earlier and later version of the comparison."""
-    comparison: Comparison | None = None
+    compared: int = -1
+    """Later version of the comparison; -1 without one."""
+    comparison: VersionComparison | None = None
 
 
 class EvalsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +94,7 @@ async def read_evals(bus: Bus, judge: str, versions: list[int] | None = None) ->
         by_set[event.eval_set][event.policy_version] = event
     counts = {name: _counts(event, verdicts[name], tasks) for name, event in announced.items()}
     reports = [_report(name, found, counts, versions) for name, found in sorted(by_set.items())]
-    if versions and not any(report.compared for report in reports):
+    if versions and not any(report.comparison for report in reports):
         expected = "; ".join(
             f"{report.eval_set or 'heldout'}: {', '.join(map(str, by_set[report.eval_set]))}"
             for report in reports
@@ -135,19 +129,17 @@ def _report(
     if pair is None:
         return SetReport(eval_set=name, versions=rates)
     before, after = (counts[announced[version].eval_id] for version in pair)
-    comparison = compare(before, after)
-    return SetReport(eval_set=name, versions=rates, compared=pair, comparison=comparison)
+    comparison = compare(before, after, first)
+    return SetReport(eval_set=name, versions=rates, compared=last, comparison=comparison)
 
 
 def _rates(event: EvalAnnounced, counts: Mapping[str, Counts]) -> VersionRates:
     num = sum(attempts for _, attempts in counts.values())
-    estimates = {k: estimate_pass_at_k(list(counts.values()), k)
-                 for k in reported_ks(event.num_samples)}  # fmt: skip
     return VersionRates(
         policy_version=event.policy_version,
         num_attempts=num,
         num_missing=event.num_attempts - num,
-        pass_at={k: estimate for k, estimate in estimates.items() if estimate is not None},
+        pass_at=estimates_by_k(list(counts.values()), event.num_samples),
     )
 
 
@@ -163,11 +155,10 @@ def render(report: EvalsReport) -> RenderableType:
             num = max((found.num_tasks for found in rates.pass_at.values()), default=0)
             attempts = f"{rates.num_attempts}{missing}"
             table.add_row(name, str(rates.policy_version), attempts, str(num), words)
-        if one.comparison is not None and one.compared is not None:
-            found = one.comparison
+        if (found := one.comparison) is not None:
             compared.add_row(
                 name,
-                " -> ".join(map(str, one.compared)),
+                f"{found.policy_version} -> {one.compared}",
                 str(found.difference.num_tasks),
                 _words(found.difference, sign="+"),
                 str(found.num_better),

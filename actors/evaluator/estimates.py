@@ -1,4 +1,4 @@
-"""Intervals of pass@k, and two versions compared on the same tasks. Pure.
+"""pass@k with intervals, and two versions compared on the same tasks. Pure.
 
 Tasks are the unit: attempts at one task are alike, so they are averaged first.
 """
@@ -7,9 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-import msgspec
-
-from penstock.actors.evaluator.evaluation import pass_at_k
+from penstock.messages.reward import Estimate, VersionComparison
 
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -17,37 +15,44 @@ Counts = tuple[int, int]
 """Solved and counted attempts at a task."""
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean over tasks with its 95% interval."""
+def pass_at_k(num_solved: int, num_attempts: int, k: int) -> float:
+    """Estimate, without bias, the probability that one of k attempts solves a task.
 
-    value: float
-    low: float
-    high: float
-    num_tasks: int
+    It is 1 - C(n - c, k) / C(n, k): the share of the choices of k out of n attempts that contain
+    one of the c solved ones (arXiv 2107.03374).
 
+    Args:
+        num_solved: Number of solved attempts.
+        num_attempts: Number of attempts, at least k.
+        k: Number of attempts in the estimated case.
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The later of two versions against the earlier one, on the tasks that both attempted."""
-
-    difference: Estimate
-    """Difference of the pass rates."""
-    num_better: int
-    """Tasks of which the later version solved a larger share of its attempts."""
-    num_worse: int
-    p_value: float
-    """Probability of a split at least as uneven if neither were better: the exact two-sided sign
-    test, which for one attempt per task is McNemar's."""
+    """
+    return 1.0 - math.comb(num_attempts - num_solved, k) / math.comb(num_attempts, k)
 
 
-def estimate_pass_at_k(counts: Sequence[Counts], k: int) -> Estimate | None:
-    """Return pass@k over the tasks with at least k counted attempts; None if there are none.
+def estimates_by_k(counts: Sequence[Counts], num_samples: int) -> dict[int, Estimate]:
+    """Return pass@k over tasks, for k = 1, 2, 4 ... and `num_samples`.
+
+    Args:
+        counts: Counts of each task.
+        num_samples: Number of attempts requested per task.
+
+    Returns:
+        Estimates by k, ascending. Each covers the tasks with at least k attempts; a k that no task
+        reaches is absent.
+
+    """
+    ks = {1 << power for power in range(num_samples.bit_length())} | {num_samples}
+    found = {k: [pass_at_k(*each, k) for each in counts if each[1] >= k] for k in sorted(ks)}
+    return {k: _estimate(values) for k, values in found.items() if values}
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of shares in [0, 1] with its interval.
 
     The interval is Wilson's, with as many attempts as give the mean's own variance; so it neither
     leaves [0, 1] nor closes where all tasks are alike.
     """
-    values = [pass_at_k(solved, num, k) for solved, num in counts if num >= k]
-    if not values:
-        return None
     num, mean = len(values), sum(values) / len(values)
     spread = sum((value - mean) ** 2 for value in values) / max(1, num - 1)
     weight = mean * (1 - mean) * num / spread if spread else float(num)
@@ -59,11 +64,19 @@ def estimate_pass_at_k(counts: Sequence[Counts], k: int) -> Estimate | None:
     return Estimate(value=mean, low=low, high=high, num_tasks=num)
 
 
-def compare(before: Mapping[str, Counts], after: Mapping[str, Counts]) -> Comparison | None:
-    """Compare two versions by task id; None if they have no task in common.
+def compare(
+    before: Mapping[str, Counts], after: Mapping[str, Counts], policy_version: int
+) -> VersionComparison | None:
+    """Compare two versions by task; None if they have no task in common.
 
     The interval is Agresti and Min's for matched pairs (Statistics in Medicine 24, 2005): two tasks
     are added, on which the versions differ by +1, -1 and 0, 0 with half a weight each.
+
+    Args:
+        before: Counts of the earlier version by task.
+        after: Counts of the later one.
+        policy_version: Number of the earlier one.
+
     """
     tasks = sorted(before.keys() & after.keys())
     if not tasks:
@@ -74,13 +87,10 @@ def compare(before: Mapping[str, Counts], after: Mapping[str, Counts]) -> Compar
     variance = (sum(gain**2 for gain in gains) + 1) / (num + 2) - shrunk**2
     half = _Z * math.sqrt(variance / (num + 2))
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-    return Comparison(
-        difference=Estimate(
-            value=total / num,
-            low=max(-1.0, shrunk - half),
-            high=min(1.0, shrunk + half),
-            num_tasks=num,
-        ),
+    mean, low, high = total / num, max(-1.0, shrunk - half), min(1.0, shrunk + half)
+    return VersionComparison(
+        policy_version=policy_version,
+        difference=Estimate(value=mean, low=min(low, mean), high=max(high, mean), num_tasks=num),
         num_better=better,
         num_worse=worse,
         p_value=sign_test(better, worse),
