@@ -132,8 +132,8 @@ def _as_api_error(error: Exception, request: web.Request, prefixes: Mapping[str,
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError(413, "body_too_large", "the body is larger than this gateway accepts")
     if isinstance(error, web.HTTPNotFound):
-        served = ", ".join(prefixes)
-        text = f"no route {request.method} {request.path[:100]}; this server has POST {served}"
+        served = f"; models are asked by POST {', '.join(prefixes)}" if prefixes else ""
+        text = f"no route {request.method} {request.path[:100]}{served}"
         return ApiError(404, "unknown_route", text)
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)

@@ -77,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_label(commands)
     _add_channel(commands)
     _add_experiment(commands)
+    _add_evals(commands)
     _add_log(commands)
     text = "check this machine: what is installed, what is missing, how to get it"
     add_command(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
@@ -200,6 +201,15 @@ def _effect(text: str) -> float:
     if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text}")
     return value
+
+
+def _add_evals(commands: Commands) -> None:
+    text = "show pass@k of each evaluated version with intervals, and compare two task by task"
+    command = "commands.evals:evals_command"
+    evals = add_command(commands, "evals", command, text, of_run=True, has_json=True)
+    text = "versions to compare (default: the first and the last of each set)"
+    evals.add_argument("--versions", type=int, nargs=2, metavar="N", help=text)
+    add_host_file(evals)
 
 
 def _add_quarantine(commands: Commands) -> None:

@@ -245,6 +245,30 @@ class EvalRequested(EvalAnnounced, frozen=True, kw_only=True):
     """Evaluator -> pacer: start the attempts; a replica now serves the version."""
 
 
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean over tasks with its 95% interval."""
+
+    value: Finite
+    low: Finite
+    high: Finite
+    num_tasks: NonNegativeInt
+
+
+class VersionComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Version of the policy against an earlier one, on the tasks that both attempted."""
+
+    policy_version: int
+    """Earlier version."""
+    difference: Estimate
+    """Difference of the pass rates, later minus earlier."""
+    num_better: NonNegativeInt
+    """Tasks of which the later version solved a larger share of its attempts."""
+    num_worse: NonNegativeInt
+    p_value: UnitInterval
+    """Probability of a split at least as uneven if neither were better: the exact two-sided sign
+    test, which for one attempt per task is McNemar's."""
+
+
 class EvalCompleted(Event, frozen=True, kw_only=True):
     """Evaluator -> trainer (stop rule), monitor: results of an evaluation."""
 
@@ -268,3 +292,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     pass_at_k: dict[int, float] = {}
     """k -> unbiased estimate (arXiv 2107.03374) of the probability that one of k attempts solves a
     task, averaged over tasks with at least k counted attempts."""
+    intervals: dict[int, tuple[Finite, Finite]] = {}
+    """k -> 95% interval of that estimate."""
+    comparison: VersionComparison | None = None
+    """Comparison with the first version that was evaluated on the same set, if there is one."""

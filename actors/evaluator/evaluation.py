@@ -5,49 +5,27 @@ Pure. Evaluations run one at a time. A verdict may arrive before the announcemen
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from math import comb
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from penstock.messages.reward import EvalAnnounced, EvalCompleted, Outcome, Verdict
+from penstock.actors.evaluator.estimates import Counts, compare, estimates_by_k
+from penstock.messages.reward import (
+    EvalAnnounced,
+    EvalCompleted,
+    Outcome,
+    Verdict,
+    VersionComparison,
+)
 
 
-def pass_at_k(num_solved: int, num_attempts: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that one of k attempts solves a task.
-
-    It is the share of k-subsets of the n attempts that contain a solved one:
-    1 - C(n-c, k) / C(n, k), with c solved attempts.
-
-    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
-
-    Example:
-        `pass_at_k(1, 4, 2)` is 1/2.
-
-    """
-    assert 0 <= num_solved <= num_attempts and 1 <= k <= num_attempts
-    return 1.0 - comb(num_attempts - num_solved, k) / comb(num_attempts, k)
-
-
-def mean_pass_at_k(counts: Sequence[tuple[int, int]], num_samples: int) -> dict[int, float]:
-    """Return pass@k averaged over tasks, for k = 1, 2, 4 ... and `num_samples`.
-
-    Args:
-        counts: Number of solved attempts and of all counted attempts, per task.
-        num_samples: Number of attempts requested per task.
-
-    Returns:
-        Estimates by k. A task with fewer than k counted attempts does not contribute to that k;
-        a k that no task reaches is absent.
-
-    """
-    ks = {1 << power for power in range(num_samples.bit_length())} | {num_samples}
-    found: dict[int, float] = {}
-    for k in sorted(ks):
-        values = [pass_at_k(solved, num, k) for solved, num in counts if num >= k]
-        if values:
-            found[k] = sum(values) / len(values)
-    return found
+def counted_verdicts(verdicts: Iterable[Verdict], policy_version: int) -> list[Verdict]:
+    """Return the verdicts that count for an evaluation of a version."""
+    return [
+        verdict
+        for verdict in verdicts
+        if not verdict.outcome.is_masked and _is_from_version(verdict, policy_version)
+    ]
 
 
 class _Evaluation(msgspec.Struct):
@@ -73,7 +51,7 @@ class EvalBook:
         if evaluation.announced is None:
             evaluation.announced = event
         # All verdicts may have arrived first: announcements travel on another stream.
-        return _close_if_full(evaluation)
+        return self._close_if_full(evaluation)
 
     def requested(self, eval_id: str) -> None:
         """Record that the rollouts of an evaluation are requested."""
@@ -84,7 +62,7 @@ class EvalBook:
         evaluation = self._evaluations[verdict.group_id]
         # The first verdict stands: redelivery must not change a result.
         evaluation.verdicts.setdefault(verdict.rollout_id, verdict)
-        return _close_if_full(evaluation)
+        return self._close_if_full(evaluation)
 
     def completed(self, eval_id: str) -> None:
         """Record that the result of an evaluation is already on the log."""
@@ -104,7 +82,7 @@ class EvalBook:
         if current is None or current.announced is None or current.began_at is None:
             return None
         is_late = now - current.began_at > deadline_s
-        return _close(current, current.announced) if is_late else None
+        return self._close(current, current.announced) if is_late else None
 
     def _current(self, now: float) -> _Evaluation | None:
         """Return the open evaluation of the lowest version, which is the one that replicas hold."""
@@ -121,36 +99,68 @@ class EvalBook:
             current.began_at = now
         return current
 
+    def _close_if_full(self, evaluation: _Evaluation) -> EvalCompleted | None:
+        announced = evaluation.announced
+        if announced is None or evaluation.is_closed:
+            return None
+        is_full = len(evaluation.verdicts) >= announced.num_attempts
+        return self._close(evaluation, announced) if is_full else None
 
-def _close_if_full(evaluation: _Evaluation) -> EvalCompleted | None:
-    announced = evaluation.announced
-    if announced is None or evaluation.is_closed:
-        return None
-    is_full = len(evaluation.verdicts) >= announced.num_attempts
-    return _close(evaluation, announced) if is_full else None
+    def _close(self, evaluation: _Evaluation, announced: EvalAnnounced) -> EvalCompleted:
+        evaluation.is_closed = True
+        judged = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
+        counted = counted_verdicts(judged, announced.policy_version)
+        by_task = _counts_by_task(evaluation, announced)
+        estimates = estimates_by_k(list(by_task.values()), announced.num_samples)
+        return EvalCompleted(
+            eval_id=announced.eval_id,
+            policy_version=announced.policy_version,
+            num_solved=sum(solved for solved, _ in by_task.values()),
+            num_tasks=len(counted),
+            num_masked=announced.num_attempts - len(judged),
+            num_wrong_version=len(judged) - len(counted),
+            pass_rate_by_category=_rates(_solved_by(counted, [v.category for v in counted])),
+            pass_rate_by_source=_rates(_solved_by(counted, [v.source for v in counted])),
+            eval_set=announced.eval_set,
+            is_main=announced.is_main,
+            num_samples=announced.num_samples,
+            pass_at_k={k: found.value for k, found in estimates.items()},
+            intervals={k: (found.low, found.high) for k, found in estimates.items()},
+            comparison=self._compared(announced, by_task),
+        )
+
+    def _compared(
+        self, announced: EvalAnnounced, by_task: Mapping[str, Counts]
+    ) -> VersionComparison | None:
+        """Compare with the first version evaluated on the same tasks."""
+        same = [
+            (other.announced.policy_version, other.announced.eval_id)
+            for other in self._evaluations.values()
+            if other.announced is not None
+            and other.is_closed
+            and _are_paired(other.announced, announced)
+        ]
+        if not same:
+            return None
+        version, eval_id = min(same)
+        first = self._evaluations[eval_id]
+        assert first.announced is not None
+        return compare(_counts_by_task(first, first.announced), by_task, version)
 
 
-def _close(evaluation: _Evaluation, announced: EvalAnnounced) -> EvalCompleted:
-    evaluation.is_closed = True
-    judged = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
-    counted = [v for v in judged if _is_from_version(v, announced.policy_version)]
-    by_task = _solved_by(counted, [_task_index(v, announced.num_samples) for v in counted])
-    return EvalCompleted(
-        eval_id=announced.eval_id,
-        policy_version=announced.policy_version,
-        num_solved=sum(map(sum, by_task.values())),
-        num_tasks=len(counted),
-        num_masked=announced.num_attempts - len(judged),
-        num_wrong_version=len(judged) - len(counted),
-        pass_rate_by_category=_rates(_solved_by(counted, [v.category for v in counted])),
-        pass_rate_by_source=_rates(_solved_by(counted, [v.source for v in counted])),
-        eval_set=announced.eval_set,
-        is_main=announced.is_main,
-        num_samples=announced.num_samples,
-        pass_at_k=mean_pass_at_k(
-            [(sum(attempts), len(attempts)) for attempts in by_task.values()], announced.num_samples
-        ),
+def _are_paired(before: EvalAnnounced, after: EvalAnnounced) -> bool:
+    """Return whether tasks of the same index are the same task, attempted alike."""
+    own = msgspec.structs.replace(
+        after, eval_id=before.eval_id, policy_version=before.policy_version
     )
+    return own == before and before.policy_version < after.policy_version
+
+
+def _counts_by_task(evaluation: _Evaluation, announced: EvalAnnounced) -> dict[str, Counts]:
+    """Return solved and counted attempts by the index of the task."""
+    counted = counted_verdicts(evaluation.verdicts.values(), announced.policy_version)
+    found = _solved_by(counted, [_task_index(v, announced.num_samples) for v in counted])
+    return {index: (sum(solved), len(solved)) for index, solved in found.items()}
 
 
 def _solved_by(verdicts: Sequence[Verdict], names: Sequence[str]) -> dict[str, list[bool]]:

@@ -206,6 +206,8 @@ class Generator(Actor):
             "num_waiting": health.num_waiting,
             "engine_busy_s": metrics.busy_s,
             "generated_tokens": metrics.num_generated_tokens,
+            "drafted_tokens": metrics.num_drafted_tokens,
+            "accepted_tokens": metrics.num_accepted_tokens,
             "prefill_tokens": metrics.num_prefill_tokens,
             "cached_tokens": metrics.num_cached_tokens,
             "last_pause_ms": metrics.last_pause_ms,

@@ -69,6 +69,10 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum requests in the queue; further requests are refused as busy."""
     num_tokens_max: PositiveInt = 1024
     """Longest context in tokens, prompt and sampled tokens together."""
+    num_drafts_max: NonNegativeInt = 8
+    """Maximum tokens of a draft: what followed the same tokens before, in any prompt or turn, is
+    verified in one step, and no token or logprob changes. 0 decodes one token a step. The built-in
+    engine's, with its compiled step; vLLM has its own settings."""
     num_threads: NumThreads = 1
     """Number of torch threads; trainer and generators share the machine's cores."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"

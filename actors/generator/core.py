@@ -3,266 +3,33 @@
     waiting --acquire a row--> prefilling --last prompt token computed--> decoding --> finished
 
 Every method runs on the engine's single worker thread. A step decodes one token for every decoding
-request and computes up to `prefill_tokens_max` prompt tokens in the same batch. For each request
-that gets a token, `draw` shapes the logits, samples, and appends the token to the request.
+request, or several that a draft foresaw (`drafts.py`), and computes up to `prefill_tokens_max`
+prompt tokens in the same batch. For each request that gets tokens, `draw` shapes the logits,
+samples, and appends the tokens to the request.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock.actors.generator.decoders.native import NativeDecoder
 from penstock.actors.generator.decoders.packed import Decoder, PrefillChunk, StepBatch
-from penstock.actors.generator.engine import (
-    EngineMetrics,
-    InvalidRequestError,
-    RequestFailedError,
-    TokenChunk,
-)
+from penstock.actors.generator.drafts import DraftIndex
+from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import CacheRow, SlotCache, shared_prefix
 from penstock.actors.generator.options import EngineOptions
-from penstock.actors.generator.sampler import (
-    PositionSupport,
-    SamplingBatch,
-    TurnGrammar,
-    TurnShaper,
-    finite_rows,
-    top_tokens,
-    uniforms_for,
-)
+from penstock.actors.generator.requests import NON_FINITE_LOGITS, GenerationRequest, draw
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.probe import greedy_logprobs, probe_prompts
 from penstock.kernels.decode.layout import DecodeWeights
-from penstock.messages.errors import PenstockError
-from penstock.messages.rollout import StopReason, VersionSpan
-from penstock.messages.task import Sampling
+from penstock.messages.rollout import StopReason
 
 log = logging.getLogger(__name__)
-
-
-class GenerationRequest:
-    """A request and the tokens sampled for it so far.
-
-    Once added, it belongs to the engine's worker thread.
-    """
-
-    def __init__(  # noqa: PLR0913 - parameters of a request
-        self,
-        token_ids: np.ndarray,
-        sampling: Sampling,
-        request_id: str,
-        session_id: str,
-        routes_from: int,
-        *,
-        num_resumed: int = 0,
-        grammar: TurnGrammar | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.session_id = session_id
-        self.prompt = np.ascontiguousarray(token_ids, dtype=np.int32)
-        self.num_prompt_tokens = len(self.prompt)
-        self.sampling = sampling
-        self.routes_from = routes_from
-        self.stop_ids = frozenset(sampling.stop_token_ids)
-        self.uniforms = uniforms_for(sampling, num_resumed)
-        self.shaper = TurnShaper.of(sampling, grammar)
-        self.num_resumed = num_resumed
-        self.num_sampled = 0
-        self.is_decoding = False
-        """Whether its whole prompt has been computed."""
-        self.is_suspect = False
-        """Whether it was part of a failed step and has not completed a step alone since."""
-        self.last_token = -1
-        self.row: CacheRow | None = None
-        self._created = time.perf_counter()
-        self._queue_ms = 0.0
-        self._num_cached = 0
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._shaped: list[PositionSupport] = []
-        self._top: list[tuple[np.ndarray, np.ndarray]] = []
-        self._next: PositionSupport | None = None
-        """Support of the token that is about to be drawn."""
-        self._next_top: tuple[np.ndarray, np.ndarray] | None = None
-
-    def start(self, row: CacheRow) -> None:
-        """Assign a cache row, whose first `length` tokens need no prefill."""
-        self.row = row
-        self._num_cached = row.length
-        self._queue_ms = (time.perf_counter() - self._created) * 1e3
-
-    def begin(self, vocab_size: int) -> None:
-        """Advance grammar and penalties over the tokens that the turn already has.
-
-        Raises:
-            InvalidRequestError: The grammar does not allow these tokens.
-
-        """
-        if self.shaper is not None:
-            self.shaper.begin(self.prompt, vocab_size, self.num_resumed)
-
-    @property
-    def is_shaped(self) -> bool:
-        """Whether `shape` has anything to do."""
-        return self.shaper is not None or self.sampling.num_top_logprobs > 0
-
-    def shape(self, logits: torch.Tensor) -> None:
-        """Shape the logits [V] of the next token, in place.
-
-        Raises:
-            InvalidRequestError: The grammar became too complex or allows no token.
-
-        """
-        if self.shaper is not None:
-            self._next = self.shaper.shape(logits)
-        if self.sampling.num_top_logprobs:
-            count = self.sampling.num_top_logprobs
-            self._next_top = top_tokens(logits, self.sampling.temperature, count)
-
-    def push(self, token_id: int, logprob: float) -> None:
-        """Append one sampled token.
-
-        Raises:
-            InvalidRequestError: The grammar has become too complex.
-
-        """
-        if self.shaper is not None:
-            self.shaper.accept(token_id)
-        if self._next is not None:
-            self._shaped.append(self._next)
-        if self._next_top is not None:
-            self._top.append(self._next_top)
-        self.last_token = token_id
-        self.num_sampled += 1
-        self._token_ids.append(token_id)
-        self._logprobs.append(logprob)
-
-    def stop_reason(self, num_tokens_max: int) -> StopReason | None:
-        """Return why the last token ended the request, or None if it did not."""
-        if self.last_token in self.stop_ids:
-            return StopReason.STOP
-        full = self.num_prompt_tokens + self.num_sampled >= num_tokens_max
-        if full or self.num_sampled >= self.sampling.num_tokens_max:
-            return StopReason.LENGTH
-        return None
-
-    def restart(self, context: np.ndarray) -> None:
-        """Continue as a request whose prompt is everything computed and sampled so far."""
-        self.prompt = context
-        self.is_decoding = False
-
-    @property
-    def num_pending(self) -> int:
-        """Number of sampled tokens that have not been sent in a chunk yet."""
-        return len(self._token_ids)
-
-    def flush(
-        self,
-        policy_version: int,
-        stop_reason: StopReason | None = None,
-        routed_experts: np.ndarray | None = None,
-        route_spans: Sequence[VersionSpan] = (),
-        *,
-        fault: Exception | None = None,
-    ) -> TokenChunk:
-        """Return the pending tokens as a chunk and clear them."""
-        supports = [shaped.support for shaped in self._shaped if shaped.support is not None]
-        ids, logprobs = zip(*self._top, strict=True) if self._top else ((), ())
-        chunk = TokenChunk(
-            token_ids=np.array(self._token_ids, dtype=np.int32),
-            behavior_logprobs=np.array(self._logprobs, dtype=np.float32),
-            policy_version=policy_version,
-            stop_reason=stop_reason,
-            support=np.stack(supports) if supports else None,
-            is_forced=np.array([shaped.is_forced for shaped in self._shaped], dtype=bool),
-            top_ids=np.stack(ids) if ids else None,
-            top_logprobs=np.stack(logprobs) if logprobs else None,
-            routed_experts=routed_experts,
-            routes_from=self.routes_from,
-            route_spans=tuple(route_spans),
-            num_cached_tokens=self._num_cached,
-            queue_ms=self._queue_ms,
-            error=_error_text(fault),
-            is_refused=isinstance(fault, InvalidRequestError),
-        )
-        self._token_ids, self._logprobs = [], []
-        self._shaped, self._top = [], []
-        return chunk
-
-
-def _error_text(fault: Exception | None) -> str:
-    if fault is None:
-        return ""
-    # Our own errors are written for clients; others need their type to make sense.
-    return str(fault) if isinstance(fault, PenstockError) else repr(fault)
-
-
-NON_FINITE_LOGITS = RequestFailedError("the logits for the request's context are not finite")
-"""Fault of a request whose logits contain NaN or infinity."""
-Logits = np.ndarray | torch.Tensor
-Sample = Callable[[Logits, SamplingBatch], tuple[list[int], list[float]]]
-
-
-def draw(
-    requests: Sequence[GenerationRequest], logits: Logits, sample: Sample
-) -> list[Exception | None]:
-    """Sample the next token of each request.
-
-    Args:
-        requests: M requests.
-        logits: Logits of the requests, float32 [M, V]; overwritten.
-        sample: Sampling function of the decoder.
-
-    Returns:
-        Per request, why it got no token: `NON_FINITE_LOGITS`, or an `InvalidRequestError` from its
-        grammar; None if it got one.
-
-    """
-    faults: list[Exception | None] = [None] * len(requests)
-    is_finite = finite_rows(logits)
-    # Zeros in their place keep the batch valid; the tokens drawn from these rows are dropped below.
-    if not is_finite.all():
-        logits[~is_finite] = 0.0
-    for index, request in enumerate(requests):
-        if not is_finite[index]:
-            faults[index] = NON_FINITE_LOGITS
-        elif request.is_shaped:
-            faults[index] = _try_shape(request, logits[index])
-    batch = SamplingBatch(
-        temperatures=[request.sampling.temperature for request in requests],
-        # By position in the turn, so that neither the batch nor a retry changes a draw.
-        uniforms=[request.uniforms[request.num_sampled] for request in requests],
-    )
-    token_ids, logprobs = sample(logits, batch)
-    drawn = zip(requests, token_ids, logprobs, strict=True)
-    for index, (request, token_id, logprob) in enumerate(drawn):
-        if faults[index] is None:
-            faults[index] = _try_push(request, token_id, logprob)
-    return faults
-
-
-def _try_shape(request: GenerationRequest, row: Logits) -> InvalidRequestError | None:
-    try:
-        request.shape(row if isinstance(row, torch.Tensor) else torch.from_numpy(row))
-    except InvalidRequestError as error:
-        return error
-    return None
-
-
-def _try_push(
-    request: GenerationRequest, token_id: int, logprob: float
-) -> InvalidRequestError | None:
-    try:
-        request.push(token_id, logprob)
-    except InvalidRequestError as error:
-        return error
-    return None
 
 
 _SHARED_PREFIX_WORTH = 16
@@ -296,6 +63,7 @@ class EngineCore:
         self._recomputes = config.numerics.is_exact
         self.decoder: Any = _decoder(config, self.cache, options.num_threads)
         """One of the two decoders, with the methods `prepare`, `step` and `sample`."""
+        self._drafts = DraftIndex()
 
     @property
     def num_running(self) -> int:
@@ -451,9 +219,12 @@ class EngineCore:
 
         """
         sampled = [request for request in members if request.is_decoding]
-        token_ids = [request.last_token for request in sampled]
         positions = [self.cache.rows[i].length for i in range(len(sampled))]
-        outputs, chunks = list(range(len(sampled))), []
+        for request in sampled:
+            request.draft = self._draft(request)
+        token_ids = [i for request in sampled for i in (request.last_token, *request.draft)]
+        outputs, chunks = list(range(len(token_ids))), []
+        draft_lengths = [len(request.draft) for request in sampled]
         budget = self.options.prefill_tokens_max
         for request in members[len(sampled) :]:
             row = request.row
@@ -469,27 +240,55 @@ class EngineCore:
             if end == len(request.prompt):
                 outputs.append(len(token_ids) - 1)
                 sampled.append(request)
-        return StepBatch(token_ids, positions, chunks, outputs), sampled
+        has_drafts = any(draft_lengths)
+        drafts = draft_lengths if has_drafts else ()
+        return StepBatch(token_ids, positions, chunks, outputs, drafts), sampled
+
+    def _remember(self, request: GenerationRequest, row: CacheRow) -> None:
+        """Let later drafts continue as this turn did."""
+        if self.options.num_drafts_max:
+            tokens, start = self.cache.tokens[row.index], request.num_prompt_tokens
+            end = start + request.num_sampled
+            tokens[end - 1] = request.last_token
+            self._drafts.record(tokens[:end], start)
+
+    def _draft(self, request: GenerationRequest) -> list[int]:
+        """Propose tokens that may follow a decoding request's last one."""
+        # Where C is not available, a token's bits depend on what is computed with it. And shaping
+        # needs the tokens before, which are not drawn yet.
+        if self.decoder.name != NativeDecoder.name or request.is_shaped:
+            return []
+        row, end = request.row, request.num_prompt_tokens + request.num_sampled
+        assert row is not None
+        left = min(
+            self.options.num_tokens_max - end,
+            request.sampling.num_tokens_max - request.num_sampled,
+        )
+        count = min(self.options.num_drafts_max, left - 1)
+        if count < 1:
+            return []
+        context = self.cache.tokens[row.index, :end]
+        context[-1] = request.last_token
+        return self._drafts.propose(context, count, request.stop_ids)
 
     def _advance(self, batch: StepBatch) -> None:
-        """Record that the tokens of the batch are in the cache now."""
-        num_decode = len(batch.decode_positions)
-        at = (np.arange(num_decode), np.array(batch.decode_positions, dtype=np.int64))
-        self.cache.tokens[at] = batch.token_ids[:num_decode]
-        for row in self.cache.rows[:num_decode]:
+        """Record that the tokens of the batch are in the cache now, but for those of drafts."""
+        self.cache.tokens[batch.places()] = batch.token_ids
+        for row in self.cache.rows[: len(batch.decode_positions)]:
             row.length += 1
         for chunk in batch.chunks:
             self.cache.rows[chunk.row].length += chunk.num_tokens
             self.metrics.num_prefill_tokens += chunk.num_tokens
 
     def _sample(self, requests: list[GenerationRequest], logits: Any) -> list[Output]:
+        before = [request.num_sampled for request in requests]
         faults = draw(requests, logits, self.decoder.sample)
+        self._count(requests, before)
         num_broken = sum(fault is NON_FINITE_LOGITS for fault in faults)
         # Any finite row proves that the engine works; a refusing grammar is no failure of it.
         if num_broken < len(requests):
             self._num_failures = 0
         self._count_failures(num_broken, str(NON_FINITE_LOGITS))
-        self.metrics.num_generated_tokens += faults.count(None)
         outputs = [
             (request, self._finish(request, StopReason.ABORTED, fault=fault))
             for request, fault in zip(requests, faults, strict=True)
@@ -499,6 +298,19 @@ class EngineCore:
             if fault is None:
                 outputs += self._after_token(request)
         return outputs
+
+    def _count(self, requests: list[GenerationRequest], before: list[int]) -> None:
+        """Count what each request got, and keep what its draft foresaw in the cache."""
+        for request, num_before in zip(requests, before, strict=True):
+            num_drawn = request.num_sampled - num_before
+            self.metrics.num_generated_tokens += num_drawn
+            if request.draft:
+                assert request.row is not None
+                num_accepted = max(0, num_drawn - 1)
+                request.row.length += num_accepted
+                self.metrics.num_drafted_tokens += len(request.draft)
+                self.metrics.num_accepted_tokens += num_accepted
+                request.draft = []
 
     def _after_token(self, request: GenerationRequest) -> list[Output]:
         """Finish a request after its last token, or return a chunk if one is due."""
@@ -520,6 +332,8 @@ class EngineCore:
         # Decoding rows are kept dense at the front, so that a step reads one contiguous block.
         self.cache.swap(request.row, len(self.decoding))
         self.decoding.append(request)
+        if self.options.num_drafts_max:
+            self._drafts.record(request.prompt, request.num_cached)
 
     def _finish(
         self,
@@ -539,6 +353,7 @@ class EngineCore:
             if not request.is_decoding:
                 self.prefilling.remove(request)
             else:
+                self._remember(request, row)
                 # The last decoding row fills the gap, so that decoding rows stay dense.
                 last = self.decoding.pop()
                 if last is not request:

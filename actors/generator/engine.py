@@ -112,6 +112,10 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     num_prefill_tokens: int = 0
     num_cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
+    num_drafted_tokens: int = 0
+    """Number of tokens that drafts proposed."""
+    num_accepted_tokens: int = 0
+    """Number of drafted tokens that were drawn as well."""
     num_aborted: int = 0
     busy_s: float = 0.0
     """Time spent in steps, in seconds."""

@@ -18,8 +18,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Longest context in tokens."""
     prefill_tokens_max: int = 512
     """Maximum prompt tokens computed in one step."""
+    num_drafts_max: int = 8
+    """Maximum tokens of a draft (`drafts.py`); 0 decodes one token a step."""
     chunk_tokens: int = 16
-    """Sampled tokens per chunk; the first chunk has only one, to keep its latency low."""
+    """Sampled tokens per chunk, up to a draft more; the first chunk has only one, to keep its
+    latency low."""
     num_threads: int = 1
     """Number of torch threads in the worker."""
     probe_tolerance: float = PROBE_TOLERANCE

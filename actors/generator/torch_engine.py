@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from penstock.actors.generator.base_engine import BaseEngine, check_patch, open_grammar
-from penstock.actors.generator.core import EngineCore, GenerationRequest, Output
+from penstock.actors.generator.core import EngineCore, Output
 from penstock.actors.generator.engine import (
     EngineCapabilities,
     EngineDiedError,
@@ -41,6 +41,7 @@ from penstock.actors.generator.engine import (
     TokenChunk,
 )
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.generator.sampler import GrammarMasks
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig

@@ -75,6 +75,12 @@ def _evaluated(event: EvalCompleted) -> str:
         shares.append(f"{event.num_wrong_version} from a wrong version left out")
     shares += [f"pass@{k} {value:.2f}" for k, value in event.pass_at_k.items() if k > 1]
     counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
+    if found := event.comparison:
+        gain = found.difference
+        counts += (
+            f"; against version {found.policy_version} {gain.value:+.2f}"
+            f" [{gain.low:+.2f}, {gain.high:+.2f}], p {found.p_value:.2g}"
+        )
     tasks = f"the held-out tasks of {event.eval_set}" if event.eval_set else "held-out tasks"
     return f"version {event.policy_version} solves {rate:.1%} of {tasks} ({counts})"
 

@@ -7,7 +7,13 @@ import msgspec
 
 from penstock.actors.monitor.curves import append_thinned
 from penstock.messages.base import Event
-from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
+from penstock.messages.reward import (
+    EvalCompleted,
+    EvalRequested,
+    Outcome,
+    Verdict,
+    VersionComparison,
+)
 from penstock.messages.task import GroupGranted, Purpose
 
 NUM_NAMES_MAX = 64
@@ -34,6 +40,9 @@ class EvalPoint(msgspec.Struct, kw_only=True):
     by_source: dict[str, float] = {}
     num_samples: int = 1
     pass_at_k: dict[int, float] = {}
+    intervals: dict[int, tuple[float, float]] = {}
+    comparison: VersionComparison | None = None
+    """With the first version evaluated on the set; these are as in `EvalCompleted`."""
 
     @property
     def pass_rate(self) -> float:
@@ -118,6 +127,8 @@ class TaskViews:
             by_source=event.pass_rate_by_source,
             num_samples=event.num_samples,
             pass_at_k=event.pass_at_k,
+            intervals=event.intervals,
+            comparison=event.comparison,
         )
         view = self._view
         view.num_evals += 1

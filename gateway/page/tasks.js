@@ -6,14 +6,19 @@ function drawTasks() {
   const words = num_groups ? `${left}; ${percent(num_revisits / num_groups)} of groups revisit a task, ${integer(num_skipped)} tasks are skipped.` : "";
   fill("sources", note(words), rows.length ? table(["source", "groups", "rollouts", "pass rate"], rows, [1, 2, 3]) : empty("No group has been granted yet."));
   const newest = Object.entries(sets).filter(([, points]) => points.length).map(([name, points]) => [name || "held out", points[0], points[points.length - 1]]);
+  const between = ([low, high], words = percent) => `[${words(low)}, ${words(high)}]`;
+  const signed = (share) => (share < 0 ? "−" : "+") + percent(Math.abs(share));
+  const against = ({ policy_version, difference, num_better, num_worse, p_value }) =>
+    `${signed(difference.value)} ${between([difference.low, difference.high], signed)} against v${policy_version}: ${num_better} tasks better, ${num_worse} worse, p ${p_value.toPrecision(2)}`;
   const evals = newest.map(([name, first, last]) => [
     name, `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
-    Object.entries(last.pass_at_k).filter(([k]) => k !== "1").map(([k, value]) => `@${k} ${percent(value)}`).join(" "),
+    Object.entries(last.pass_at_k).map(([k, value]) => `@${k} ${percent(value)} ${k in last.intervals ? between(last.intervals[k]) : ""}`).join("  "),
+    last.comparison ? against(last.comparison) : "–",
   ]);
   const [main] = newest.filter(([, first]) => Object.keys(first.by_category).length);
   const categories = main && Object.keys(main[2].by_category).map((name) => [name, ...main.slice(1).map((point) => (name in point.by_category ? percent(point.by_category[name]) : "–"))]);
   fill("sets", ...(evals.length ? [
-    table(["set", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3], { optional: [1] }),
+    table(["set", "attempts", "first", "newest", "pass@k, 95% interval", "task by task"], evals, [1, 2, 3], { optional: [1], long: 5 }),
     categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
     note(`Cost of all evaluations, in parallel with training: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}.`),
   ] : [empty("Nothing has been evaluated yet.")]));

@@ -37,6 +37,7 @@ async def start_engine(
         num_running_max=settings.num_running_max,
         num_waiting_max=settings.num_waiting_max,
         num_tokens_max=settings.num_tokens_max,
+        num_drafts_max=settings.num_drafts_max,
         num_threads=settings.num_threads,
         probe_tolerance=settings.probe_tolerance,
     )

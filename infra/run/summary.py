@@ -10,6 +10,7 @@ from penstock.actors.monitor.behavior_views import behavior_metrics
 from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.actors.monitor.task_views import EvalPoint
 from penstock.infra.config.settings import RunConfig
+from penstock.messages.reward import VersionComparison
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
 
@@ -136,8 +137,20 @@ def _eval_metrics(point: EvalPoint) -> dict[str, Any]:
         "attempts": point.num_tasks,
         "pass_rate": point.pass_rate,
         **{f"pass_at_{k}": value for k, value in point.pass_at_k.items()},
+        **{f"pass_at_{k}_low": low for k, (low, _) in point.intervals.items()},
+        **{f"pass_at_{k}_high": high for k, (_, high) in point.intervals.items()},
+        **(_gain(point.comparison) if point.comparison else {}),
         **{f"pass_rate_{name}": value for name, value in point.by_source.items() if name},
         "by_category": point.by_category,
+    }
+
+
+def _gain(found: VersionComparison) -> dict[str, float]:
+    return {
+        f"gain_on_version_{found.policy_version}": found.difference.value,
+        "gain_low": found.difference.low,
+        "gain_high": found.difference.high,
+        "gain_p": found.p_value,
     }
 
 

@@ -58,6 +58,9 @@ def _eval(event: EvalCompleted) -> tuple[int, dict[str, float]]:
     values[f"{prefix}/pass_rate"] = event.num_solved / max(1, event.num_tasks)
     values |= _prefixed(f"{prefix}/category", event.pass_rate_by_category)
     values |= _prefixed(f"{prefix}/source", event.pass_rate_by_source)
+    for name, bound in (("low", 0), ("high", 1)):
+        bounds = {k: interval[bound] for k, interval in event.intervals.items()}
+        values |= _prefixed(f"{prefix}/pass_at_{name}", bounds)
     return event.policy_version, values | _prefixed(f"{prefix}/pass_at", event.pass_at_k)
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.unit.models.test_models_export import DENSE, SPARSE, export, publish
 
-from penstock.actors.generator.core import EngineCore, GenerationRequest
+from penstock.actors.generator.core import EngineCore
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.policy.checkpoint import load_checkpoint
 from penstock.infra.commands.doctor import VLLM_PYTHON
 from penstock.messages.task import Sampling

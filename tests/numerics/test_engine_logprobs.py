@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.actors.generator.core import EngineCore, GenerationRequest
+from penstock.actors.generator.core import EngineCore
 from penstock.actors.generator.decoders.packed import Decoder
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy

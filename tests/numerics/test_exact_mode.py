@@ -6,8 +6,9 @@ import torch
 from msgspec import structs
 
 from penstock.actors.generator.actor import seal_chunk
-from penstock.actors.generator.core import EngineCore, GenerationRequest
+from penstock.actors.generator.core import EngineCore
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.policy.checkpoint import state_digest
 from penstock.actors.policy.config import ExactModeError, NumericsConfig, PolicyConfig
 from penstock.actors.policy.exact import ExactForward, LogprobRequest

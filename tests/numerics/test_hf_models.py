@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.actors.generator import core
-from penstock.actors.generator.core import GenerationRequest
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.policy.checkpoint import hf_views, load_checkpoint, save_checkpoint
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json, read_hf_config

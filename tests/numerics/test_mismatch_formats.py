@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.actors.generator.core import EngineCore, GenerationRequest
+from penstock.actors.generator.core import EngineCore
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough, round_to
 from penstock.actors.policy.model import Policy

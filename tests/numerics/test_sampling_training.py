@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from penstock.actors.generator.actor import _spans, seal_chunk
-from penstock.actors.generator.core import EngineCore, GenerationRequest, NativeDecoder
+from penstock.actors.generator.core import EngineCore, NativeDecoder
 from penstock.actors.generator.options import EngineOptions
+from penstock.actors.generator.requests import GenerationRequest
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.distribution import GreedyTurnError, NotReproducibleError

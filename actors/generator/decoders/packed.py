@@ -5,6 +5,7 @@ complete weight update, and the arithmetic equals the trainer's.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,20 +35,27 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """N tokens of one step: first one token for each row 0 .. B-1, then the prefill chunks."""
+    """N tokens of one step: first those of each row 0 .. B-1, then the prefill chunks."""
 
     token_ids: list[int]
     """Ids of the N tokens."""
     decode_positions: list[int]
-    """Position of the token of each of the B decoding rows."""
+    """Position of the first token of each of the B decoding rows."""
     chunks: list[PrefillChunk]
     output_rows: list[int]
     """Indices into `token_ids` of the tokens whose logits the step returns."""
+    draft_lengths: Sequence[int] = ()
+    """Number of further tokens of each of the B rows, at the positions after its first one; empty
+    for none at all. Only the native step takes some."""
 
     def places(self) -> tuple[list[int], list[int]]:
         """Return the cache row and the position of each token."""
         rows = list(range(len(self.decode_positions)))
         positions = list(self.decode_positions)
+        if self.draft_lengths:
+            spans = list(zip(rows, positions, self.draft_lengths, strict=True))
+            rows = [row for row, _, count in spans for _ in range(count + 1)]
+            positions = [first + i for _, first, count in spans for i in range(count + 1)]
         for chunk in self.chunks:
             rows += [chunk.row] * chunk.num_tokens
             positions += range(chunk.start, chunk.start + chunk.num_tokens)

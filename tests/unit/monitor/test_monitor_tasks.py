@@ -11,9 +11,21 @@ from penstock.infra.commands.status import render
 from penstock.infra.run.closing import closing_table
 from penstock.infra.run.summary import run_summary
 from penstock.messages.control import RunFinished
-from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
+from penstock.messages.reward import (
+    Estimate,
+    EvalCompleted,
+    EvalRequested,
+    Outcome,
+    Verdict,
+    VersionComparison,
+)
 from penstock.messages.task import GroupGranted, Purpose
 from penstock.messages.training import StepCompleted
+
+COMPARED = VersionComparison(
+    policy_version=0, difference=Estimate(value=0.5, low=0.1, high=0.75, num_tasks=2),
+    num_better=2, num_worse=0, p_value=0.5,
+)  # fmt: skip
 
 
 def completed(name: str, version: int, num_solved: int, *, is_main: bool) -> EvalCompleted:
@@ -21,6 +33,7 @@ def completed(name: str, version: int, num_solved: int, *, is_main: bool) -> Eva
         eval_id=f"v{version}-{name}", policy_version=version, num_solved=num_solved, num_tasks=8,
         eval_set=name, is_main=is_main, num_samples=4, pass_at_k={1: num_solved / 8, 4: 1.0},
         pass_rate_by_source={"mined": num_solved / 8}, pass_rate_by_category={"call": 0.5},
+        intervals={1: (0.1, 0.95), 4: (0.5, 1.0)}, comparison=COMPARED if version else None,
     )  # fmt: skip
 
 
@@ -55,7 +68,11 @@ def test_tasks_sources_and_sets_are_shown() -> None:
     warned = [line.text for line in state.log if line.level == "warn"]
     assert len(warned) == 1 and warned[0].startswith("group 1 has the last training task")
     text = [line.text for line in state.log if "greedy" in line.text][-1]
-    assert "solves 87.5% of the held-out tasks of greedy (7 of 8, call 0.50, pass@4 1.00)" in text
+    assert (
+        "solves 87.5% of the held-out tasks of greedy (7 of 8, call 0.50, pass@4 1.00; against"
+        in text
+    )
+    assert text.endswith("; against version 0 +0.50 [+0.10, +0.75], p 0.5)")
     render(state)
     assert "Evaluations by set" in render_page(encode_state(state))
     figures = run_summary(state, load_config(QUICKSTART), {}, started_at=0.0, ended_at=10.0)
@@ -63,6 +80,8 @@ def test_tasks_sources_and_sets_are_shown() -> None:
     assert figures["tasks"]["evaluations"]["greedy after"] == {
         "policy_version": 6, "attempts": 8, "pass_rate": 7 / 8, "pass_at_1": 6 / 8 + 1 / 8,
         "pass_at_4": 1.0, "pass_rate_mined": 7 / 8, "by_category": {"call": 0.5},
+        "pass_at_1_low": 0.1, "pass_at_1_high": 0.95, "pass_at_4_low": 0.5, "pass_at_4_high": 1.0,
+        "gain_on_version_0": 0.5, "gain_low": 0.1, "gain_high": 0.75, "gain_p": 0.5,
     }  # fmt: skip
     assert figures["tasks"]["train_pass_rate"]["mined"] == {"rollouts": 3, "pass_rate": 1 / 3}
     assert any("sampled before" in line for line in closing_table(figures))

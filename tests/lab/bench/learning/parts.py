@@ -28,6 +28,7 @@ PARTS = {
     "long_episode": "long_episode",
     "async": "asynchrony",
     "off_policy": "off_policy",
+    "drafts": "drafts",
 }
 """Name in the result -> module beside this one."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
