@@ -136,7 +136,7 @@ class Executor:
             if call.kind in CHANGING:
                 self.models.pop(call.target, None)
             if isinstance(error, ExceptionGroup):
-                error = cast("Exception", error.exceptions[0])
+                error = cast("ExceptionGroup[Exception]", error).exceptions[0]
             refused = isinstance(error, InvalidRequestError | NonFiniteError | NoSuchError)
             if not isinstance(error, PenstockError):
                 log.exception("call %s failed", call.request_id)

@@ -23,7 +23,7 @@ VICTIMS = {
     "generator of users": ("actor", "generator:east"),
     "gateway": ("actor", "gateway"),
     "worker": ("actor", "rollout_worker"),
-    "machines": ("actor", "sandbox"),
+    "machines": ("actor", "sandbox_host"),
     "control": ("actor", "pacer"),
     "nats-server": ("-c",),
 }
@@ -121,7 +121,7 @@ def test_a_run_that_ended_while_it_prepared_resumes(launch, sent):
     run.until("preparing ")
     run.process.send_signal(sent)
     assert run.wait() == (130 if sent == signal.SIGTERM else -signal.SIGKILL)
-    assert "mid-training" not in run.output
+    assert "mid-training done" not in run.output
     assert gone(set(run.processes()) | (machines() - before))
     again = launch.resumed()
     assert again.wait() == 0, again.output
