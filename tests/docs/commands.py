@@ -29,7 +29,7 @@ SLOW = (
     *("penstock status", "penstock show", "penstock log", "penstock replay", "penstock lineage"),
     *("penstock --runs-dir elsewhere", "penstock export", "penstock experiment"),
     *("penstock quarantine", "penstock doctor", "python -m tests.lab fidelity", "penstock label"),
-    *("penstock mismatch latest", "penstock run --resume"),
+    *("penstock mismatch latest", "penstock run --resume", "penstock evals"),
 )
 """Executed on a small run by `test_commands_on_a_run.py`."""
 ADAPTED = ("penstock export tuned",)
@@ -80,6 +80,7 @@ NOT_RUN = {
     "penstock --runs-dir restored restore": "as above",
     "penstock restore": "as above",
     "penstock move": "needs three servers: tests/contract/bus/archive/test_bus_backup.py",
+    "penstock tinker": "a server for the SDK: tests/clients/test_tinker.py follows its page",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
 }

@@ -26,7 +26,12 @@ PARTS = (
     "messages",
 )
 
-DECODERS = ("messages/reading/parsing.py", "messages/codec.py")
+DECODERS = (
+    "messages/reading/parsing.py",
+    "messages/codec.py",
+    # Unpickles what ranks exchange, once their shared secret has authenticated it.
+    "actors/trainer/ranks/world.py",
+)
 RAW_DECODERS = {
     *("msgspec.json.decode", "msgspec.msgpack.decode", "tomllib.load", "tomllib.loads"),
     *("pickle.load", "pickle.loads", "marshal.loads", "torch.load", "yaml.load"),
