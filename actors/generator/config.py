@@ -70,9 +70,9 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_tokens_max: PositiveInt = 1024
     """Longest context in tokens, prompt and sampled tokens together."""
     num_drafts_max: NonNegativeInt = 8
-    """Maximum tokens of a draft: what followed the same tokens before, in any prompt or turn, is
-    verified in one step, and no token or logprob changes. 0 decodes one token a step. The built-in
-    engine's, with its compiled step; vLLM has its own settings."""
+    """Maximum tokens of a draft; 0 decodes one token per step. A draft is what followed the same
+    tokens earlier, in any prompt or turn. One step verifies it, so no token or logprob changes.
+    Only the built-in engine with its compiled step drafts, and only in regions without users."""
     num_threads: NumThreads = 1
     """Number of torch threads; trainer and generators share the machine's cores."""
     device: Annotated[str, one_of(DEVICES)] = "cpu"

@@ -118,13 +118,17 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     config = assembly.config
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
+    section, settings = config.region(region), config.generator
+    # A draft repeats what the replica has seen: the pace of one user's reply would tell whether
+    # another one wrote the same.
+    if Purpose.LIVE in section.serves:
+        settings = msgspec.structs.replace(settings, num_drafts_max=0)
     engine = await start_engine(
-        config.generator,
+        settings,
         config.policy,
         await assembly.chat_format(),
         await published_config(assembly.store, config.policy),
     )
-    section = config.region(region)
     lag = Lag(staleness_max, config.generator.lag_s_max)
     generator = Generator(engine, section.serves, region, replica, channel=section.channel, lag=lag)
     receiver = Receiver(
