@@ -18,7 +18,7 @@ from penstock.messages.settings import check_encrypted
 
 _HIDDEN = "[hidden]"
 _FORM_CHARACTERS_MIN = 6
-"""Of a key, below which ordinary words would look like it."""
+"""Minimum characters of a key's form; with fewer, ordinary words would look like it."""
 _LIKE_A_SECRET = re.compile(r"(?=\S*[\d%&\\])\S{8,}|\S{24,}")
 """Words of an error that could be a key in some encoding: ordinary ones are shorter."""
 
@@ -28,7 +28,7 @@ class ReplyTooLargeError(ValueError):
 
 
 LOST = (aiohttp.ClientError, TimeoutError, ReplyTooLargeError)
-"""What a request raises that got no whole reply."""
+"""What a request raises if it gets no complete reply."""
 
 
 class Outbound:
@@ -85,14 +85,14 @@ class Outbound:
             return reply.status, await read_reply(reply, bytes_max)
 
     def hide(self, text: str) -> str:
-        """Return a text of the service without our secrets, however it writes them."""
+        """Return a text from the service without our secrets, in whatever form it repeats them."""
         for secret in self._secrets:
             text = text.replace(secret, "[key]")
         squeezed = _squeezed(text)
         return _HIDDEN if any(form in squeezed for form in self._forms) else text
 
     def said(self, data: bytes, characters_max: int) -> str:
-        """Return the beginning of what a service said of a failure, without anything like a key."""
+        """Return the beginning of a service's error message, without anything like a key."""
         text = self.hide(data[: 8 * characters_max + 4096].decode("utf-8", "replace"))
         return (_LIKE_A_SECRET.sub(_HIDDEN, text) if self._forms else text)[:characters_max]
 
@@ -117,7 +117,7 @@ def _squeezed(text: str) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yield a secret as services, encoders and their mistakes write it."""
+    """Yield the forms in which services and encoders, faulty ones too, may write a secret."""
     data = secret.encode()
     yield from (secret, secret[::-1], quote(secret), quote(quote(secret)), data.hex())
     yield "".join(f"\\u{ord(each):04x}" for each in secret)

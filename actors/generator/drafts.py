@@ -45,7 +45,7 @@ class DraftIndex:
         return (len(self._young.tokens) + len(self._old.tokens)) // _ITEM
 
     def record(self, token_ids: np.ndarray, start: int) -> None:
-        """Remember int32 [N], of which those before `start` are known already."""
+        """Remember the tokens int32 [N]; those before `start` are already known."""
         # Enough of the known ones for the first new one to be found by what precedes it.
         data = token_ids[max(0, start - _ORDERS[0]) :].tobytes()
         offset, ends = len(self._young.tokens), self._young.ends
@@ -61,8 +61,8 @@ class DraftIndex:
     def propose(self, context: np.ndarray, count: int, stop_ids: AbstractSet[int]) -> list[int]:
         """Return up to `count` tokens that may follow int32 [N], none of them a stop token.
 
-        A stop token is drawn after the draft: nothing is drawn after it. The list is empty if the
-        end of the context has not been seen.
+        The draft ends before any stop token, because nothing is drawn after one. The list is empty
+        if the end of the context has not been seen.
         """
         tail = context[-_ORDERS[0] :].tobytes()
         for order in _ORDERS:

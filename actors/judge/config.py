@@ -60,7 +60,7 @@ class AuxiliaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Judges, the rewards of outcomes, and limits of grading."""
+    """Judges, rewards for outcomes, and grading limits."""
 
     judge: str = "hidden_tests"
     """Verifiable judge, the only one that decides the outcome: a name of `judges.JUDGES`, or

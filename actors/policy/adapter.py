@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from penstock.actors.policy.config import AdapterConfig
 
 PREFIX = "base_model.model."
-"""Before the name of a module in PEFT's files."""
+"""Prefix of a module's name in PEFT's files."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _FOLDERS = {".attention.adapters.": ".self_attn.", ".experts.adapters.": ".mlp."}
 _ELEMENTS_MAX = 1 << 16
@@ -89,7 +89,7 @@ class LowRank(nn.Module):
 def adapters_of(
     config: AdapterConfig | None, shapes: Mapping[str, tuple[int, int]]
 ) -> nn.ModuleDict:
-    """Return the adapters of some matrices [m, n] by name: of those that are targets."""
+    """Return, by name, the adapters of those of the given matrices [m, n] that are targets."""
     found = nn.ModuleDict()
     for name, shape in shapes.items():
         if config is not None and name in config.targets:

@@ -60,7 +60,7 @@ def find_targets(tree: ast.Module) -> Iterator[Target]:
 def promise(target: Target) -> int:
     """Return a score of how well random calls will reveal a function's bugs; 0 is hopeless.
 
-    A function that only returns a value of its parameters scores well; side effects score 0.
+    A function that only computes a value from its parameters scores well; side effects score 0.
     """
     nodes = list(ast.walk(target.node))
     gives = any(

@@ -28,7 +28,7 @@ class VersionRates(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     """Attempts that count."""
     num_missing: int
-    """Attempts that were masked, of another version, or are not judged."""
+    """Attempts that were masked, came from another version, or have not been judged."""
     pass_at: dict[int, Estimate]
     """By k."""
 

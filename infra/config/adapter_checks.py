@@ -13,7 +13,7 @@ def check_adapter(config: RunConfig) -> None:
     """Check that a run with adapters has a base, and engines that compute both.
 
     Raises:
-        ConfigError: It has not; the text names the setting.
+        ConfigError: It does not; the error names the setting.
 
     """
     adapter, policy, generator = config.trainer.adapter, config.policy, config.generator

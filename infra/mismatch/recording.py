@@ -88,7 +88,7 @@ class _Step:
         }
 
     def _pair(self) -> tuple[float, float]:
-        """Return the seconds of two steps with recording and of two without."""
+        """Return how many seconds two steps take with recording, and two without."""
         first, *between, last = (self._time_s(records=on) for on in (True, False, False, True))
         return first + last, sum(between)
 

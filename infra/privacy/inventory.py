@@ -133,7 +133,8 @@ PLACES = (
         name="calls of `penstock tinker`",
         where="stream TINKER, large bodies as objects; a server's memory",
         form="plain tokens, ids of keys",
-        erasure="deleted with the server's run, which has no other users: calls name none",
+        erasure="deleted with the server's run; calls name no users, so nothing can be erased "
+        "per user",
         deadline="when an operator does it",
     ),
     DataPlace(

@@ -52,7 +52,7 @@ class CallTarget(msgspec.Struct, kw_only=True):
 
 
 class SavedWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """SavedState weights without their bytes."""
+    """Saved weights without their bytes."""
 
     key: str
     """Key of its `TinkerSaved`."""
@@ -71,12 +71,12 @@ class Book:
         self.sessions: dict[str, TinkerOwner] = {}
         self.targets: dict[str, CallTarget] = {}
         self.saved: dict[str, SavedWeights] = {}
-        """By path; a name that was overwritten means the newest."""
+        """By path; a name that was overwritten refers to the newest weights."""
         self.pending: dict[str, TinkerCalled] = {}
         """Calls without an answer, in the order of the log."""
 
     def add(self, event: Event) -> None:
-        """Take in an event; one that it has changes nothing."""
+        """Add an event; adding it again changes nothing."""
         if isinstance(event, TinkerSaved):
             self.saved[event.path] = SavedWeights(
                 key=event.key(),
@@ -132,7 +132,7 @@ class Book:
         target = self.targets.get(name)
         # The same words for what another tenant has: names tell nothing.
         if target is None or target.owner.tenant != tenant:
-            raise NoSuchError(f"{what}: expected one of this key's tenant, got {name!r}")
+            raise NoSuchError(f"{what}: this key's tenant has none named {name!r}")
         return target
 
     def weights(self, path: str, tenant: str, folder: str, now: float) -> SavedWeights:

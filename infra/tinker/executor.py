@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 _SAMPLER_S_MAX = 600.0
-"""Longest wait in seconds for a sampler that can be given up for another."""
+"""Longest wait, in seconds, until some sampler can be evicted for another."""
 CHANGING = frozenset(
     {TinkerKind.MODEL, TinkerKind.LOAD, TinkerKind.FORWARD_BACKWARD, TinkerKind.OPTIM_STEP}
 )
-"""Calls after which a model may be another."""
+"""Calls that may change a model."""
 
 
 class Base(NamedTuple):
@@ -120,7 +120,7 @@ class Executor:
         self._samplers.clear()
 
     async def run(self, call: TinkerCalled, body: bytes, path: str = "") -> CallOutcome:
-        """Compute a call; an error is its outcome, and the model forgets what was half done.
+        """Compute a call. An error becomes its outcome, and the model discards partial work.
 
         Args:
             call: Of a model that is in memory, unless it makes one.

@@ -71,7 +71,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def flat_inputs(name: str, data: Mapping[str, np.ndarray]) -> Inputs:
-    """Return a sequence's inputs of a loss, float32 [N]."""
+    """Return the loss inputs of one sequence, float32 [N]."""
     return {
         key: torch.as_tensor(data[key].astype(np.float32).reshape(-1))
         for key in LOSSES[name].inputs

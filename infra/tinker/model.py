@@ -66,7 +66,7 @@ class TrainedModel:
     def __init__(
         self, base: Policy, adapter: AdapterConfig, config: TinkerConfig, seed: int = 0
     ) -> None:
-        """Begin with an adapter without an effect.
+        """Begin with an adapter that has no effect yet.
 
         Args:
             base: Shared with others, never changed.
@@ -152,7 +152,7 @@ class TrainedModel:
         return serialized(self._learner.state())
 
     def load(self, data: bytes, *, with_optimizer: bool) -> None:
-        """Replace the weights, and the moments or nothing in their place.
+        """Replace the weights; load the moments too, or start without any.
 
         Raises:
             CorruptDataError: It is not the state of an adapter of this shape.

@@ -51,7 +51,7 @@ async def replay_calls(bus: Bus, store: ObjectStore, base: Base, config: TinkerC
         if isinstance(event, TinkerCalled) and event.kind not in UNANSWERED:
             calls[event.request_id] = None  # In the order of the log, each once.
     if not calls:
-        raise ConfigError(f"run {bus.run_id}: expected calls of clients on its log, there are none")
+        raise ConfigError(f"run {bus.run_id}: expected client calls on its log, found none")
     started = time.monotonic()
     with TemporaryDirectory(prefix="penstock-tinker-") as name:
         replay = _Replay(bus, store, base, config, book, Path(name))

@@ -1,6 +1,6 @@
 """Bodies of the SDK's JSON requests.
 
-Fields that a request may have and that are not here act nowhere: they are refused by name.
+Fields of the SDK's requests that are missing here have no effect and are refused by name.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,7 +47,7 @@ class LoraBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rank: PositiveInt
     seed: _Seed | None = None
     train_unembed: bool = True
-    """Acts nowhere: the output matrix is not adapted; the session's warning says so."""
+    """No effect: the output matrix is not adapted; the session's warning says so."""
     train_mlp: bool = True
     train_attn: bool = True
 
@@ -123,7 +123,7 @@ class SaveStateBody(SaveBody, frozen=True, kw_only=True):
     """`save_weights`."""
 
     overwrite: Literal[False] = False
-    """SavedState weights stay: a replay loads what was loaded."""
+    """Saved weights are never overwritten: a replay must load what was loaded before."""
 
 
 class SaveSamplerBody(SaveBody, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class SampleBody(_Body, frozen=True, kw_only=True):
     topk_sample_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
     prompt_alt_tokens_k: Literal[0] = 0
     record_stability_info: bool = False
-    """Acts nowhere but in stable_reinforce, which is refused."""
+    """Has an effect only in stable_reinforce, which is refused."""
 
     @property
     def tokens(self) -> list[int]:

@@ -70,7 +70,7 @@ async def _heartbeat(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
 def _check_session(server: TinkerServer, key: KeySpec, session_id: str) -> None:
     owner = server.book.sessions.get(session_id)
     if owner is None or owner.tenant != key.tenant:
-        raise NoSuchError(f"session_id: expected one of this key's tenant, got {session_id!r}")
+        raise NoSuchError(f"session_id: this key's tenant has no session {session_id!r}")
 
 
 def _check_base(server: TinkerServer, name: str | None) -> None:
@@ -180,7 +180,7 @@ async def _optim_step(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
 
 
 async def _of_model(server: TinkerServer, key: KeySpec, call: ClientCall) -> Reply:
-    """Accept a call of a model, whose session follows from it."""
+    """Accept a call of a model; the model determines the session."""
     target = _model(server, key, call.target)
     if call.number < 1:
         raise invalid(f"expected at least 1, got {call.number}", "seq_id")
@@ -216,7 +216,7 @@ async def _load(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
         call = ClientCall(TinkerKind.LOAD, "", asked.model_id, asked.seq_id, body)
         return await _of_model(server, key, call)
     if asked.session_id is None:
-        raise invalid("expected one, or model_id", "session_id")
+        raise invalid("expected session_id or model_id", "session_id")
     _check_session(server, key, asked.session_id)
     name = model_id(asked.session_id, asked.model_seq_id)
     if name not in server.book.targets:
@@ -233,7 +233,7 @@ async def _create_sampler(server: TinkerServer, key: KeySpec, body: bytes) -> Re
     if asked.model_path is not None:
         server.book.weights(asked.model_path, key.tenant, "sampler_weights", time.time())
     elif asked.base_model is None:
-        raise invalid("expected one, or model_path", "base_model")
+        raise invalid("expected base_model or model_path", "base_model")
     name = sampler_id(asked.session_id, asked.sampling_session_seq_id)
     await server.accept(key, ClientCall(TinkerKind.SAMPLER, asked.session_id, name, 0, body))
     return {"type": "create_sampling_session", "sampling_session_id": name}

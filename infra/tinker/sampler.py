@@ -23,7 +23,7 @@ from penstock.infra.tinker.wire import Datum, SampledSequence, sample_reply
 from penstock.messages.task import Sampling
 
 _SEED_STRIDE = 1 << 64
-"""Between the seeds of two sequences of one request: farther than any two requests' own."""
+"""Distance between the seeds of two sequences of one request; larger than between requests."""
 
 
 def adapted(policy: Policy, data: bytes) -> Policy:

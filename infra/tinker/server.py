@@ -163,14 +163,14 @@ class TinkerServer(Actor):
         """Return the key of a request.
 
         Raises:
-            ApiError: 401, it is unknown; 403, it has not agreed that calls are stored.
+            ApiError: 401: the key is unknown; 403: it has no consent to storage.
 
         """
         # The SDK sends no key that does not begin with `tml-`.
         ring = self._keys.ring
         key = ring.find(f"Bearer {given}") or ring.find(f"Bearer {given.removeprefix('tml-')}")
         if key is None:
-            text = "expected the header X-API-Key with a key of this server, or tml- before it"
+            text = "expected a key of this server in the header X-API-Key, also after tml-"
             raise ApiError(401, "invalid_api_key", text)
         if not key.storage_consent:
             text = "expected a key with storage_consent = true: every call is stored on the log"
@@ -182,7 +182,7 @@ class TinkerServer(Actor):
         return f"s-{secrets.token_hex(8)}"
 
     async def accept(self, key: KeySpec, call: ClientCall) -> str:
-        """Store a call; a repeated one is the first. Return the id that its answer has.
+        """Store a call; a repetition counts as the first call. Return the id of its answer.
 
         Raises:
             ApiError: 429, too much waits or was sent; 400, its number is not above the last.
@@ -222,7 +222,7 @@ class TinkerServer(Actor):
         pending = self.config.num_pending_max
         too_large = self._pending_bytes + len(call.body) > self.config.pending_bytes_max
         if len(self.book.pending) >= pending or too_large:
-            text = f"{len(self.book.pending)} calls wait for their answers already"
+            text = f"{len(self.book.pending)} calls are already waiting for answers"
             raise ApiError(429, "too_many_pending", text, retry_after_s=1.0)
         target = self.book.targets.get(call.target)
         if target is None or call.kind is TinkerKind.SAMPLE or not target.numbers:
@@ -339,7 +339,7 @@ class TinkerServer(Actor):
             )
 
     async def _keep_some(self, call: TinkerCalled) -> None:
-        """Keep a model that took many steps, and the models for which there is no room."""
+        """Save a model that has taken many steps, and models for which memory has no room."""
         models = self._executor.models
         model = models.get(call.target)
         if model is not None and model.num_steps >= self.config.keep_steps:
@@ -369,10 +369,10 @@ class TinkerServer(Actor):
         model.num_steps = 0
 
     async def _restore(self, name: str) -> None:
-        """Put a model into memory that the log has: its newest state, and the calls since then.
+        """Restore a model from the log into memory: its newest state, then the calls since.
 
         Raises:
-            CorruptDataError: It becomes another one than it was.
+            CorruptDataError: The restored model differs from the original.
 
         """
         if name in self._executor.models:
@@ -404,7 +404,7 @@ class TinkerServer(Actor):
         if (found.error, digest_of(found.body)) != ("", before.digest) or (
             found.weights_digest != before.weights_digest
         ):
-            raise CorruptDataError(f"{request_id}: repeated, it differs: {found.error}")
+            raise CorruptDataError(f"{request_id}: its repetition differs: {found.error}")
 
 
 def _inline(call: TinkerCalled) -> int:

@@ -9,7 +9,7 @@ class TinkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bounds of one server."""
 
     model: str = ""
-    """Name that clients call the base by; its path is another. By default that path alone."""
+    """Name that clients may use for the base besides its path; by default, only the path."""
     rank_max: PositiveInt = 128
     """Highest rank of an adapter."""
     num_models_max: PositiveInt = 8

@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = frozenset(
         *("exclude_modules", "ensure_weight_tying"),
     }
 )
-"""Keys that do not change what trained adapters compute, or only with another one that does."""
+"""Keys that do not change what trained adapters compute, or only together with another key."""
 
 
 def adapter_json(config: AdapterConfig, base: str) -> str:
@@ -61,7 +61,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """Return the settings of a PEFT folder's adapters.
 
     Raises:
-        ModelFormatError: It is none of plain LoRA; the text names file, key and value.
+        ModelFormatError: They are not plain LoRA; the error names file, key and value.
 
     """
     path = folder / PEFT_CONFIG
@@ -73,7 +73,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         # Further variants of LoRA are keys that are null, false or empty where they are not used.
         is_plain = value in _PLAIN[name] if name in _PLAIN else not value
         if name not in _READ and name not in _WITHOUT_EFFECT and not is_plain:
-            expected = "or ".join(map(repr, _PLAIN.get(name, (None,))))
+            expected = " or ".join(map(repr, _PLAIN.get(name, (None,))))
             text = f"expected {expected}, as in plain LoRA, got {value!r:.100}"
             raise ModelFormatError(f"{path}: {name}: {text}")
     table = {ours: values[theirs] for theirs, ours in _READ.items()}
@@ -81,6 +81,6 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         config = msgspec.convert(table, AdapterConfig)
     except ValueError as error:
         raise ModelFormatError(
-            f"{path}: expected LoRA's r, lora_alpha and names: {error}"
+            f"{path}: expected valid r, lora_alpha and target_modules: {error}"
         ) from error
     return msgspec.structs.replace(config, targets=tuple(sorted(config.targets)))

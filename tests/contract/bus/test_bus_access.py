@@ -114,7 +114,7 @@ async def test_a_server_without_jetstream_is_named(tmp_path, monkeypatch):
 
 async def test_a_server_with_little_storage_says_what_is_needed_and_less_can_be_reserved(tmp_path):
     with plain_server(tmp_path, jetstream(tmp_path, 2 * GIB)) as port:
-        with pytest.raises(ConfigError, match=r"bus\.max_bytes: .*reserve 74\.0 GiB on disk.*less"):
+        with pytest.raises(ConfigError, match=r"bus\.max_bytes: .*reserve 82\.0 GiB on disk.*less"):
             await use(section(port))
         await use(section(port, max_bytes=64 << 20))
 

@@ -60,8 +60,7 @@ def test_a_server_that_is_away_is_named():
 def test_a_missing_bucket_is_named_and_one_that_is_there_passes():
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
+    endpoint = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     try:
         with pytest.raises(ConfigError, match=r"store\.bucket: .* has no bucket 'absent'"):
             check_store(section(bucket="absent", endpoint=endpoint))

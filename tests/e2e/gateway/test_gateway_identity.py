@@ -51,7 +51,7 @@ async def test_a_stranger_s_feedback_on_a_request_to_come_changes_nothing(site, 
     deleted = await http.delete("/v1/feedback/s", headers=bearer("psk-private"))
     assert deleted.status == 200
     assert (await rate(http, "psk-private", request_id=known, feedback_id="s2", value=0))[0] == 200
-    monkeypatch.setattr("penstock.gateway.app.random_id", lambda prefix: known)
+    monkeypatch.setattr("penstock.gateway.answering.random_id", lambda prefix: known)
     assert await ask(site, http) == known
     assert (await rate(http, "psk-test", request_id=known, feedback_id="own"))[0] == 200
     (sample,) = await eventually(site, LiveSampleJoined)

@@ -198,7 +198,7 @@ def test_what_is_published_has_the_names_and_shapes_that_transformers_writes(pol
     written = {name: list(shape) for name, shape in stored_shapes(tmp_path).items()}
     names = TensorNames(policy.model)
     assert names.shapes() == written
-    runs = names.held_runs(has_buffers=True)
+    runs = names.held_runs(is_first=True)
     sizes = {run.name: run.values.size for run in runs}
     assert sizes == {name: math.prod(shape) for name, shape in written.items()}
 

@@ -173,11 +173,11 @@ def test_the_volume_of_a_nats_server_holds_what_the_streams_reserve():
     values = yaml.safe_load(golden_files()[VALUES])
     cluster = values["config"]["cluster"]
     assert (cluster["enabled"], cluster["replicas"]) == (True, 3)
-    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "11Gi"  # 10 x 1 GiB, 10%
+    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "13Gi"  # 11 x 1 GiB, 10%
     tables = data()
     del tables["bus"]["max_bytes"]
     values = yaml.safe_load(rendered(tables)[VALUES])
-    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "82Gi"
+    assert values["config"]["jetstream"]["fileStore"]["pvc"]["size"] == "91Gi"
 
 
 WRONG = {

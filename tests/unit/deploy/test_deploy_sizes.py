@@ -75,4 +75,4 @@ def test_the_command_prints_what_a_run_needs(capsys):
     assert pods["generator-west"]["num_pods"] == 2
     total = sum(one["memory_mib"] * one["num_pods"] for one in found["pods"]) / 1024
     assert found["memory_gib"] == pytest.approx(total)
-    assert (found["nats_servers"], found["nats_volume_gib"]) == (3, 11)
+    assert (found["nats_servers"], found["nats_volume_gib"]) == (3, 13)

@@ -43,6 +43,10 @@ def test_large_parts_are_those_of_turns_and_files():
         "EpisodeStepEnded": ["files"],
         "RolloutFinished": ["files"],
         "SetUpRecorded": ["files"],
+        "TinkerAnswered": ["body"],
+        "TinkerCalled": ["body"],
+        "TinkerKept": ["state"],
+        "TinkerSaved": ["state"],
     }
 
 

@@ -19,9 +19,9 @@ from penstock.actors.policy.hf.peft import PEFT_WEIGHTS
 from penstock.actors.policy.hf.weights import find_adapters
 
 _NAME = "default"
-"""PEFT's name of an adapter that is alone."""
+"""PEFT's name for a single adapter."""
 _BASE = ".base_layer."
-"""In the names of an adapted module's own tensors."""
+"""Part that PEFT inserts into the names of an adapted module's own tensors."""
 
 
 def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int, folder: Path) -> None:
@@ -34,7 +34,8 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int, folder
         folder: Of the model; adapters in it take the place of initial values.
 
     Raises:
-        ModelFormatError: A target is no matrix of this model, or the folder's adapters are others.
+        ModelFormatError: A target is not a matrix of this model, or the folder's adapters do not
+        match.
 
     """
     # Only here: it takes a second, and most runs have no adapter.

@@ -311,7 +311,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def block_mask(layout: PackedLayout, window: int | None) -> BlockMask:
-    """Return which tiles of 128 x 128 tokens attend to each other, without a larger mask."""
+    """Return which tiles of 128 x 128 tokens attend to each other, without a mask of all pairs."""
     if window in layout.block_masks:
         return layout.block_masks[window]
     ends, positions = layout.ends, layout.positions
