@@ -1,7 +1,9 @@
 """Steps on several processes: the scenarios, and what runs in a process of them."""
 
+import contextlib
 import multiprocessing
 import os
+import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +86,7 @@ def on_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])  # Which the meta device imports.
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     pipes, processes = [], []
     for rank in range(num_ranks):
         mine, theirs = context.Pipe(duplex=False)
@@ -105,6 +106,14 @@ def on_ranks(
             pipe.close()
     assert len(found) == num_ranks, "a rank did not answer in time"
     return found
+
+
+def _free_port() -> int:
+    """Return a free port below those that systems hand out: no other test may get it meanwhile."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
 
 
 def _received(pipe: Connection) -> Any:
