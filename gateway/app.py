@@ -122,7 +122,7 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
     prefixes = {path: prefix for path, (_, prefix) in ROUTES.items()}
     app = web.Application(
         client_max_size=services.config.body_bytes_max,
-        middlewares=[*middlewares, answering(services.metrics, prefixes)],
+        middlewares=[*middlewares, answering(prefixes, services.metrics)],
     )
     app.add_routes(
         [

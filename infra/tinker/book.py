@@ -11,9 +11,11 @@ from penstock.infra.tinker.requests import (
     SamplerBody,
     SaveSamplerBody,
 )
-from penstock.messages.base import Event
+from penstock.messages.base import Claim, Event
+from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import PenstockError
-from penstock.messages.reading.parsing import parse_json
+from penstock.messages.reading.claims import fetch
+from penstock.messages.reading.parsing import parse_json, parse_msgpack
 from penstock.messages.requests.tinker import (
     TinkerAnswered,
     TinkerBody,
@@ -25,8 +27,25 @@ from penstock.messages.requests.tinker import (
 
 TYPES: tuple[type[Event], ...] = (TinkerCalled, TinkerAnswered, TinkerSaved)
 """Events that the book is made of."""
+_READ = frozenset({TinkerKind.MODEL, TinkerKind.LOAD, TinkerKind.SAMPLER, TinkerKind.SAVE_SAMPLER})
+"""Calls whose bodies the book reads."""
 UNANSWERED = frozenset({TinkerKind.SESSION, TinkerKind.SAMPLER})
 """Calls whose answer follows from the call."""
+
+
+async def body_of(store: ObjectStore, body: TinkerBody | Claim) -> bytes:
+    """Return the bytes of a body that may lie in the store."""
+    if isinstance(body, Claim):
+        body = parse_msgpack(await fetch(store, body), TinkerBody, body.object_key)
+    return body.data
+
+
+async def readable(store: ObjectStore, event: Event) -> Event:
+    """Return an event of the log as `Book.add` takes it: with the body, if the book reads it."""
+    if isinstance(event, TinkerCalled) and event.kind in _READ and isinstance(event.body, Claim):
+        body = TinkerBody(data=await body_of(store, event.body))
+        return msgspec.structs.replace(event, body=body)
+    return event
 
 
 class NoSuchError(PenstockError, LookupError):
@@ -64,7 +83,7 @@ class SavedWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book:
-    """Follows from the events alone; grows with what clients created, not with their calls."""
+    """Follows from the events alone; grows with what clients created, and a number per call."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -76,7 +95,7 @@ class Book:
         """Calls without an answer, in the order of the log."""
 
     def add(self, event: Event) -> None:
-        """Add an event; adding it again changes nothing."""
+        """Add an event, as `readable` returns it; adding it again changes nothing."""
         if isinstance(event, TinkerSaved):
             self.saved[event.path] = SavedWeights(
                 key=event.key(),
@@ -99,7 +118,6 @@ class Book:
         if target is None:
             target = CallTarget(owner=event.owner, session_id=event.session_id)
             self.targets[event.target] = target
-            # A small body is in the event itself.
             body = event.body.data if isinstance(event.body, TinkerBody) else b""
             if event.kind is TinkerKind.MODEL:
                 target.lora = parse_json(body, ModelBody, "body").lora_config

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -22,7 +22,6 @@ from penstock.infra.tinker.book import (
     targets_of,
 )
 from penstock.infra.tinker.model import TrainedModel, with_adapters
-from penstock.infra.tinker.protobuf import field
 from penstock.infra.tinker.requests import (
     LoadBody,
     LoraBody,
@@ -34,14 +33,12 @@ from penstock.infra.tinker.requests import (
 )
 from penstock.infra.tinker.sampler import WeightsSampler, adapted
 from penstock.infra.tinker.settings import TinkerConfig
-from penstock.infra.tinker.wire import read_forward_backward
+from penstock.infra.tinker.wire import prompt_logprobs_reply, read_forward_backward
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.requests.tinker import TinkerCalled, TinkerKind
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-R = TypeVar("R")
 _SAMPLER_S_MAX = 600.0
 """Longest wait, in seconds, until some sampler can be evicted for another."""
 CHANGING = frozenset(
@@ -81,12 +78,8 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     is_refused: bool = False
 
 
-class Offload(msgspec.Struct, frozen=True):
-    """Runs blocking work in a thread, one piece after the other."""
-
-    run: Callable[..., Awaitable[Any]]
-
-
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a function with its arguments in a thread."""
 ReadSaved = Callable[[str], Awaitable[SavedState]]
 """Returns the weights of a path.
 
@@ -123,9 +116,9 @@ class Executor:
         """Compute a call. An error becomes its outcome, and the model discards partial work.
 
         Args:
-            call: Of a model that is in memory, unless it makes one.
-            body: As the client sent it.
-            path: Of a sample: the weights of its sampler.
+            call: The call; its model must be in memory, unless the call makes one.
+            body: Body as the client sent it.
+            path: Weights of the sampler, if the call samples.
 
         """
         try:
@@ -156,10 +149,10 @@ class Executor:
         self.models.move_to_end(name)
         if call.kind is TinkerKind.FORWARD_BACKWARD:
             request = read_forward_backward(body)
-            return CallOutcome(body=await self._offload.run(model.forward_backward, request))
+            return CallOutcome(body=await self._offload(model.forward_backward, request))
         if call.kind is TinkerKind.OPTIM_STEP:
             params = parse_json(body, StepBody, "body").adam_params
-            metrics = await self._offload.run(model.optim_step, params)
+            metrics = await self._offload(model.optim_step, params)
             return await self._changed_model(name, {"metrics": metrics})
         return await self._save(call, body, model)
 
@@ -167,8 +160,7 @@ class Executor:
         """Put a new model into memory."""
         targets = targets_of(lora, is_dense=self.base.policy.config.is_dense)
         adapter = AdapterConfig(rank=lora.rank, targets=targets)
-        make = TrainedModel
-        model = await self._offload.run(make, self.base.policy, adapter, self._config, seed)
+        model = await self._offload(TrainedModel, self.base.policy, adapter, self._config, seed)
         self.models[name] = model
         return model
 
@@ -182,12 +174,12 @@ class Executor:
                 f"path: expected weights of rank {model.adapter.rank} and the same matrices, "
                 f"got {body.path} of rank {saved.rank}"
             )
-        await self._offload.run(lambda: model.load(saved.state, with_optimizer=body.optimizer))
+        await self._offload(lambda: model.load(saved.state, with_optimizer=body.optimizer))
         reply = {"type": "load_weights", "path": body.path, "model_id": name}
         return await self._changed_model(name, reply)
 
     async def _changed_model(self, name: str, reply: dict[str, Any]) -> CallOutcome:
-        weights, optimizer = await self._offload.run(self.models[name].digests)
+        weights, optimizer = await self._offload(self.models[name].digests)
         return CallOutcome(
             body=msgspec.json.encode(reply), weights_digest=weights, optimizer_digest=optimizer
         )
@@ -197,7 +189,7 @@ class Executor:
         kind = SaveStateBody if is_state else SaveSamplerBody
         asked = parse_json(body, kind, "body")
         path = saved_path(call, asked.path)
-        state = await self._offload.run(model.state if is_state else model.published)
+        state = await self._offload(model.state if is_state else model.published)
         reply: dict[str, Any] = {"type": "save_weights", "path": path}
         if isinstance(asked, SaveSamplerBody):
             reply["type"] = "save_weights_for_sampler"
@@ -213,8 +205,8 @@ class Executor:
         async with self._sampler(path) as sampler:
             found = await sampler.sample(call.request_id, asked, call.seed)
             if asked.prompt_logprobs:
-                logprobs = await self._offload.run(sampler.prompt_logprobs, asked.tokens)
-                found += field(2, logprobs.astype("<f4").tobytes())
+                logprobs = await self._offload(sampler.prompt_logprobs, asked.tokens)
+                found += prompt_logprobs_reply(logprobs)
         return CallOutcome(body=found)
 
     @contextlib.asynccontextmanager
@@ -247,7 +239,7 @@ class Executor:
         if path:
             saved = await self._read_saved(path)
             adapter = AdapterConfig(rank=saved.rank, targets=saved.targets)
-            policy = await self._offload.run(
+            policy = await self._offload(
                 lambda: adapted(with_adapters(self.base.policy, adapter), saved.state)
             )
         sampler = WeightsSampler(policy, self.base.tokenizer, self.base.end_ids)

@@ -10,10 +10,9 @@ from typing import Any
 from penstock.infra.config.settings import RunConfig
 from penstock.infra.output import print_result, write_to
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.tinker.book import TYPES, UNANSWERED, Book, NoSuchError
-from penstock.infra.tinker.executor import Base, CallOutcome, Executor, Offload, SavedState
+from penstock.infra.tinker.book import TYPES, UNANSWERED, Book, NoSuchError, body_of, readable
+from penstock.infra.tinker.executor import Base, CallOutcome, Executor, SavedState
 from penstock.infra.tinker.opening import open_base
-from penstock.infra.tinker.server import body_of
 from penstock.infra.tinker.settings import TinkerConfig
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import ConfigError
@@ -46,8 +45,8 @@ async def replay_calls(bus: Bus, store: ObjectStore, base: Base, config: TinkerC
     """
     book, calls = Book(), dict[str, None]()
     async for delivery in bus.follow(TYPES, stop_at_end=True):
-        book.add(delivery.event)
-        event = delivery.event
+        event = await readable(store, delivery.event)
+        book.add(event)
         if isinstance(event, TinkerCalled) and event.kind not in UNANSWERED:
             calls[event.request_id] = None  # In the order of the log, each once.
     if not calls:
@@ -80,7 +79,7 @@ class _Replay:
         book: Book,
         folder: Path,
     ) -> None:
-        self.executor = Executor(base, config, Offload(asyncio.to_thread), self._read_saved)
+        self.executor = Executor(base, config, asyncio.to_thread, self._read_saved)
         self.num_calls = 0
         self.difference = ""
         self.digests: dict[str, str] = {}

@@ -14,7 +14,9 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
 _Path = Annotated[
     str, msgspec.Meta(pattern=r"^tinker://[A-Za-z0-9:_-]{1,128}/[a-z_]+/[^/]{1,128}\Z")
 ]
-_Seq = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+SEQ_MAX = 2**31
+"""Numbers of calls are below it."""
+_Seq = Annotated[int, msgspec.Meta(ge=0, lt=SEQ_MAX)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Ttl = Annotated[int, msgspec.Meta(ge=1, le=3650 * 86_400)]
 _Metadata = dict[str, Any] | None

@@ -10,7 +10,7 @@ import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from penstock.gateway.answering import GatewayMetrics, answering
+from penstock.gateway.answering import answering
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.request_body import read_whole
@@ -182,8 +182,10 @@ async def _optim_step(server: TinkerServer, key: KeySpec, body: bytes) -> Reply:
 async def _of_model(server: TinkerServer, key: KeySpec, call: ClientCall) -> Reply:
     """Accept a call of a model; the model determines the session."""
     target = _model(server, key, call.target)
-    if call.number < 1:
-        raise invalid(f"expected at least 1, got {call.number}", "seq_id")
+    # Protobuf's numbers are larger than those that an event can hold.
+    if not 1 <= call.number < requests.SEQ_MAX:
+        text = f"expected 1 to {requests.SEQ_MAX - 1}, got {call.number}"
+        raise invalid(text, "seq_id")
     return await _accepted(server, key, call._replace(session_id=target.session_id))
 
 
@@ -364,7 +366,7 @@ def build_app(server: TinkerServer, *middlewares: Middleware) -> web.Application
     """Return the application of a server; the middlewares run around its own."""
     app = web.Application(
         client_max_size=server.gateway.body_bytes_max,
-        middlewares=[*middlewares, answering(GatewayMetrics(), {})],
+        middlewares=[*middlewares, answering({})],
     )
     prefix, get = "/api/v1/", partial(_get, server)
     app.add_routes(

@@ -61,8 +61,12 @@ class WeightsSampler:
         # Twice, so that the engine finds the next sequence waiting, and never too many.
         self._context, self._room = context, asyncio.Semaphore(2 * num_running)
         config = self.policy.config
+        # No drafts: tenants share samplers, and the pace of one's reply would tell of another's.
         options = EngineOptions(
-            num_running_max=num_running, num_parked_max=0, num_tokens_max=context
+            num_running_max=num_running,
+            num_parked_max=0,
+            num_tokens_max=context,
+            num_drafts_max=0,
         )
         self._engine = TorchEngine(config, options)
         self._engine.start()
@@ -91,7 +95,7 @@ class WeightsSampler:
                 group.create_task(self._one(f"{request_id}.{index}", body, seed, index))
                 for index in range(body.num_samples)
             ]
-        return sample_reply([task.result() for task in tasks], None)
+        return sample_reply([task.result() for task in tasks])
 
     async def _one(
         self, request_id: str, body: SampleBody, seed: int, index: int
@@ -127,7 +131,8 @@ class WeightsSampler:
         self, chunks: AsyncIterator[TokenChunk], stop_ids: tuple[int, ...], texts: list[bytes]
     ) -> SampledSequence:
         parts: list[TokenChunk] = []
-        text, num_tokens = b"", 0
+        # Only the end of the text: all before it has been searched.
+        text, num_tokens, longest = b"", 0, max(map(len, texts), default=0)
         cut: int | None = None
         async with aclosing(cast("AsyncGenerator[TokenChunk]", chunks)) as open_chunks:
             async for chunk in open_chunks:
@@ -135,7 +140,8 @@ class WeightsSampler:
                 # The first token after which a text is there ends the sequence.
                 for token in cast("list[int]", chunk.token_ids.tolist()) if texts else ():
                     num_tokens += 1
-                    text += self._tokenizer.bytes_of(token)
+                    piece = self._tokenizer.bytes_of(token)
+                    text = (text + piece)[-(longest + len(piece)) :]
                     if any(each in text for each in texts):
                         cut = num_tokens
                         break

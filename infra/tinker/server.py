@@ -24,21 +24,19 @@ from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.keys import KeysFile, KeySpec
 from penstock.gateway.limits import LocalLimits
 from penstock.gateway.listening import Listener
-from penstock.infra.tinker.book import UNANSWERED, Book, NoSuchError, lora_of
-from penstock.infra.tinker.executor import (
-    CHANGING,
-    Base,
-    CallOutcome,
-    Executor,
-    Offload,
-    SavedState,
+from penstock.infra.tinker.book import (
+    UNANSWERED,
+    Book,
+    NoSuchError,
+    body_of,
+    lora_of,
+    readable,
 )
+from penstock.infra.tinker.executor import CHANGING, Base, CallOutcome, Executor, SavedState
 from penstock.infra.tinker.settings import TinkerConfig
-from penstock.messages.base import Claim
-from penstock.messages.bus import Delivery, ObjectStore
-from penstock.messages.errors import CorruptDataError
-from penstock.messages.reading.claims import digest_of, fetch
-from penstock.messages.reading.parsing import parse_msgpack
+from penstock.messages.bus import Delivery
+from penstock.messages.errors import CodecError, CorruptDataError, NotFoundError
+from penstock.messages.reading.claims import digest_of
 from penstock.messages.requests.tinker import (
     TinkerAnswered,
     TinkerBody,
@@ -68,13 +66,6 @@ class ClientCall(NamedTuple):
     """None: the server draws one."""
     num_tokens: int = 0
     """Charged to the key."""
-
-
-async def body_of(store: ObjectStore, body: TinkerBody | Claim) -> bytes:
-    """Return the bytes of a body that may lie in the store."""
-    if isinstance(body, Claim):
-        body = parse_msgpack(await fetch(store, body), TinkerBody, body.object_key)
-    return body.data
 
 
 class TinkerServer(Actor):
@@ -130,9 +121,9 @@ class TinkerServer(Actor):
         """
         self._ctx = ctx
         self._limits = LocalLimits(ctx.monotonic)
-        self._executor = Executor(self.base, self.config, Offload(ctx.offload), self._saved)
+        self._executor = Executor(self.base, self.config, ctx.offload, self._saved)
         async for delivery in self._read_log():
-            self.book.add(delivery.event)
+            self.book.add(await readable(ctx.store, delivery.event))
         log.info(
             "%d sessions, %d models and samplers, %d calls to answer",
             *(len(self.book.sessions), len(self.book.targets), len(self.book.pending)),
@@ -275,9 +266,16 @@ class TinkerServer(Actor):
     async def _train(self) -> None:
         while True:
             call = await self._training.get()
-            if call.number > 0:  # Call 0 makes the model.
-                await self._restore(call.target)
-            await self._finish(call, await self._run(call))
+            try:
+                if call.number > 0:  # Call 0 makes the model.
+                    await self._restore(call.target)
+                outcome = await self._run(call)
+            except (CodecError, CorruptDataError, NotFoundError) as error:
+                # One model's damage must not end the server of all.
+                log.exception("model %s cannot be restored", call.target)
+                self._executor.models.pop(call.target, None)
+                outcome = CallOutcome(error=f"{type(error).__name__}: {error}")
+            await self._finish(call, outcome)
             await self._keep_some(call)
 
     async def _sample(self) -> None:
@@ -383,6 +381,8 @@ class TinkerServer(Actor):
             model = await self._executor.make(name, lora_of(kept.rank, kept.targets))
             state = await body_of(self._ctx.store, kept.state)
             await self._ctx.offload(lambda: model.load(state, with_optimizer=True))
+            if (await self._ctx.offload(model.digests))[0] != kept.weights_digest:
+                raise CorruptDataError(f"{name}: the kept state differs from the model's")
             after = kept.number
         for number in self.book.targets[name].numbers:
             request_id = f"{name}:{number}"
@@ -397,7 +397,8 @@ class TinkerServer(Actor):
         if call.kind not in CHANGING:
             return
         if before.error:
-            if call.kind is TinkerKind.OPTIM_STEP:
+            # The model may be missing, too, if it could not be made.
+            if call.kind is TinkerKind.OPTIM_STEP and name in self._executor.models:
                 self._executor.models[name].clear()
             return
         found = await self._run(call)

@@ -1,5 +1,6 @@
 """The SDK's protobuf messages: requests of forward_backward, its answers, and those of samples."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from penstock.messages.errors import CodecError
 T = TypeVar("T")
 _DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype("<i4")}
 _FLOAT32 = 1
+_DIMENSIONS_MAX = 2
 
 
 class Datum(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,9 @@ def _tensor(data: bytes, what: str) -> np.ndarray:
     if kind not in _DTYPES:
         raise CodecError(f"{what}: expected the dtype float32 or int64, got {kind}")
     found = _array(values, _DTYPES[kind], what)
-    if shape and int(np.prod(shape, dtype=np.float64)) != found.size:
+    if len(shape) > _DIMENSIONS_MAX:
+        raise CodecError(f"{what}: expected at most {_DIMENSIONS_MAX} dimensions, got {len(shape)}")
+    if shape and math.prod(shape) != found.size:
         raise CodecError(f"{what}: expected values of the shape {shape}, got {found.size}")
     return found.reshape(shape) if shape else found
 
@@ -183,8 +187,8 @@ def forward_backward_reply(
     return found + b"".join(field(3, field(1, k) + field(2, float(v))) for k, v in metrics.items())
 
 
-def sample_reply(sequences: Sequence[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
-    """Encode an answer; `prompt_logprobs` float32 [P], NaN where there is none."""
+def sample_reply(sequences: Sequence[SampledSequence]) -> bytes:
+    """Encode an answer without the logprobs of its prompt."""
     found = b""
     for each in sequences:
         part = field(1, int(not each.is_stopped)) + field(2, each.tokens.astype("<i4").tobytes())
@@ -195,6 +199,9 @@ def sample_reply(sequences: Sequence[SampledSequence], prompt_logprobs: np.ndarr
             top += field(3, each.top_ids.shape[1]) + field(4, each.top_ids.shape[0])
             part += field(4, top)
         found += field(1, part)
-    if prompt_logprobs is not None:
-        found += field(2, prompt_logprobs.astype("<f4").tobytes())
     return found
+
+
+def prompt_logprobs_reply(logprobs: np.ndarray) -> bytes:
+    """Encode what an answer adds for its prompt: float32 [P], NaN where there is none."""
+    return field(2, logprobs.astype("<f4").tobytes())

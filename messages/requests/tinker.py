@@ -40,6 +40,7 @@ class TinkerCalled(Event, frozen=True, kw_only=True):
     """Tinker server -> the log: a call was accepted and will be answered, once."""
 
     stream: ClassVar[Stream] = Stream.TINKER
+    keyed_by: ClassVar[tuple[str, ...]] = ("request_id",)
     request_id: str
     """Follows from session, target and number, so that a repeated call is the same event."""
     session_id: str
@@ -53,15 +54,12 @@ class TinkerCalled(Event, frozen=True, kw_only=True):
     """For whatever is drawn: the client's, or the server's where it gave none."""
     body: TinkerBody | Claim
 
-    def key(self) -> str:
-        """One per request."""
-        return self.request_id
-
 
 class TinkerAnswered(Event, frozen=True, kw_only=True):
     """Tinker server -> the log: the answer to a call; a replay computes it again."""
 
     stream: ClassVar[Stream] = Stream.TINKER
+    keyed_by: ClassVar[tuple[str, ...]] = ("request_id",)
     request_id: str
     kind: TinkerKind
     digest: str
@@ -76,15 +74,12 @@ class TinkerAnswered(Event, frozen=True, kw_only=True):
     """Whether the call itself is at fault."""
     body: TinkerBody | Claim
 
-    def key(self) -> str:
-        """One per request."""
-        return self.request_id
-
 
 class TinkerSaved(Event, frozen=True, kw_only=True):
     """Tinker server -> the log: weights that a client saved, by path."""
 
     stream: ClassVar[Stream] = Stream.TINKER
+    keyed_by: ClassVar[tuple[str, ...]] = ("model_id", "number")
     path: str
     """`tinker://MODEL/weights/NAME` or `tinker://MODEL/sampler_weights/NAME`."""
     model_id: str
@@ -102,16 +97,13 @@ class TinkerSaved(Event, frozen=True, kw_only=True):
     state: TinkerBody | Claim
     """Safetensors: master weights and moments, or published adapters."""
 
-    def key(self) -> str:
-        """One per call that saves."""
-        return f"{self.model_id}.{self.number}"
-
 
 class TinkerKept(Event, frozen=True, kw_only=True):
     """Tinker server -> itself: a model after one of its calls, from which a restart goes on."""
 
     stream: ClassVar[Stream] = Stream.CREDITS
     """Keeps the newest event of each subject, on disk."""
+    keyed_by: ClassVar[tuple[str, ...]] = ("model_id",)
     model_id: str
     number: NonNegativeInt
     """Number of the last call that it contains."""
@@ -119,7 +111,3 @@ class TinkerKept(Event, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     weights_digest: str
     state: TinkerBody | Claim
-
-    def key(self) -> str:
-        """One per model: the newest counts."""
-        return self.model_id

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from penstock.infra.tinker.book import NoSuchError
+from penstock.infra.tinker.model import TrainedModel
 from penstock.infra.tinker.protobuf import field
 
 from .served import PROMPT, World, base, datum, forward_backward, outputs, plain
@@ -297,3 +299,100 @@ async def test_a_step_without_a_finite_gradient_ends_the_gradient_alone():
     report = await world.replay()
     assert report["identical"], report["first_difference"]
     assert report["weights_digests"][model] == weights
+
+
+async def test_a_server_starts_again_after_calls_with_large_bodies():
+    world = World()
+    async with world.serving() as (client, _):
+        session = await client.session()
+        lora = {"rank": 2, "seed": 1}
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora}
+        large = {"note": "x" * 700_000}
+        model = (await client.call("create_model", body | {"user_metadata": large}))["model_id"]
+    async with world.serving() as (client, _):
+        assert (await client.post("get_info", {"model_id": model}))[1]["lora_rank"] == 2
+        assert "metrics" in await client.step(model, 1)
+    report = await world.replay()
+    assert report["identical"], report["first_difference"]
+
+
+@pytest.mark.parametrize("number", [2**31, 2**60, 2**69])
+async def test_a_number_that_no_log_can_hold_is_refused(number):
+    world = World()
+    async with world.serving() as (client, _):
+        model = await client.model(await client.session())
+        status, found = await client.post(
+            "forward_backward", forward_backward(model, number, [plain()])
+        )
+        assert (status, found["error"]["param"]) == (400, "seq_id")
+    async with world.serving() as (client, _):
+        assert "metrics" in await client.step(model, 1)
+
+
+@pytest.mark.parametrize("shape", [[1] * 70, [2**63] * 40, [2**63]])
+async def test_a_tensor_of_an_impossible_shape_is_refused(shape):
+    world = World()
+    async with world.serving() as (client, _):
+        model = await client.model(await client.session())
+        values = field(1, b"\0" * 4) + field(3, 1) + b"".join(field(4, each) for each in shape)
+        one = field(1, field(1, field(1, b"\x05\0\0\0")))
+        one += field(2, field(1, "weights") + field(2, values))
+        status, found = await client.post("forward_backward", forward_backward(model, 1, [one]))
+        assert status == 400, found
+
+
+async def test_a_model_that_could_not_be_made_ends_no_server():
+    world = World()
+    async with world.serving() as (client, actor):
+        session = await client.session()
+        model = await client.model(session)
+        saved = await client.call("save_weights", {"model_id": model, "seq_id": 1, "path": "x"})
+
+        async def gone(path):
+            raise NoSuchError(f"path: there are no weights at {path!r}")
+
+        actor._executor._read_saved = gone
+        body = {"session_id": session, "model_seq_id": 1, "optimizer": False}
+        _, found = await client.post("load_weights", body | {"path": saved["path"]})
+        assert "no weights" in (await client.answer(found["request_id"]))["error"]
+        for seq in (1, 2):
+            assert "error" in await client.step(found["model_id"], seq)
+        assert "metrics" in await client.step(model, 2)
+    report = await world.replay()
+    assert report["identical"], report["first_difference"]
+
+
+async def test_a_model_whose_state_is_damaged_costs_its_own_calls():
+    world = World(keep_steps=1)
+    async with world.serving() as (client, _):
+        session = await client.session()
+        models = [await client.model(session, number) for number in range(2)]
+        for model in models:
+            await client.call("forward_backward", forward_backward(model, 1, [plain()]))
+            await client.step(model, 2)
+    async with world.serving() as (client, _):
+        load = TrainedModel.load
+
+        def damaged(self, data, **options):
+            load(self, data, **options)
+            with torch.no_grad():
+                next(iter(self._learner.parameters.values())).add_(1.0)
+
+        TrainedModel.load = damaged
+        try:
+            assert "differs" in (await client.step(models[0], 3))["error"]
+        finally:
+            TrainedModel.load = load
+        assert "metrics" in await client.step(models[1], 3)
+
+
+async def test_samplers_do_not_draft():
+    """They are shared by tenants: drafts of one's tokens would quicken another's reply."""
+    world = World()
+    async with world.serving() as (client, actor):
+        body = {"session_id": await client.session(), "sampling_session_seq_id": 0}
+        _, made = await client.post("create_sampling_session", body | {"base_model": "tiny"})
+        for seq in range(2):
+            await client.sample(made["sampling_session_id"], seq, params={"seed": 1, "stop": []})
+        (sampler,) = actor._executor._samplers.values()
+        assert sampler._engine.metrics().num_drafted_tokens == 0
