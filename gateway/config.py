@@ -84,12 +84,20 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Check fields against each other.
 
         Raises:
-            ConfigError: The channel is unknown, or keys would pass in plain text.
+            ConfigError: The channel is unknown, or a certificate has no key.
 
         """
         pinned_version(self.channel)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("gateway: expected tls_cert and tls_key together")
+
+    def check_encrypted(self) -> None:
+        """Check an address before anything listens on it; readers of older runs need none.
+
+        Raises:
+            ConfigError: Keys and texts would pass in plain text.
+
+        """
         host = f"[{self.host}]" if ":" in self.host else self.host
         check_encrypted("gateway.host", f"{self.scheme}://{host}", self.allow_plain_text)
 

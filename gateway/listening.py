@@ -50,10 +50,11 @@ class Listener:
 
         Raises:
             OSError: The address is in use.
-            ConfigError: Certificate or key are not readable.
+            ConfigError: Certificate or key are not readable, or TLS is expected and missing.
 
         """
         config = self._config
+        config.check_encrypted()
         tls = _tls(config) if config.tls_cert else None
         self._runner = web.AppRunner(
             app,

@@ -17,6 +17,7 @@ from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import THREAD, Owner, Services
+from penstock.messages.feedback import owner_of
 from penstock.messages.gates import NO_VARIANT
 
 log = logging.getLogger(__name__)
@@ -295,7 +296,10 @@ class Exchange:
         if kind is not None and not choice.index and not choice.starts_segment:
             services.metrics.prefixes.labels(kind).inc()
         services.sessions.remember(thread, choice.text, choice.sent_calls, now)
-        if self._conversation.keeps_response:
+        # An erasure during the request has emptied the memory of this user.
+        client, owner = self._client, owner_of(*thread.owner)
+        is_erased = services.vault.num_erasures_known(owner) != client.erasures
+        if self._conversation.keeps_response and client.consent.storage and not is_erased:
             services.responses.put(thread.owner, self._conversation, choice, now)
         return chain
 

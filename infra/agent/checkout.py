@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.process import ProcessBackend
 from penstock.envs.sandbox import WORK_DIR
+from penstock.infra.output import print_line
 from penstock.messages.errors import ConfigError, NotFoundError
 
 ENTRIES_MAX, BYTES_MAX = 200_000, 4 << 30
@@ -110,7 +111,7 @@ class CheckoutCopy:
         if len(self._theirs) > ENTRIES_MAX or num_bytes > BYTES_MAX:
             limits = f"{ENTRIES_MAX} files of {BYTES_MAX >> 30} GiB"
             raise ConfigError(f"{folder}: expected at most {limits}, which are copied")
-        self._bring(self._theirs, folder, copy, print)
+        self._bring(self._theirs, folder, copy, print_line)
         self._ours = self._scan(copy, set())
 
     def apply(self, say: Callable[[str], None]) -> None:

@@ -29,9 +29,7 @@ Table = dict[str, Any]
 _PATH = re.compile(r" - at `\$\.([\w.-]+)`")
 
 
-def load_config(
-    path: Path, overrides: Sequence[str] = (), *, refuses_former: bool = False
-) -> RunConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), *, is_start: bool = False) -> RunConfig:
     """Read a TOML file and apply `key.path=value` overrides (values in TOML syntax).
 
     Raises:
@@ -40,28 +38,31 @@ def load_config(
 
     """
     data = with_present_prepare(apply_overrides(read_toml(path), overrides))
-    return parse_config(data, str(path), refuses_former=refuses_former)
+    return parse_config(data, str(path), is_start=is_start)
 
 
-def parse_config(data: Table, source: str, *, refuses_former: bool = False) -> RunConfig:
+def parse_config(data: Table, source: str, *, is_start: bool = False) -> RunConfig:
     """Check the tables of a configuration.
 
     Args:
         data: Its tables.
         source: What errors call it.
-        refuses_former: Whether to refuse the links and publishing ranks of former releases, as a
-            start must, rather than ignore them, as a reader of the log can.
+        is_start: Whether a run starts or resumes. A start refuses the links and publishing ranks
+            of former releases, and plain text off this machine; readers of a log ignore both.
 
     Raises:
         ConfigError: As `load_config`.
 
     """
     data = with_present_names(data)
-    drop_former(data, source, refuses=refuses_former)
+    drop_former(data, source, refuses=is_start)
     _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
         check_config(config)
+        if is_start:
+            for section in (config.gateway, *config.regions):
+                section.check_encrypted()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}{_given(data, str(error))}") from error
     return config

@@ -73,14 +73,23 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Check fields against each other."""
         if self.endpoint and not self.bucket:
             raise ConfigError(f"regions.{self.name}.endpoint: expected a bucket with it")
+
+    def check_encrypted(self) -> None:
+        """Check the address of the bucket before anything is sent to it.
+
+        Raises:
+            ConfigError: Weights and credentials would pass in plain text.
+
+        """
         if self.endpoint:
             field = f"regions.{self.name}.endpoint"
             check_encrypted(field, self.endpoint, self.allow_plain_text)
 
     def store_section(self) -> StoreSection | None:
-        """Return the bucket as a `[store]`; None for a directory."""
+        """Return the bucket as a `[store]`, None for a directory; see `check_encrypted`."""
         if not self.bucket:
             return None
+        self.check_encrypted()
         return StoreSection(
             kind=StoreKind.S3,
             bucket=self.bucket,

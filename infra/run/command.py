@@ -128,7 +128,7 @@ def parse_new(data: Table, source: str) -> RunConfig:
     """
     data |= with_whole_paths(data)
     fill_shape(data)
-    config = parse_config(data, source, refuses_former=True)
+    config = parse_config(data, source, is_start=True)
     config.prepare.check_new(has_model=bool(config.model.checkpoint))
     check_calibration(config.judge)
     if config.model.checkpoint:
@@ -167,7 +167,7 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
             compares=not arguments.or_resume,
         )
         run_dir = asyncio.run(joining)
-    config = load_config(run_dir.config, refuses_former=True)
+    config = load_config(run_dir.config, is_start=True)
     names = _names(config, arguments.processes)
     check_outside(config, names, has_torch=arguments.after is None)
     return run_dir, config

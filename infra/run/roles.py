@@ -119,8 +119,8 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
     section, settings = config.region(region), config.generator
-    # A draft repeats what the replica has seen: the pace of one user's reply would tell whether
-    # another one wrote the same.
+    # Drafts repeat text that the replica has seen, so one user's latency would leak what another
+    # user wrote.
     if Purpose.LIVE in section.serves:
         settings = msgspec.structs.replace(settings, num_drafts_max=0)
     engine = await start_engine(

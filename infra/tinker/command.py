@@ -56,7 +56,7 @@ def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     generator, policy = data.setdefault("generator", {}), data["policy"]
     positions = policy["max_position_embeddings"]
     generator["num_tokens_max"] = min(generator.get("num_tokens_max", positions), positions)
-    config = parse_config(data, str(file), refuses_former=True)
+    config = parse_config(data, str(file), is_start=True)
     read_tokenizer(folder)
     return new_folder(data, config, arguments), config
 

@@ -61,7 +61,7 @@ class WeightsSampler:
         # Twice, so that the engine finds the next sequence waiting, and never too many.
         self._context, self._room = context, asyncio.Semaphore(2 * num_running)
         config = self.policy.config
-        # No drafts: tenants share samplers, and the pace of one's reply would tell of another's.
+        # No drafts: tenants share samplers, and latency would leak what another tenant wrote.
         options = EngineOptions(
             num_running_max=num_running,
             num_parked_max=0,

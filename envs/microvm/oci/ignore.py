@@ -11,7 +11,7 @@ class IgnoreError(ValueError):
 
 
 def ignored(text: str) -> Callable[[str], bool]:
-    """Return a predicate on paths that tells whether one is ignored; the last match decides.
+    """Return a predicate that is true for ignored paths; the last matching pattern wins.
 
     Args:
         text: Text of the ignore file: patterns, `!` for exceptions, `#` for comments.

@@ -112,7 +112,7 @@ class _HashStream(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened_stream(path: Path) -> Iterator[BinaryIO]:
-    """Open a tar stream; its first bytes tell whether it is compressed by gzip or zstd."""
+    """Open a tar stream, decompressing gzip or zstd as detected from its first bytes."""
     with path.open("rb") as file:
         head = file.read(4)
         file.seek(0)

@@ -174,6 +174,24 @@ async def test_what_an_erased_user_wrote_is_found_before_and_nowhere_after(
     assert (await site.turn((await site.events(InferenceRecorded))[-1])).context_ids.data == ids
 
 
+async def test_an_erased_user_s_responses_are_not_continued(site, http, bus):
+    asked = {"model": "policy", "input": SECRET_TEXT, "user": "alice"}
+    site.will_reply(site.chat.render_turn("a"))
+    reply = await http.post("/v1/responses", json=asked, headers=bearer())
+    name = (await reply.json())["id"]
+    (alice,) = await site.events(InferenceRecorded)
+    await erase(bus, site.vault(), alice.tenant, alice.user, is_up=False)
+    await eventually(site, UserErased)
+    again = asked | {"previous_response_id": name}
+    async with asyncio.timeout(20.0):
+        while True:
+            site.will_reply(site.chat.render_turn("b"))
+            reply = await http.post("/v1/responses", json=again, headers=bearer())
+            if reply.status == 404:
+                break
+    assert (await reply.json())["error"]["code"] == "previous_response_not_found"
+
+
 async def test_deleting_feedback_names_the_versions_that_keep_it(site, http):
     """D11: nothing is undone by it."""
     reply = await ask(site, http)

@@ -134,6 +134,12 @@ async def test_a_response_is_not_continued_unless_it_is_kept(site, client):
     unkept = await client.responses.create(store=False, **asked)
     site.will_reply(site.chat.render_turn("b"))
     of_other = await client.responses.create(user="someone", **asked)
+    site.will_reply(site.chat.render_turn("c"))
+    # Without consent to storage no text stays, not in memory either.
+    silent = client.with_options(api_key="psk-private")
+    unstored = await silent.responses.create(**asked)
+    with pytest.raises(openai.NotFoundError):
+        await silent.responses.create(previous_response_id=unstored.id, **asked)
     for name in (unkept.id, of_other.id, "resp_unknown"):
         with pytest.raises(openai.NotFoundError) as found:
             await client.responses.create(previous_response_id=name, **asked)

@@ -123,9 +123,9 @@ SECTIONS = [
     (
         RegionSection,
         {"name": "west", "serves": ["train"], "bucket": "b", "endpoint": f"http://{FAR}:9000"},
-        None,
+        RegionSection.store_section,
     ),
-    (GatewayConfig, {"host": FAR}, None),
+    (GatewayConfig, {"host": FAR}, GatewayConfig.check_encrypted),
 ]
 
 

@@ -87,7 +87,21 @@ def test_former_publishing_ranks_are_ignored_by_readers_and_refused_by_a_start(t
     )
     assert load_config(file).processes.keys() == {"trainer", "generator", "machines", "control"}
     with pytest.raises(ConfigError, match=r"relay\.num_publisher_ranks: no longer a setting"):
-        load_config(file, refuses_former=True)
+        load_config(file, is_start=True)
     file.write_text(FORMER.replace("num_publisher_ranks", "other"))
     with pytest.raises(ConfigError, match="unknown field `relay`"):
         load_config(file)
+
+
+def test_plain_text_of_an_older_run_is_read_and_refused_by_a_start(tmp_path):
+    file = tmp_path / "former.toml"
+    file.write_text(FORMER + '[gateway]\nhost = "0.0.0.0"\n')
+    assert load_config(file).gateway.host == "0.0.0.0"
+    with pytest.raises(ConfigError, match=r"gateway\.host: expected TLS"):
+        load_config(file, is_start=True)
+    file.write_text(
+        FORMER.replace('"live"] }', '"live"], bucket = "b", endpoint = "http://minio:9000" }')
+    )
+    assert load_config(file).region("here").bucket == "b"
+    with pytest.raises(ConfigError, match=r"regions\.here\.endpoint: expected TLS"):
+        load_config(file, is_start=True)
