@@ -177,7 +177,7 @@ async def test_what_an_erased_user_wrote_is_found_before_and_nowhere_after(
 async def test_an_erased_user_s_responses_are_not_continued(site, http, bus):
     asked = {"model": "policy", "input": SECRET_TEXT, "user": "alice"}
     site.will_reply(site.chat.render_turn("a"))
-    reply = await http.post("/v1/responses", json=asked, headers=bearer())
+    reply = await http.post("/v1/responses", json=asked, headers=bearer("psk-test"))
     name = (await reply.json())["id"]
     (alice,) = await site.events(InferenceRecorded)
     await erase(bus, site.vault(), alice.tenant, alice.user, is_up=False)
@@ -186,7 +186,7 @@ async def test_an_erased_user_s_responses_are_not_continued(site, http, bus):
     async with asyncio.timeout(20.0):
         while True:
             site.will_reply(site.chat.render_turn("b"))
-            reply = await http.post("/v1/responses", json=again, headers=bearer())
+            reply = await http.post("/v1/responses", json=again, headers=bearer("psk-test"))
             if reply.status == 404:
                 break
     assert (await reply.json())["error"]["code"] == "previous_response_not_found"
