@@ -82,7 +82,8 @@ class KeptResponses:
             text = f"no response {conversation.continues!r} is kept here; send the whole input"
             raise ApiError(404, "previous_response_not_found", text, "previous_response_id")
         new = conversation.messages
-        start = 1 if new[0].place == INSTRUCTIONS else 0
+        # None, too: items of an input may all be ones that the policy does not read.
+        start = sum(one.place == INSTRUCTIONS for one in new[:1])
         messages = (*new[:start], *kept.messages, *new[start:])
         if len(messages) > NUM_MESSAGES_MAX:
             text = f"expected at most {NUM_MESSAGES_MAX} messages with the previous response's"

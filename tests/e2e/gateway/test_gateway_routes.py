@@ -125,6 +125,10 @@ async def test_a_response_is_continued_by_its_id(site, client, stream):
     site.will_reply(site.chat.render_turn("bye"))
     last = await client.responses.create(input="More.", previous_response_id=again.id, **asked)
     assert last.output_text == "bye"
+    site.will_reply(site.chat.render_turn("!"))
+    silent = [{"type": "reasoning", "summary": []}]
+    more = await client.responses.create(input=silent, previous_response_id=last.id, **asked)
+    assert more.output_text == "!"
     assert ints(site.generator.asked[3].token_ids)[: len(contexts[1])] == contexts[1]
 
 
