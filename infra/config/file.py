@@ -61,7 +61,8 @@ def parse_config(data: Table, source: str, *, is_start: bool = False) -> RunConf
         config = msgspec.convert(data, RunConfig)
         check_config(config)
         if is_start:
-            for section in (config.gateway, *config.regions):
+            endpoints = [one.endpoint for one in config.judge.judges if one.endpoint is not None]
+            for section in (config.gateway, *config.regions, *endpoints):
                 section.check_encrypted()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}{_given(data, str(error))}") from error

@@ -67,10 +67,18 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Hosts off this machine that may get key and episodes over `http://`."""
 
     def __post_init__(self) -> None:
-        """Refuse two sources of the key, and plain text over a network."""
-        check_encrypted("judge.judges.endpoint.url", self.url, self.allow_plain_text)
+        """Refuse two sources of the key."""
         if self.key_env and self.key_file:
             raise ConfigError("judge.judges.endpoint: expected key_env or key_file, got both")
+
+    def check_encrypted(self) -> None:
+        """Check the address before anything is sent to it; readers of older runs need none.
+
+        Raises:
+            ConfigError: Key and episodes would pass in plain text.
+
+        """
+        check_encrypted("judge.judges.endpoint.url", self.url, self.allow_plain_text)
 
 
 class RubricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

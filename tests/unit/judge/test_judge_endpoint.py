@@ -191,10 +191,12 @@ async def test_nor_does_one_that_encodes_it(write, monkeypatch) -> None:
 async def test_keys_and_episodes_leave_this_machine_over_tls_alone() -> None:
     for url in ("http://judge.example/v1", "http://169.254.169.254/v1", "http://[::2]/v1"):
         with pytest.raises(ConfigError, match=r"judge.judges.endpoint.url: expected TLS"):
-            EndpointConfig(url=url, model="m")
+            EndpointConfig(url=url, model="m").check_encrypted()
     for url in ("https://judge.example/v1", "http://127.0.0.1:1/v1", "http://localhost/v1"):
-        EndpointConfig(url=url, model="m")
-    EndpointConfig(url="http://judge.example/v1", model="m", allow_plain_text=["judge.example"])
+        EndpointConfig(url=url, model="m").check_encrypted()
+    allowed = ["judge.example"]
+    named = EndpointConfig(url="http://judge.example/v1", model="m", allow_plain_text=allowed)
+    named.check_encrypted()
 
 
 async def test_a_host_that_no_name_can_be_is_a_failure_of_the_service() -> None:
