@@ -13,12 +13,14 @@ function drawTasks() {
   const evals = newest.map(([name, first, last]) => [
     name, `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
     Object.entries(last.pass_at_k).map(([k, value]) => `@${k} ${percent(value)} ${k in last.intervals ? between(last.intervals[k]) : ""}`).join("  "),
-    last.comparison ? against(last.comparison) : "–",
   ]);
+  // Below the table: a card is too narrow for one more column.
+  const compared = newest.filter(([, , last]) => last.comparison).map(([name, , last]) => note(`${name}: ${against(last.comparison)}.`));
   const [main] = newest.filter(([, first]) => Object.keys(first.by_category).length);
   const categories = main && Object.keys(main[2].by_category).map((name) => [name, ...main.slice(1).map((point) => (name in point.by_category ? percent(point.by_category[name]) : "–"))]);
   fill("sets", ...(evals.length ? [
-    table(["set", "attempts", "first", "newest", "pass@k, 95% interval", "task by task"], evals, [1, 2, 3], { optional: [1], long: 5 }),
+    table(["set", "attempts", "first", "newest", "pass@k, 95% interval"], evals, [1, 2, 3], { optional: [1] }),
+    ...compared,
     categories && table([`category, ${main[0]}`, "first", "newest"], categories, [1, 2]),
     note(`Cost of all evaluations, in parallel with training: ${integer(num_eval_attempts)} attempts, ${seconds(eval_s)}.`),
   ] : [empty("Nothing has been evaluated yet.")]));
